@@ -72,7 +72,7 @@ test-real: $(VENV)/.installed-test
 
 # Tests and figures of a GPU, and what machine that was, in gpu-report.txt.
 gpu: $(VENV)/.installed-test
-	$(BIN)/python tests/benchmarks/gpu.py gpu-report.txt
+	$(BIN)/python benchmarks/gpu.py gpu-report.txt
 
 soak: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest -m soak --numprocesses=auto --dist=loadfile --no-loadscope-reorder
@@ -95,12 +95,12 @@ types: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test r
 	$(BIN)/minhub bench
-	$(BIN)/python tests/benchmarks/compare.py
-	$(BIN)/python tests/benchmarks/convert.py
-	$(BIN)/python tests/benchmarks/layout.py
-	$(BIN)/python tests/benchmarks/kernels.py
-	$(BIN)/python tests/benchmarks/training.py
-	$(BIN)/python tests/benchmarks/bridge.py
+	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/convert.py
+	$(BIN)/python benchmarks/layout.py
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/bridge.py
 
 # Every wheel is made from the source distribution, in a folder of its own. ziglang compiles for all platforms. The
 # decoder then runs where it can: here, by qemu-aarch64-static and by wine.

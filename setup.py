@@ -1,8 +1,10 @@
-"""Compiles the C decoder, minhub_py/inference/native; pyproject.toml describes the rest of the package.
+"""Compiles the C decoder, minhub_py/inference/native; pyproject.toml describes the rest of the
+package.
 
-The decoder is a plain shared library that does not use Python's C API, so one wheel per platform serves every version
-of Python. Its files are compiled in parallel, and only those that have changed since the last build in the same folder.
-Without a working C compiler, pip installs ziglang for the build.
+The decoder is a plain shared library that does not use Python's C API, so one wheel per platform
+serves every version of Python. Its files are compiled in parallel, and only those that have changed
+since the last build in the same folder. Without a working C compiler, pip installs ziglang for the
+build.
 
     CC                  the command of the compiler; otherwise the first of cc, clang and gcc that works, then ziglang
     MINHUB_PLATFORM     cross-compile for one of TARGETS with ziglang (make wheels)
@@ -36,8 +38,15 @@ TARGETS = {
     "win_amd64": "x86_64-windows-gnu",
     "win_arm64": "aarch64-windows-gnu",
 }
-# Compilers differ in whether an undeclared function is an error; calls of one return an int, also for pointers.
-FLAGS = ["-O3", "-g0", "-fvisibility=hidden", "-fno-math-errno", "-Werror=implicit-function-declaration"]
+# Compilers differ in whether an undeclared function is an error; calls of one return an int, also
+# for pointers.
+FLAGS = [
+    "-O3",
+    "-g0",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-Werror=implicit-function-declaration",
+]
 PLATFORM = os.environ.get("MINHUB_PLATFORM")
 if PLATFORM and PLATFORM not in TARGETS:
     sys.exit(f"MINHUB_PLATFORM={PLATFORM} is not one of {', '.join(TARGETS)}")
@@ -52,7 +61,9 @@ choose = ctypes.CDLL(sys.argv[1]).choose
 choose.restype = ctypes.c_char_p
 sys.exit(None if choose(None) else "no kernels for this processor")
 """
-PROGRAM = "#include <math.h>\n#include <pthread.h>\nint main(void) { return pthread_self() == 0; }\n"
+PROGRAM = (
+    "#include <math.h>\n#include <pthread.h>\nint main(void) { return pthread_self() == 0; }\n"
+)
 
 
 def works(command: list[str]) -> bool:
@@ -68,7 +79,8 @@ def system_compiler() -> list[str] | None:
     """The command in CC, or of the first C compiler on the PATH that works, or None."""
     if chosen := os.environ.get("CC"):
         return shlex.split(chosen)
-    # Not GCC on Windows: its code requires a stack aligned for wide registers, which Windows does not provide.
+    # Not GCC on Windows: its code requires a stack aligned for wide registers, which Windows does
+    # not provide.
     paths = map(shutil.which, ("clang",) if WINDOWS else ("cc", "clang", "gcc"))
     return next(([path] for path in paths if path and works([path])), None)
 
@@ -78,7 +90,8 @@ def compiler() -> list[str]:
     ziglang = [sys.executable, "-m", "ziglang", "cc"]
     if PLATFORM:
         return [*ziglang, "-target", TARGETS[PLATFORM]]
-    # By default ziglang compiles for the processor of this machine; the decoder selects its kernels when it is loaded.
+    # By default ziglang compiles for the processor of this machine; the decoder selects its kernels
+    # when it is loaded.
     return system_compiler() or [*ziglang, "-mcpu=baseline"]
 
 
@@ -89,8 +102,8 @@ def macros_of(command: list[str]) -> str:
 
 
 def fusing(macros: str) -> list[str]:
-    """Flags that make GCC fuse every product with its sum: some of its tunings do not, and then one token and several
-    tokens differ in the last bits. Other compilers follow the source.
+    """Flags that make GCC fuse every product with its sum: some of its tunings do not, and then one
+    token and several tokens differ in the last bits. Other compilers follow the source.
     """
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros
     return ["--param=avoid-fma-max-bits=0"] if is_gcc else []
@@ -103,7 +116,9 @@ def run(command: list[str]) -> None:
 
 
 def contents(source: Path, seen: set[Path]) -> Iterator[bytes]:
-    """The contents of a source file and of the files of its folder that it includes, directly or not."""
+    """The contents of a source file and of the files of its folder that it includes, directly or
+    not.
+    """
     if source not in seen:
         seen.add(source)
         text = source.read_bytes()
@@ -113,7 +128,9 @@ def contents(source: Path, seen: set[Path]) -> Iterator[bytes]:
 
 
 def compile_source(command: list[str], macros: str, source: Path, folder: Path) -> Path:
-    """Compile a file, unless the folder has its object. The object's name has a hash of all that determines it."""
+    """Compile a file, unless the folder has its object. The object's name has a hash of all that
+    determines it.
+    """
     parts = [" ".join(command).encode(), macros.encode(), *contents(source, set())]
     target = folder / f"{source.stem}-{hashlib.sha256(bytes(0).join(parts)).hexdigest()[:16]}.o"
     if not target.exists():
@@ -138,7 +155,9 @@ class BuildLibrary(build_ext):
     """Compiles the library without the flags that Python uses for extension modules."""
 
     def run(self) -> None:
-        """Without the decoder the package is ten times slower on a CPU, so that a failed compilation is an error."""
+        """Without the decoder the package is ten times slower on a CPU, so that a failed
+        compilation is an error.
+        """
         try:
             super().run()
         except CompileError as error:
@@ -146,8 +165,8 @@ class BuildLibrary(build_ext):
             if not works(compiler()):
                 advice = "install a C compiler (Debian: apt-get install gcc libc6-dev)"
             sys.exit(
-                f"error: the C decoder of minhub_py was not compiled ({error}): {advice}, or set MINHUB_NO_DECODER=1 "
-                "to install the package without its decoder"
+                f"error: the C decoder of minhub_py was not compiled ({error}): {advice}, or set"
+                " MINHUB_NO_DECODER=1 to install the package without its decoder"
             )
 
     def build_extension(self, ext: Extension) -> None:
@@ -163,7 +182,10 @@ class BuildLibrary(build_ext):
             macros = macros_of(command)
             compiling = [*command, *FLAGS, *fusing(macros), *position_independent]
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                objects = pool.map(lambda source: compile_source(compiling, macros, Path(source), folder), ext.sources)
+                objects = pool.map(
+                    lambda source: compile_source(compiling, macros, Path(source), folder),
+                    ext.sources,
+                )
                 paths = [str(path) for path in objects]
             run([*command, "-shared", *paths, *system, "-o", str(library)])
             if not PLATFORM:  # tests/check_wheels.py checks libraries for other platforms
@@ -194,6 +216,7 @@ compiled = not os.environ.get("MINHUB_NO_DECODER")
 setup(
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
     ext_modules=[decoder] if compiled else [],
-    # pip installs it for the build. In pyproject.toml it would be downloaded where a compiler exists, too (90 MB).
+    # pip installs it for the build. In pyproject.toml it would be downloaded where a compiler
+    # exists, too (90 MB).
     setup_requires=[ZIGLANG] if compiled and not PLATFORM and system_compiler() is None else [],
 )

@@ -1,7 +1,9 @@
-"""Configuration of the documentation. `make docs` builds it without network access into docs/_build/html.
+"""Configuration of the documentation. `make docs` builds it without network access into
+docs/_build/html.
 
-Before Sphinx reads the pages, this file generates the R reference from the package's Rd files and a page from each
-notebook. sphinx-click generates the command reference from the help texts, which this file marks up.
+Before Sphinx reads the pages, this file generates the R reference from the package's Rd files and a
+page from each notebook. sphinx-click generates the command reference from the help texts, which
+this file marks up.
 """
 
 import html
@@ -59,31 +61,49 @@ for (i in seq_along(files)) {
 
 def relink(link: re.Match[str], manual: Path) -> str:
     """Link to a help page of this package; keep only the text of links to other packages."""
-    return f'<a href="{link[1]}.html">{link[2]}</a>' if (manual / f"{link[1]}.Rd").exists() else link[2]
+    return (
+        f'<a href="{link[1]}.html">{link[2]}</a>'
+        if (manual / f"{link[1]}.Rd").exists()
+        else link[2]
+    )
 
 
 def r_pages() -> None:
-    """Write reference/r/TOPIC.md for each Rd file of the R package, or a note if R is not installed."""
+    """Write reference/r/TOPIC.md for each Rd file of the R package, or a note if R is not
+    installed.
+    """
     folder = HERE / "reference" / "r"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     manual = ROOT / "r_bridge" / "minhubpy" / "man"
     if shutil.which("Rscript") is None:
-        (folder / "index.md").write_text("# R\n\nR was not installed during this build: no help pages.\n")
+        (folder / "index.md").write_text(
+            "# R\n\nR was not installed during this build: no help pages.\n"
+        )
         return
-    subprocess.run(["Rscript", "-e", RD_TO_HTML, str(manual), str(folder)], check=True, capture_output=True)
+    subprocess.run(
+        ["Rscript", "-e", RD_TO_HTML, str(manual), str(folder)], check=True, capture_output=True
+    )
     titles = {}
     for page in sorted(folder.glob("*.html")):
         text = page.read_text(encoding="utf-8")
         page.unlink()
-        title = html.unescape(re.sub(r"<[^>]+>", "", re.findall(r"<h2[^>]*>(.*?)</h2>", text, re.S)[0])).strip()
+        title = html.unescape(
+            re.sub(r"<[^>]+>", "", re.findall(r"<h2[^>]*>(.*?)</h2>", text, re.S)[0])
+        ).strip()
         body = text[text.index("</h2>") + 5 : text.index("</body>")].rpartition("</div>")[0]
         body = re.sub(r"<(/?)h3", r"<\1h2", body)  # below the page's own heading
-        body = re.sub(r"<a href=[^>]*?([\w.-]+)\.html['\"]>(.*?)</a>", lambda link: relink(link, manual), body)
-        (folder / f"{page.stem}.md").write_text(f"# {title}\n\n```{{raw}} html\n{body}\n```\n", encoding="utf-8")
+        body = re.sub(
+            r"<a href=[^>]*?([\w.-]+)\.html['\"]>(.*?)</a>", lambda link: relink(link, manual), body
+        )
+        (folder / f"{page.stem}.md").write_text(
+            f"# {title}\n\n```{{raw}} html\n{body}\n```\n", encoding="utf-8"
+        )
         titles[page.stem] = title
     names = "\n".join(sorted(titles))
-    (folder / "index.md").write_text(f"# R\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n", encoding="utf-8")
+    (folder / "index.md").write_text(
+        f"# R\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n", encoding="utf-8"
+    )
 
 
 def notebook_pages() -> None:
@@ -92,20 +112,31 @@ def notebook_pages() -> None:
         cells = []
         for cell in json.loads(source.read_text(encoding="utf-8"))["cells"]:
             text = "".join(cell["source"])
-            cells.append(text if cell["cell_type"] == "markdown" else f"```{{code-block}} python\n{text}\n```")
+            cells.append(
+                text
+                if cell["cell_type"] == "markdown"
+                else f"```{{code-block}} python\n{text}\n```"
+            )
         title, *body = cells
         note = f"This page is the notebook `docs/notebooks/{source.name}`."
-        source.with_suffix(".md").write_text("\n\n".join([title, note, *body]) + "\n", encoding="utf-8")
+        source.with_suffix(".md").write_text(
+            "\n\n".join([title, note, *body]) + "\n", encoding="utf-8"
+        )
 
 
 def literal(line: str) -> str:
     """A line of a help text as reStructuredText: code in double backquotes, and no other markup."""
     parts = re.split(r"`([^`]*)`", line)
-    return "".join(f"``{part}``" if i % 2 else re.sub(r"([*_|\\])", r"\\\1", part) for i, part in enumerate(parts))
+    return "".join(
+        f"``{part}``" if i % 2 else re.sub(r"([*_|\\])", r"\\\1", part)
+        for i, part in enumerate(parts)
+    )
 
 
 def mark_up_description(_app: object, _context: object, lines: list[str]) -> None:
-    """Show the examples of a help text as code: indented lines, which begin with "| " if click must not wrap them."""
+    """Show the examples of a help text as code: indented lines, which begin with "| " if click must
+    not wrap them.
+    """
     marked: list[str] = []
     is_code = False
     for line in lines:

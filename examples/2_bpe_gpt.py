@@ -1,21 +1,23 @@
 """BPE -> GPT: train a tokenizer and a small GPT on a text, and compare it with a GPT on characters.
 
-The idea. Characters give long sequences, words an unlimited vocabulary. *Byte-pair encoding* is in between: start with
-bytes, and repeatedly merge the most frequent pair of neighbours into a new token. Frequent words become one token, rare
-words several, and since any text consists of bytes, no text is unknown. A model's loss is a mean over tokens, and a
-longer token is harder to predict. So losses per token cannot be compared between tokenizers. Losses per character can:
+The idea. Characters give long sequences, words an unlimited vocabulary. *Byte-pair encoding* is in
+between: start with bytes, and repeatedly merge the most frequent pair of neighbours into a new
+token. Frequent words become one token, rare words several, and since any text consists of bytes, no
+text is unknown. A model's loss is a mean over tokens, and a longer token is harder to predict. So
+losses per token cannot be compared between tokenizers. Losses per character can:
 
     nats per character = nats per token / characters per token
 
-Sources. Gage (1994) for byte pairs; Sennrich et al. (2016) for their use in language models; Radford et al. (2018) for
-GPT, and (2019) for byte-level BPE in GPT-2; Mielke (2019) on comparing models with different vocabularies.
+Sources. Gage (1994) for byte pairs; Sennrich et al. (2016) for their use in language models;
+Radford et al. (2018) for GPT, and (2019) for byte-level BPE in GPT-2; Mielke (2019) on comparing
+models with different vocabularies.
 
     python examples/2_bpe_gpt.py input.txt
 
-Output. A line of the text split into fewer and fewer tokens, the first merged pairs, and a text in another script that
-is encoded without loss. Then two models of the same size, trained for the same number of steps and tokens: per token,
-the one on characters seems far better; per character it is not, also because with BPE the same number of tokens covers
-more text.
+Output. A line of the text split into fewer and fewer tokens, the first merged pairs, and a text in
+another script that is encoded without loss. Then two models of the same size, trained for the same
+number of steps and tokens: per token, the one on characters seems far better; per character it is
+not, also because with BPE the same number of tokens covers more text.
 """
 
 import argparse
@@ -32,7 +34,9 @@ FOREIGN = "Grüße, 世界!"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text", type=Path)
     parser.add_argument("--vocab-size", type=int, default=512)
     parser.add_argument("--steps", type=int, default=400)
@@ -46,31 +50,49 @@ def main() -> None:
     line = max(text[split:].splitlines()[:40], key=len)[:60]
 
     print("A held-out line, split by tokenizers with larger and larger vocabularies:")
-    for size in sorted({257, (257 + args.vocab_size) // 2, args.vocab_size}):  # 257: 256 bytes and <|endoftext|>
+    # 257: 256 bytes and <|endoftext|>
+    for size in sorted({257, (257 + args.vocab_size) // 2, args.vocab_size}):
         bpe = train_byte_level_bpe([text[:split]], size)
         ids = bpe.encode(line).ids
         # A token may be part of a character, which is printed as �.
-        print(f"  {size:5} tokens: {len(ids):3} for {len(line)} characters  {'|'.join(bpe.decode([id]) for id in ids)}")
+        print(
+            f"  {size:5} tokens: {len(ids):3} for {len(line)} characters "
+            f" {'|'.join(bpe.decode([id]) for id in ids)}"
+        )
     pairs = json.loads(bpe.to_str())["model"]["merges"][:12]
-    print("The first merges:", *(repr(bpe.decode([bpe.token_to_id("".join(pair))])) for pair in pairs))
+    print(
+        "The first merges:", *(repr(bpe.decode([bpe.token_to_id("".join(pair))])) for pair in pairs)
+    )
     ids = bpe.encode(FOREIGN).ids
-    print(f"No text is unknown: {FOREIGN!r} is {len(ids)} tokens, which decode to {bpe.decode(ids)!r}")
+    print(
+        f"No text is unknown: {FOREIGN!r} is {len(ids)} tokens, which decode to {bpe.decode(ids)!r}"
+    )
 
     sizes = {"family": "gpt2", "layers": args.layers, "width": args.width, "context": args.context}
-    settings = {"steps": args.steps, "batch": BATCH, "learning_rate": 3e-3, "dropout": 0.0, "evaluate_tokens": 2**15}
+    settings = {
+        "steps": args.steps,
+        "batch": BATCH,
+        "learning_rate": 3e-3,
+        "dropout": 0.0,
+        "evaluate_tokens": 2**15,
+    }
     tokens = args.steps * BATCH * args.context
-    print(f"\n{args.layers} layers of width {args.width}, {args.steps} steps of {BATCH} x {args.context} tokens:")
+    print(
+        f"\n{args.layers} layers of width {args.width}, {args.steps} steps of {BATCH} x"
+        f" {args.context} tokens:"
+    )
     print("  tokenizer   vocabulary  characters read  characters/token  nats/token  nats/character")
     samples = {}
-    with tempfile.TemporaryDirectory() as folder:  # use a permanent folder to keep the runs for `minhub compare`
+    # use a permanent folder to keep the runs for `minhub compare`
+    with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tokenizer").mkdir()
         bpe.save(f"{folder}/tokenizer/tokenizer.json")
         for name, tokenizer in (("characters", "characters"), ("BPE", f"{folder}/tokenizer")):
             run = train(args.text, f"{folder}/{name}", tokenizer=tokenizer, **sizes, **settings)
             length = run.characters_per_token
             print(
-                f"  {name:10}  {run.tokenizer.get_vocab_size():10}  {tokens * length:15,.0f}  {length:16.3f}  "
-                f"{run.best_loss:10.3f}  {run.best_loss / length:14.3f}",
+                f"  {name:10}  {run.tokenizer.get_vocab_size():10}  {tokens * length:15,.0f} "
+                f" {length:16.3f}  {run.best_loss:10.3f}  {run.best_loss / length:14.3f}",
                 flush=True,
             )
             samples[name] = sample(run, " ".join(line.split()[:3]), 160)
@@ -81,7 +103,9 @@ def main() -> None:
 def sample(run: Run, prompt: str, length: int) -> str:
     """The prompt in brackets, and about `length` characters generated by the best model of the run."""
     ids = run.tokenizer.encode(prompt).ids
-    [new] = generate(run.model, [ids], round(length / run.characters_per_token), temperature=0.8, seed=1)
+    [new] = generate(
+        run.model, [ids], round(length / run.characters_per_token), temperature=0.8, seed=1
+    )
     return f"[{prompt}]{run.tokenizer.decode(new)}"
 
 

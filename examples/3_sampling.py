@@ -1,26 +1,29 @@
 """Sampling: greedy, temperature, top-k and top-p, side by side, from the same model and prompt.
 
-The idea. A language model gives probabilities; a text consists of single tokens. Always taking the most likely token
-(*greedy*) ends in repetition, because a phrase makes itself more likely. Sampling from the full distribution gives
-variety, but sometimes selects an unlikely token from the long tail, and the text does not recover. The methods differ
-in how they treat the tail:
+The idea. A language model gives probabilities; a text consists of single tokens. Always taking the
+most likely token (*greedy*) ends in repetition, because a phrase makes itself more likely. Sampling
+from the full distribution gives variety, but sometimes selects an unlikely token from the long
+tail, and the text does not recover. The methods differ in how they treat the tail:
 
-    temperature t   divides the logits, so p becomes p ** (1 / t), normalized: sharper below 1, flatter above 1; no
+    temperature t   divides the logits, so p becomes p ** (1 / t), normalized: sharper below 1,
+    flatter above 1; no
                     token is excluded
     top-k           keeps the k most likely tokens, however certain the model is
-    top-p           keeps the smallest set of most likely tokens with total probability p: few if the model is certain
+    top-p           keeps the smallest set of most likely tokens with total probability p: few if
+    the model is certain
 
-Sources. Ackley et al. (1985) for temperature; Fan et al. (2018) for top-k; Holtzman et al. (2020) for top-p, and why
-the most likely text is a poor one.
+Sources. Ackley et al. (1985) for temperature; Fan et al. (2018) for top-k; Holtzman et al. (2020)
+for top-p, and why the most likely text is a poor one.
 
     python examples/3_sampling.py
     python examples/3_sampling.py --prompt "What is" --new-tokens 500
 
-Output. A table of the next character's probabilities by each method, computed by the plain functions below; and the
-number of characters that top-p keeps at each position of the prompt, where top-k always keeps k. Then the text that
-`generate` returns for each method, with two numbers: the fraction of its 8-character substrings that are distinct
-(greedy repeats itself), and the model's loss on it, in nats per character: about that on real text for t=1, and higher
-or lower for the other methods.
+Output. A table of the next character's probabilities by each method, computed by the plain
+functions below; and the number of characters that top-p keeps at each position of the prompt, where
+top-k always keeps k. Then the text that `generate` returns for each method, with two numbers: the
+fraction of its 8-character substrings that are distinct (greedy repeats itself), and the model's
+loss on it, in nats per character: about that on real text for t=1, and higher or lower for the
+other methods.
 """
 
 import argparse
@@ -49,7 +52,9 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """Softmax over the smallest set of most likely tokens with total probability p or more; all others have 0."""
+    """Softmax over the smallest set of most likely tokens with total probability p or more; all
+    others have 0.
+    """
     probabilities, order = torch.softmax(logits, dim=0).sort(descending=True)
     before = probabilities.cumsum(dim=0) - probabilities
     ids = order[before < p]
@@ -68,8 +73,12 @@ METHODS: list[tuple[str, Callable[[Tensor], Tensor], dict[str, float]]] = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="minhub/shakespeare-gpt2", help="built-in model, folder, or repository")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="minhub/shakespeare-gpt2", help="built-in model, folder, or repository"
+    )
     parser.add_argument("--prompt", default="ROMEO:\nWhat s")
     parser.add_argument("--new-tokens", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
@@ -87,14 +96,22 @@ def main() -> None:
     print("          ", *(f"{name:>9}" for name, _, _ in METHODS))
     top = logits.argsort(descending=True)[:12].tolist()
     for id in top:
-        print(f"{tokenizer.decode([id])!r:>10} ", *(f"{p[id]:9.3f}" if p[id] else "        ." for p in columns))
+        print(
+            f"{tokenizer.decode([id])!r:>10} ",
+            *(f"{p[id]:9.3f}" if p[id] else "        ." for p in columns),
+        )
     print(f"{'others':>10} ", *(f"{(1 - p[top].sum()).abs():9.3f}" for p in columns))
     print(f"{'possible':>10} ", *(f"{p.count_nonzero():9}" for p in columns))
     print(f"{'entropy':>10} ", *(f"{torch.special.entr(p).sum():9.3f}" for p in columns))
 
     print("\nNumber of tokens that top-p=0.9 keeps after each token of the prompt:")
     counts = [int(top_p(row, 0.9).count_nonzero()) for row in all_logits]
-    print(" ", "  ".join(f"{tokenizer.decode([id])!r} {count}" for id, count in zip(prompt, counts, strict=True)))
+    print(
+        " ",
+        "  ".join(
+            f"{tokenizer.decode([id])!r} {count}" for id, count in zip(prompt, counts, strict=True)
+        ),
+    )
 
     for name, _, settings in METHODS:
         [new] = generate(model, [prompt], args.new_tokens, seed=args.seed, **settings)
@@ -103,7 +120,10 @@ def main() -> None:
         distinct = len(set(substrings)) / max(len(substrings), 1)
         [logprobs] = score(model, [prompt + new])
         loss = -logprobs[len(prompt) - 1 :].mean()
-        print(f"\n{name}: {distinct:.0%} of the 8-character substrings are distinct; {loss:.3f} nats per token")
+        print(
+            f"\n{name}: {distinct:.0%} of the 8-character substrings are distinct; {loss:.3f} nats"
+            " per token"
+        )
         print(textwrap.indent(args.prompt + text, "    ", lambda line: True))
 
 

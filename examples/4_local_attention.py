@@ -1,18 +1,21 @@
-"""Local (banded) and full attention: masks, a check against plain matrix products, cost, and receptive field.
+"""Local (banded) and full attention: masks, a check against plain matrix products, cost, and
+receptive field.
 
-The idea. In full causal attention each position attends to itself and to all positions before it, so the cost grows
-with the square of the length. In a *local* layer it attends to the last W positions only, itself included: the mask is
-a band along the diagonal, and the cost is linear in the length. Several layers reach further back: each adds W - 1
-positions. GPT-Neo alternates, so every second layer attends to all positions.
+The idea. In full causal attention each position attends to itself and to all positions before it,
+so the cost grows with the square of the length. In a *local* layer it attends to the last W
+positions only, itself included: the mask is a band along the diagonal, and the cost is linear in
+the length. Several layers reach further back: each adds W - 1 positions. GPT-Neo alternates, so
+every second layer attends to all positions.
 
-Sources. Child et al. (2019) and Beltagy et al. (2020) for windows; Black et al. (2021) for GPT-Neo; Rae & Razavi (2020)
-on how few layers need a long range.
+Sources. Child et al. (2019) and Beltagy et al. (2020) for windows; Black et al. (2021) for GPT-Neo;
+Rae & Razavi (2020) on how few layers need a long range.
 
     python examples/4_local_attention.py
 
-Output. The two masks; the largest difference between GPT-Neo's layer, which uses only the keys in the window, and full
-attention with a banded mask (a band that is off by one differs clearly); the number of computed scores, and the time;
-and the receptive field of several layers, by formula and by the gradients of a model.
+Output. The two masks; the largest difference between GPT-Neo's layer, which uses only the keys in
+the window, and full attention with a banded mask (a band that is off by one differs clearly); the
+number of computed scores, and the time; and the receptive field of several layers, by formula and
+by the gradients of a model.
 """
 
 import argparse
@@ -38,14 +41,20 @@ def band_mask(T: int, W: int) -> Tensor:
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention by matrix products; q, k, v are (B, H, T, D). GPT-Neo was trained without the factor 1/sqrt(D)."""
+    """Attention by matrix products; q, k, v are (B, H, T, D). GPT-Neo was trained without the
+    factor 1/sqrt(D).
+    """
     scores = (q @ k.transpose(2, 3)).masked_fill(~mask, -torch.inf)  # (B, H, T, T)
     return scores.softmax(dim=-1) @ v
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--window", type=int, default=64, help="window for timing; the published models have 256")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--window", type=int, default=64, help="window for timing; the published models have 256"
+    )
     parser.add_argument("--longest", type=int, default=2048, help="longest text for timing")
     args = parser.parse_args()
     torch.manual_seed(1)
@@ -60,27 +69,45 @@ def draw_masks(T: int, W: int) -> None:
     print(f"Attention masks for {T} positions:\n  {'full':{2 * T + 3}} local, window {W}")
     for full, band in zip(full_mask(T).tolist(), band_mask(T, W).tolist(), strict=True):
         print(
-            "  " + " ".join(".x"[allowed] for allowed in full) + "     " + " ".join(".x"[allowed] for allowed in band)
+            "  "
+            + " ".join(".x"[allowed] for allowed in full)
+            + "     "
+            + " ".join(".x"[allowed] for allowed in band)
         )
 
 
 @torch.no_grad()
 def check_layer(T: int, W: int) -> None:
     """Compare GPT-Neo's local layer with full attention and a banded mask. ValueError: they differ."""
-    model = gptneo(hidden_size=32, num_layers=2, num_heads=4, vocab_size=9, max_position_embeddings=T, window_size=W)
+    model = gptneo(
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=9,
+        max_position_embeddings=T,
+        window_size=W,
+    )
     layer = model.eval().h[1].attn  # layers are global, local, global, …
     x = torch.randn(2, T, 32)
     for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
-        torch.nn.init.normal_(projection.weight, std=0.3)  # large scores: nearly uniform attention would hide errors
-    q, k, v = (f(x).view(2, T, 4, 8).transpose(1, 2) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
+        # large scores: nearly uniform attention would hide errors
+        torch.nn.init.normal_(projection.weight, std=0.3)
+    q, k, v = (
+        f(x).view(2, T, 4, 8).transpose(1, 2) for f in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
     local = layer(x, Past(torch.zeros(2, T, dtype=torch.long)))
-    print(f"\nLargest difference between GPT-Neo's local layer ({T} positions, window {W}) and attention with")
+    print(
+        f"\nLargest difference between GPT-Neo's local layer ({T} positions, window {W}) and"
+        " attention with"
+    )
     masks = {"the band": band_mask(T, W), "a band wider by 1": band_mask(T, W + 1)}
     masks |= {"a band narrower by 1": band_mask(T, W - 1), "the full mask": full_mask(T)}
     differences = {}
     for name, mask in masks.items():
         y = plain_attention(q, k, v, mask).transpose(1, 2).reshape(2, T, 32)
-        differences[name] = (layer.out_proj(y) - local).abs().max().item() / local.abs().max().item()
+        differences[name] = (
+            layer.out_proj(y) - local
+        ).abs().max().item() / local.abs().max().item()
         print(f"  {name:20} {differences[name]:.1e} of the largest value")
     if not differences["the band"] < 1e-5 < min(list(differences.values())[1:]):
         raise ValueError("the local layer is not full attention with a banded mask")
@@ -112,11 +139,23 @@ def milliseconds(function: Callable[..., object], *arguments: object, **settings
 
 
 def show_reach(T: int, W: int) -> None:
-    """Print the receptive field of the last position after one to five local layers, and with a global layer."""
-    print(f"\nReceptive field of the last of {T} positions, by gradients, window {W}; expected: 1 + {W - 1} per layer")
+    """Print the receptive field of the last position after one to five local layers, and with a
+    global layer.
+    """
+    print(
+        f"\nReceptive field of the last of {T} positions, by gradients, window {W}; expected: 1 +"
+        f" {W - 1} per layer"
+    )
     for kinds in (["local"], ["local"] * 2, ["local"] * 3, ["local"] * 5, ["local", "global"]):
-        model = gptneo(hidden_size=16, num_layers=len(kinds), num_heads=2, vocab_size=9, max_position_embeddings=T,
-                       window_size=W, attention_types=[[kinds, 1]]).eval()  # fmt: skip
+        model = gptneo(
+            hidden_size=16,
+            num_layers=len(kinds),
+            num_heads=2,
+            vocab_size=9,
+            max_position_embeddings=T,
+            window_size=W,
+            attention_types=[[kinds, 1]],
+        ).eval()
         y = x = torch.randn(1, T, 16, requires_grad=True)
         for block in model.h:
             y = block(y, Past(torch.zeros(1, T, dtype=torch.long)))
@@ -125,7 +164,10 @@ def show_reach(T: int, W: int) -> None:
         expected = min(T, 1 + len(kinds) * (W - 1)) if "global" not in kinds else T
         if int(reached.sum()) != expected:
             raise ValueError(f"{kinds} reach {int(reached.sum())} positions, not {expected}")
-        print(f"  {' '.join('.x'[value] for value in reached.tolist())}  {expected:3}  {', '.join(kinds)}")
+        print(
+            f"  {' '.join('.x'[value] for value in reached.tolist())}  {expected:3} "
+            f" {', '.join(kinds)}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,34 +1,38 @@
 """Parameters by formula: the size of a model, term by term, checked against the model itself.
 
-The idea. Counting the parameters of a model means knowing each of its matrices. With C channels, L layers, V tokens, P
-positions and an inner size F = 4 C, a block of GPT-2 has 12 C C parameters and a few vectors: the blocks dominate a
-large model, the vocabulary a small one. A block multiplies each token by each of its matrices once, so a forward pass
-takes about 2 operations per parameter and token, and a training step about 6. An LSTM layer has four gates, each with a
-matrix for the input and one for the state.
+The idea. Counting the parameters of a model means knowing each of its matrices. With C channels, L
+layers, V tokens, P positions and an inner size F = 4 C, a block of GPT-2 has 12 C C parameters and
+a few vectors: the blocks dominate a large model, the vocabulary a small one. A block multiplies
+each token by each of its matrices once, so a forward pass takes about 2 operations per parameter
+and token, and a training step about 6. An LSTM layer has four gates, each with a matrix for the
+input and one for the state.
 
-Sources. Vaswani et al. (2017) and Radford et al. (2019) for the parts; Press & Wolf (2017) for the tied head; Kaplan et
-al. (2020) for 12 L C C and the operations; Hochreiter & Schmidhuber (1997) for the LSTM.
+Sources. Vaswani et al. (2017) and Radford et al. (2019) for the parts; Press & Wolf (2017) for the
+tied head; Kaplan et al. (2020) for 12 L C C and the operations; Hochreiter & Schmidhuber (1997) for
+the LSTM.
 
     python examples/5_count_parameters.py
     python examples/5_count_parameters.py gpt2-xl minhub/shakespeare-lstm run/
 
-Output. The sums for GPT-2 124M and an LSTM term by term, and a table of published sizes, without any download. The
-formulas of GPT-2, GPT-Neo and the LSTM are checked against `minhub_py.inspection.inspect`, which counts the tensors of
-the model.
+Output. The sums for GPT-2 124M and an LSTM term by term, and a table of published sizes, without
+any download. The formulas of GPT-2, GPT-Neo and the LSTM are checked against
+`minhub_py.loading.inspection.inspect`, which counts the tensors of the model.
 """
 
 import argparse
 from typing import Any
 
-from minhub_py.inspection import inspect
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.loading.inspection import inspect
+from minhub_py.models.registry import ARCHITECTURES
 
 BUILT_IN = ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"]
 Terms = list[tuple[str, str, str, int]]  # module of the model, description, formula, value
 
 
 def transformer(V: int, P: int, C: int, L: int, F: int, *, bias_qkv: bool, tied: bool) -> Terms:
-    """Terms of GPT-2 and GPT-Neo; in GPT-Neo, q, k and v have no bias. A tied head is the token embedding."""
+    """Terms of GPT-2 and GPT-Neo; in GPT-Neo, q, k and v have no bias. A tied head is the token
+    embedding.
+    """
     qkv = ("3 C C + 3 C", 3 * C * C + 3 * C) if bias_qkv else ("3 C C", 3 * C * C)
     return [
         ("wte", "token embedding", "V C", V * C),
@@ -44,11 +48,18 @@ def transformer(V: int, P: int, C: int, L: int, F: int, *, bias_qkv: bool, tied:
 
 
 def recurrent(V: int, E: int, H: int, L: int, *, tied: bool) -> Terms:
-    """Terms of the LSTM, with embeddings of size E and states of size H. PyTorch has two biases per gate."""
+    """Terms of the LSTM, with embeddings of size E and states of size H. PyTorch has two biases per
+    gate.
+    """
     return [
         ("embedding", "token embedding", "V E", V * E),
         ("lstm", "first layer, four gates", "4 H (E + H + 2)", 4 * H * (E + H + 2)),
-        ("lstm", "other layers, four gates", "(L - 1) 4 H (H + H + 2)", (L - 1) * 4 * H * (H + H + 2)),
+        (
+            "lstm",
+            "other layers, four gates",
+            "(L - 1) 4 H (H + H + 2)",
+            (L - 1) * 4 * H * (H + H + 2),
+        ),
         ("head", "head", "V, tied" if tied else "V H + V", V if tied else V * H + V),
     ]
 
@@ -61,7 +72,11 @@ def gpt2(config: dict[str, Any]) -> Terms:
 
 def gptneo(config: dict[str, Any]) -> Terms:
     C, L, F = config["hidden_size"], config["num_layers"], config["intermediate_size"]
-    V, P, tied = config["vocab_size"], config["max_position_embeddings"], config["tie_word_embeddings"]
+    V, P, tied = (
+        config["vocab_size"],
+        config["max_position_embeddings"],
+        config["tie_word_embeddings"],
+    )
     return transformer(V, P, C, L, F or 4 * C, bias_qkv=False, tied=tied)
 
 
@@ -84,10 +99,15 @@ def check(model: str, terms: Terms, counted: dict[str, int]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     published = [name for family in FORMULAS for name in ARCHITECTURES[family].presets]
     parser.add_argument(
-        "models", nargs="*", default=published + BUILT_IN, help="GPT-2, GPT-Neo or LSTM: published sizes or folders"
+        "models",
+        nargs="*",
+        default=published + BUILT_IN,
+        help="GPT-2, GPT-Neo or LSTM: published sizes or folders",
     )
     args = parser.parse_args()
 
@@ -100,12 +120,18 @@ def main() -> None:
             print(f"  {part:10} {description:25} {formula:25} {value:13,} {value / total:6.1%}")
         print(f"  {'':10} {'total':25} {'':25} {total:13,}\n")
 
-    print("model                         by formula     by the model  12 L C C  MB: float32  bfloat16    4 bits")
+    print(
+        "model                         by formula     by the model  12 L C C  MB: float32  bfloat16"
+        "    4 bits"
+    )
     for model in args.models:
         summary = inspect(model)
         config, counted = summary["config"], summary["parameters"]
         if summary["family"] not in FORMULAS:
-            parser.error(f"{model} is a {summary['family']}; this page has formulas for {', '.join(FORMULAS)}")
+            parser.error(
+                f"{model} is a {summary['family']}; this page has formulas for"
+                f" {', '.join(FORMULAS)}"
+            )
         total = check(model, FORMULAS[summary["family"]](config), counted)
         C = config.get("n_embd") or config["hidden_size"]
         L = config.get("n_layer") or config["num_layers"]

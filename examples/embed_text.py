@@ -3,9 +3,10 @@
     python examples/embed_text.py
     python examples/embed_text.py --model gpt2 --layer 6
 
-The 64 sentences were written for this example: half of them in the English of Shakespeare's plays, half in modern
-English. The built-in model was trained on the characters of these plays, without any classes. A linear classifier on
-the mean hidden states of a sentence separates the two classes, and shows which layer represents them best.
+The 64 sentences were written for this example: half of them in the English of Shakespeare's plays,
+half in modern English. The built-in model was trained on the characters of these plays, without any
+classes. A linear classifier on the mean hidden states of a sentence separates the two classes, and
+shows which layer represents them best.
 """
 
 import argparse
@@ -17,9 +18,13 @@ from torch import Tensor
 
 from minhub_py import embed, from_pretrained, tokenizer_from_pretrained
 
-SENTENCES = Path(__file__).parent.parent / "r_bridge" / "minhubpy" / "inst" / "extdata" / "sentences.csv"
+SENTENCES = (
+    Path(__file__).parent.parent / "r_bridge" / "minhubpy" / "inst" / "extdata" / "sentences.csv"
+)
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--model", default="minhub/shakespeare-gpt2", help="repository or folder")
 parser.add_argument("--layer", type=int, help="layer of the embeddings; the best layer by default")
 
@@ -34,7 +39,9 @@ def accuracy(vectors: Tensor, is_old: Tensor, folds: int = 8) -> float:
         training[held_out] = False
         # Ridge regression: with more dimensions than sentences, small weights generalize better.
         penalty = len(x) * torch.eye(x.size(1))
-        weight = torch.linalg.solve(x[training].T @ x[training] + penalty, x[training].T @ y[training])
+        weight = torch.linalg.solve(
+            x[training].T @ x[training] + penalty, x[training].T @ y[training]
+        )
         correct += int((x[held_out] @ weight * y[held_out] > 0).sum())
     return correct / len(x)
 
@@ -46,7 +53,10 @@ def main() -> None:
         rows = list(csv.DictReader(file))
     sentences = [row["sentence"] for row in rows]
     is_old = torch.tensor([float(row["english"] == "old") for row in rows])
-    model, tokenizer = from_pretrained(args.model, device="cpu"), tokenizer_from_pretrained(args.model)
+    model, tokenizer = (
+        from_pretrained(args.model, device="cpu"),
+        tokenizer_from_pretrained(args.model),
+    )
 
     layers = range(model.config.n_layer + 1) if args.layer is None else [args.layer]
     accuracies = {}

@@ -1,16 +1,18 @@
-"""Surprisal and reading times: the surprisal of each word, and how much of the variance of reading times it explains.
+"""Surprisal and reading times: the surprisal of each word, and how much of the variance of reading
+times it explains.
 
-The idea. People read less expected words more slowly (Hale, 2001; Levy, 2008; Smith & Levy, 2013). The surprisal of a
-word is -log2 of its probability given the words before it, in bits: the sum over its tokens. This example simulates 30
-readers whose times follow a known rule, 4 ms per letter and 5 ms per bit of surprisal, with noise and readers of
-different speed. Least squares with and without surprisal then shows whether the analysis recovers the rule, beyond word
-length, which correlates with surprisal.
+The idea. People read less expected words more slowly (Hale, 2001; Levy, 2008; Smith & Levy, 2013).
+The surprisal of a word is -log2 of its probability given the words before it, in bits: the sum over
+its tokens. This example simulates 30 readers whose times follow a known rule, 4 ms per letter and 5
+ms per bit of surprisal, with noise and readers of different speed. Least squares with and without
+surprisal then shows whether the analysis recovers the rule, beyond word length, which correlates
+with surprisal.
 
     python examples/reading_times.py
     python examples/reading_times.py --model gpt2 --readers 100
 
-Output. The surprisal of each word of pairs of sentences that differ in one word; the coefficients with standard errors;
-and how much of the variance surprisal explains beyond length and reader.
+Output. The surprisal of each word of pairs of sentences that differ in one word; the coefficients
+with standard errors; and how much of the variance surprisal explains beyond length and reader.
 """
 
 import argparse
@@ -32,7 +34,9 @@ SENTENCES = [
 PER_LETTER, PER_BIT = 4.0, 5.0  # the rule, in ms
 
 
-def least_squares(columns: list[np.ndarray], times: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def least_squares(
+    columns: list[np.ndarray], times: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Coefficients of the columns, their standard errors, and the residual sum of squares."""
     X = np.column_stack(columns)
     coefficients, *_ = np.linalg.lstsq(X, times, rcond=None)
@@ -43,7 +47,9 @@ def least_squares(columns: list[np.ndarray], times: np.ndarray) -> tuple[np.ndar
 
 def main() -> None:
     """Print surprisals, and fit simulated reading times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="minhub/shakespeare-gpt2")
     parser.add_argument("--readers", type=int, default=30)
     parser.add_argument("--seed", type=int, default=2)
@@ -55,13 +61,20 @@ def main() -> None:
     items, words = [item for item, _ in rows], [word for _, word in rows]
     surprisal = word_logprobs(model, tokenizer, words, by=items)["surprisal"]
     for item in range(len(SENTENCES)):
-        print("  ".join(f"{words[row]} {surprisal[row]:.1f}" for row in range(len(words)) if items[row] == item))
+        print(
+            "  ".join(
+                f"{words[row]} {surprisal[row]:.1f}"
+                for row in range(len(words))
+                if items[row] == item
+            )
+        )
 
     # The last word after a context has the same surprisal.
     targets = ["dead.", "come.", "green."]
     ends = target_logprobs(model, tokenizer, ["My lord, the king is"] * 3, targets)
     print(
-        "\nMy lord, the king is … ", "  ".join(f"{w} {b:.1f}" for w, b in zip(targets, ends["surprisal"], strict=True))
+        "\nMy lord, the king is … ",
+        "  ".join(f"{w} {b:.1f}" for w, b in zip(targets, ends["surprisal"], strict=True)),
     )
 
     # The first word of a sentence has no context, and NaN as its surprisal.
@@ -80,7 +93,9 @@ def main() -> None:
         ("letter", "bit"), (PER_LETTER, PER_BIT), coefficients[-2:], errors[-2:], strict=True
     ):
         print(f"  {name:<7} {value:5.2f} ± {error:.2f}  (rule: {rule:.2f})")
-    print(f"surprisal explains {1 - residual / baseline:.1%} of the variance beyond length and reader")
+    print(
+        f"surprisal explains {1 - residual / baseline:.1%} of the variance beyond length and reader"
+    )
 
 
 if __name__ == "__main__":

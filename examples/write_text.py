@@ -3,7 +3,14 @@
 python examples/write_text.py
 """
 
-from minhub_py import decode_stream, from_pretrained, generate, score, stream, tokenizer_from_pretrained
+from minhub_py import (
+    decode_stream,
+    from_pretrained,
+    generate,
+    score,
+    stream,
+    tokenizer_from_pretrained,
+)
 
 
 def main() -> None:
@@ -13,7 +20,9 @@ def main() -> None:
 
     prompts = ["ROMEO:", "To be, or not to be", "O"]  # one batch, of different lengths
     ids = [tokenizer.encode(prompt).ids for prompt in prompts]
-    for prompt, new in zip(prompts, generate(model, ids, 40, temperature=0.8, top_k=20, seed=1), strict=True):
+    for prompt, new in zip(
+        prompts, generate(model, ids, 40, temperature=0.8, top_k=20, seed=1), strict=True
+    ):
         print(repr(prompt + tokenizer.decode(new)))
 
     print("\nStreamed:")

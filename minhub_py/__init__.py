@@ -7,9 +7,10 @@
     [ids] = generate(model, [tokenizer.encode("ROMEO:").ids], max_new_tokens=100)
     print(tokenizer.decode(ids))
 
-`from_pretrained` loads a model of any architecture, and `from_config` creates one with random weights. Eight
-architectures have functions of their names, such as `gpt2()`, `gpt2_from_config()` and `gpt2_from_pretrained()`.
-Names are imported on first use: importing the package does not import PyTorch.
+`from_pretrained` loads a model of any architecture, and `from_config` creates one with random
+weights. Eight architectures have functions of their names, such as `gpt2()`, `gpt2_from_config()`
+and `gpt2_from_pretrained()`. Names are imported on first use: importing the package does not import
+PyTorch.
 """
 
 from importlib import import_module
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from minhub_py.system.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
-    from minhub_py.adapters.attach import save_adapter as save_adapter
     from minhub_py.analysis.activations import activations as activations
     from minhub_py.analysis.agreement import agreement as agreement
     from minhub_py.analysis.annotate import annotate as annotate
@@ -52,7 +52,9 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.chat.turns import Reply as Reply
     from minhub_py.chat.turns import ReplySettings as ReplySettings
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream as decode_stream
-    from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
+    from minhub_py.checkpoints.tokenizers.tokenizer import (
+        tokenizer_from_pretrained as tokenizer_from_pretrained,
+    )
     from minhub_py.entry_points import from_config as from_config
     from minhub_py.entry_points import gemma3 as gemma3
     from minhub_py.entry_points import gemma3_from_config as gemma3_from_config
@@ -82,8 +84,9 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
     from minhub_py.jobs.replay import replay as replay
-    from minhub_py.pretrained import from_pretrained as from_pretrained
-    from minhub_py.pretrained import save_pretrained as save_pretrained
+    from minhub_py.loading.adapters.attach import save_adapter as save_adapter
+    from minhub_py.loading.pretrained import from_pretrained as from_pretrained
+    from minhub_py.loading.pretrained import save_pretrained as save_pretrained
     from minhub_py.system.device import devices as devices
     from minhub_py.training import Run as Run
     from minhub_py.training import Settings as Settings
@@ -92,9 +95,9 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
 
 _HOMES = {
     "from_config": "entry_points",
-    "from_pretrained": "pretrained",
-    "save_pretrained": "pretrained",
-    "save_adapter": "adapters.attach",
+    "from_pretrained": "loading.pretrained",
+    "save_pretrained": "loading.pretrained",
+    "save_adapter": "loading.adapters.attach",
     "tokenizer_from_pretrained": "checkpoints.tokenizers.tokenizer",
     "decode_stream": "checkpoints.tokenizers.tokenizer",
     "generate": "inference.generate",
@@ -139,27 +142,35 @@ _HOMES = {
     "Run": "training",
     "Settings": "training",
 }
-# The architectures with functions of their names: the first three, and the architectures of R's minhub.
+# The architectures with functions of their names: the first three, and the architectures of R's
+# minhub.
 FAMILIES = ("gpt2", "gptneo", "lstm", "llama", "gptneox", "gptbigcode", "gptoss", "gemma3")
-_HOMES |= {f"{name}{end}": "entry_points" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")}
+_HOMES |= {
+    f"{name}{end}": "entry_points"
+    for name in FAMILIES
+    for end in ("", "_from_config", "_from_pretrained")
+}
 __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         if instead := _general_function(name):
-            raise ImportError(f"minhub_py has no function {name}: use {instead}")  # `from minhub_py import` shows it
+            # `from minhub_py import` shows it
+            raise ImportError(f"minhub_py has no function {name}: use {instead}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"minhub_py.{_HOMES[name]}"), name)
     return value
 
 
 def _general_function(name: str) -> str | None:
-    """The call for all architectures that replaces a function of one, such as mixtral_from_pretrained()."""
-    from minhub_py.registry import ENTRIES
+    """The call for all architectures that replaces a function of one, such as
+    mixtral_from_pretrained().
+    """
+    from minhub_py.models.registry import ENTRIES
 
     family, _, function = name.partition("_from_")
-    if family not in ENTRIES or function not in ("", "config", "pretrained"):
+    if family not in ENTRIES or function not in ("", "config", "loading.pretrained"):
         return None
     return f"from_{function}(identifier)" if function else f'from_config("{family}", …)'
 

@@ -1,8 +1,9 @@
 """Models of a config, and the functions of eight architectures.
 
-`from_config` creates a model of any architecture with random weights, as `from_pretrained` loads a model of any. The
-architectures of R's package minhub and the LSTM also have functions of their names: `gpt2()` creates a model from
-settings, `gpt2_from_config()` from a repository's config, and `gpt2_from_pretrained()` loads a GPT-2.
+`from_config` creates a model of any architecture with random weights, as `from_pretrained` loads a
+model of any. The architectures of R's package minhub and the LSTM also have functions of their
+names: `gpt2()` creates a model from settings, `gpt2_from_config()` from a repository's config, and
+`gpt2_from_pretrained()` loads a GPT-2.
 """
 
 import inspect
@@ -12,6 +13,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
+from minhub_py.loading.pretrained import _from_pretrained, from_pretrained, read_config
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.gemma import Gemma
 from minhub_py.models.gpt2 import GPT2
@@ -21,8 +23,7 @@ from minhub_py.models.gptneox import GPTNeoX
 from minhub_py.models.gptoss import GPTOSS
 from minhub_py.models.llama import Llama
 from minhub_py.models.lstm import LSTM
-from minhub_py.pretrained import _from_pretrained, from_pretrained, read_config
-from minhub_py.registry import ENTRIES, Architecture, Entry, entry_of, named_entry
+from minhub_py.models.registry import ENTRIES, Architecture, Entry, entry_of, named_entry
 from minhub_py.system.habits import with_hints
 
 if TYPE_CHECKING:
@@ -46,19 +47,22 @@ def from_config(
         from_config("Qwen/Qwen3-0.6B", num_hidden_layers=2)
 
     Args:
-        identifier: A model type of config.json, such as "mixtral" or "xlm-roberta", with the settings of its first
-            published model by default, or an identifier as in `from_pretrained`, with the settings of its config.json.
-            A model type takes precedence: "./llama" is the folder llama. Published sizes such as "gpt2-xl" need no
-            network.
+        identifier: A model type of config.json, such as "mixtral" or "xlm-roberta", with the
+            settings of its first published model by default, or an identifier as in
+            `from_pretrained`, with the settings of its config.json. A model type takes precedence:
+            "./llama" is the folder llama. Published sizes such as "gpt2-xl" need no network.
         revision: A branch, tag or commit of the repository.
         token: A Hub access token, as in `from_pretrained`.
         local_files_only: Use cached files only and open no connection.
         **settings: Settings with other values, by their names in config.json.
 
     Raises:
-        ValueError: A setting is unknown, or a value is not supported. Also the errors of `from_pretrained`.
+        ValueError: A setting is unknown, or a value is not supported. Also the errors of
+            `from_pretrained`.
     """
-    return _from_config(None, identifier, revision, token=token, local_files_only=local_files_only, **settings)
+    return _from_config(
+        None, identifier, revision, token=token, local_files_only=local_files_only, **settings
+    )
 
 
 def _from_config(
@@ -70,7 +74,9 @@ def _from_config(
     local_files_only: bool = False,
     **settings: Any,
 ) -> LanguageModel:
-    """`from_config` for repositories with the architecture of `entry`; for all architectures by default."""
+    """`from_config` for repositories with the architecture of `entry`; for all architectures by
+    default.
+    """
     access = {"token": token, "local_files_only": local_files_only}
     architecture, config, _ = new_config(identifier, revision, settings, entry=entry, **access)
     return architecture.new(config)
@@ -84,12 +90,17 @@ def new_config(
     entry: Entry | None = None,
     **access: Any,
 ) -> tuple[Architecture, ModelConfig, Path | None]:
-    """The architecture and config of a new model, and the folder of the config.json, if there is one.
+    """The architecture and config of a new model, and the folder of the config.json, if there is
+    one.
 
     entry: accepts repositories with this architecture only, and no model types.
     Raises the errors of `from_config`.
     """
-    named = named_entry(identifier) if entry is None and revision == "main" and isinstance(identifier, str) else None
+    named = (
+        named_entry(identifier)
+        if entry is None and revision == "main" and isinstance(identifier, str)
+        else None
+    )
     if named is not None:
         entry, model_type = named
         return entry.architecture, entry.config({"model_type": model_type, **settings}), None
@@ -101,7 +112,9 @@ def restricted(name: str, public: Callable[P, LanguageModel], Model: type[M]) ->
     """`public` for one architecture: from_config or from_pretrained."""
     entry, signature = ENTRIES[name], inspect.signature(public)
     loads = public is from_pretrained
-    function: Callable[..., Any] = partial(_from_pretrained, entry=entry) if loads else partial(_from_config, entry)
+    function: Callable[..., Any] = (
+        partial(_from_pretrained, entry=entry) if loads else partial(_from_config, entry)
+    )
 
     @wraps(public)
     def call(*arguments: P.args, **options: P.kwargs) -> M:
@@ -304,7 +317,9 @@ class GemmaSettings(RotarySettings, total=False):
 
 
 def gpt2(**settings: "Unpack[GPT2Settings]") -> GPT2:
-    """Create a GPT-2 model with random weights, in training mode. Settings have their names in config.json."""
+    """Create a GPT-2 model with random weights, in training mode. Settings have their names in
+    config.json.
+    """
     return new("gpt2", settings)
 
 
@@ -313,7 +328,9 @@ gpt2_from_pretrained = restricted("gpt2", from_pretrained, GPT2)
 
 
 def gptneo(**settings: "Unpack[GPTNeoSettings]") -> GPTNeo:
-    """Create a GPT-Neo model with random weights, in training mode. Settings have their names in config.json."""
+    """Create a GPT-Neo model with random weights, in training mode. Settings have their names in
+    config.json.
+    """
     return new("gptneo", settings)
 
 
@@ -322,7 +339,9 @@ gptneo_from_pretrained = restricted("gptneo", from_pretrained, GPTNeo)
 
 
 def lstm(**settings: "Unpack[LSTMSettings]") -> LSTM:
-    """Create an LSTM with random weights, in training mode. Settings have their names in config.json."""
+    """Create an LSTM with random weights, in training mode. Settings have their names in
+    config.json.
+    """
     return new("lstm", settings)
 
 
@@ -331,7 +350,9 @@ lstm_from_pretrained = restricted("lstm", from_pretrained, LSTM)
 
 
 def llama(**settings: "Unpack[LlamaSettings]") -> Llama:
-    """Create a Llama model with random weights, in training mode. Settings have their names in config.json."""
+    """Create a Llama model with random weights, in training mode. Settings have their names in
+    config.json.
+    """
     return new("llama", settings)
 
 
@@ -340,7 +361,9 @@ llama_from_pretrained = restricted("llama", from_pretrained, Llama)
 
 
 def gptneox(**settings: "Unpack[GPTNeoXSettings]") -> GPTNeoX:
-    """Create a GPT-NeoX model with random weights, in training mode. Settings have their names in config.json."""
+    """Create a GPT-NeoX model with random weights, in training mode. Settings have their names in
+    config.json.
+    """
     return new("gptneox", settings)
 
 
@@ -349,7 +372,9 @@ gptneox_from_pretrained = restricted("gptneox", from_pretrained, GPTNeoX)
 
 
 def gptbigcode(**settings: "Unpack[GPTBigCodeSettings]") -> GPTBigCode:
-    """Create a GPT-BigCode model with random weights, in training mode. Settings have their names in config.json."""
+    """Create a GPT-BigCode model with random weights, in training mode. Settings have their names
+    in config.json.
+    """
     return new("gptbigcode", settings)
 
 
@@ -358,7 +383,9 @@ gptbigcode_from_pretrained = restricted("gptbigcode", from_pretrained, GPTBigCod
 
 
 def gptoss(**settings: "Unpack[GPTOSSSettings]") -> GPTOSS:
-    """Create a GPT-OSS model with random weights, in training mode. Settings have their names in config.json."""
+    """Create a GPT-OSS model with random weights, in training mode. Settings have their names in
+    config.json.
+    """
     return new("gptoss", settings)
 
 
@@ -367,7 +394,9 @@ gptoss_from_pretrained = restricted("gptoss", from_pretrained, GPTOSS)
 
 
 def gemma3(**settings: "Unpack[GemmaSettings]") -> Gemma:
-    """Create a Gemma 3 model with random weights, in training mode. Settings have their names in config.json."""
+    """Create a Gemma 3 model with random weights, in training mode. Settings have their names in
+    config.json.
+    """
     return new("gemma3", settings)
 
 

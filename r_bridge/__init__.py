@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from r_bridge.host.session import RWarning as RWarning
     from r_bridge.probe import find_r as find_r
 
-_MODULES = {"RSession": "host.session", "RError": "host.session", "RWarning": "host.session", "find_r": "probe"}
+_MODULES = {
+    "RSession": "host.session",
+    "RError": "host.session",
+    "RWarning": "host.session",
+    "find_r": "probe",
+}
 __all__ = [*_MODULES]
 
 

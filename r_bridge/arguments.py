@@ -12,7 +12,9 @@ from r_bridge.convert import NA_INTEGER, Frame, as_array
 
 
 def scalar(value: Any, kind: type) -> Any:
-    """The bool, int, float or str in a vector of length 1; None for NULL and NA. ValueError: another value."""
+    """The bool, int, float or str in a vector of length 1; None for NULL and NA. ValueError:
+    another value.
+    """
     if value is None:
         return None
     if isinstance(value, np.ndarray) and value.size == 1:
@@ -36,7 +38,9 @@ NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "TRUE 
 
 
 def setting(value: Any) -> Any:
-    """Convert a setting to its form in config.json: a vector of length 1 becomes a number or string, NULL null."""
+    """Convert a setting to its form in config.json: a vector of length 1 becomes a number or
+    string, NULL null.
+    """
     if value is None:
         return None
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):
@@ -53,7 +57,8 @@ ARRAYS = ("required", "enum", "examples", "prefixItems", "allOf", "anyOf", "oneO
 
 
 def json_schema(value: Any, name: str = "") -> Any:
-    """Convert a JSON Schema from R: JSON text, or a list with names. Vectors of length 1 become single values.
+    """Convert a JSON Schema from R: JSON text, or a list with names. Vectors of length 1 become
+    single values.
 
     name: the key of the value.    ValueError: the text is not JSON.
     """
@@ -67,7 +72,10 @@ def json_schema(value: Any, name: str = "") -> Any:
     items = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(items, list):
         return items
-    items = [int(item) if isinstance(item, float) and item.is_integer() else json_schema(item, "-") for item in items]
+    items = [
+        int(item) if isinstance(item, float) and item.is_integer() else json_schema(item, "-")
+        for item in items
+    ]
     if not items and name not in ARRAYS:
         return {}  # list() has no names, and the schema {} accepts any value
     is_vector = isinstance(value, np.ndarray) or all(isinstance(item, str | None) for item in value)
@@ -78,7 +86,9 @@ LARGEST = int(sys.float_info.max)
 
 
 def json_data(value: Any) -> Any:
-    """Convert parsed JSON for R: arrays of numbers, booleans or strings become vectors, other arrays lists."""
+    """Convert parsed JSON for R: arrays of numbers, booleans or strings become vectors, other
+    arrays lists.
+    """
     match value:
         case dict():
             return {name: json_data(item) for name, item in value.items()}
@@ -86,7 +96,9 @@ def json_data(value: Any) -> Any:
             return np.array(value)
         case list() if value and all(type(item) in (int, float) for item in value):
             numbers = [json_data(item) for item in value]
-            return np.array(numbers, np.float64 if any(type(item) is float for item in numbers) else None)
+            return np.array(
+                numbers, np.float64 if any(type(item) is float for item in numbers) else None
+            )
         case int() if abs(value) >= 2**63:
             return float(max(min(value, LARGEST), -LARGEST))
         case list():
@@ -110,7 +122,8 @@ def character(texts: Iterable[str | None]) -> Any:
 def frame(columns: Mapping[str, Any], *names: str, from_1: Sequence[str] = ()) -> Frame:
     """A data.frame of an analysis' columns. NaN and missing values are NA.
 
-    names: the columns, in their order; by default all.    from_1: columns of indices, which count from 1 in R.
+    names: the columns, in their order; by default all.    from_1: columns of indices, which count
+    from 1 in R.
     """
 
     def column(name: str) -> Any:
@@ -133,8 +146,8 @@ def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:
     """Convert token IDs from R to sequences of 0-based IDs.
 
     Args:
-        value: A vector (one sequence), a matrix (one sequence per row), a list of vectors, or {"ids", "lengths"}, the
-            concatenated sequences.
+        value: A vector (one sequence), a matrix (one sequence per row), a list of vectors, or
+            {"ids", "lengths"}, the concatenated sequences.
         size: The vocabulary size.
         first: The smallest valid ID: 0, or 1 for an R torch tensor.
 
@@ -144,18 +157,25 @@ def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:
     if isinstance(value, np.ndarray) and value.ndim <= 2:
         rows = list(value) if value.ndim == 2 else [value]
     elif isinstance(value, np.ndarray):
-        raise ValueError(f"ids have {value.ndim} dimensions: pass a vector, a matrix (one row per text), or a list")
+        raise ValueError(
+            f"ids have {value.ndim} dimensions: pass a vector, a matrix (one row per text), or a"
+            " list"
+        )
     elif isinstance(value, dict):
         ids, ends = value["ids"], np.cumsum(value["lengths"]).tolist()
         integers = ids.dtype == np.int32 and not np.ma.is_masked(ids)
-        if integers and ids.size and ids.min() >= first and ids.max() < first + size:  # the fast path
+        # the fast path
+        if integers and ids.size and ids.min() >= first and ids.max() < first + size:
             ids = (ids - first).tolist()
             return [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         rows = [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     elif isinstance(value, list):
         rows = value
     else:
-        raise ValueError("ids are missing: pass an integer vector, a matrix (one row per text), or a list of vectors")
+        raise ValueError(
+            "ids are missing: pass an integer vector, a matrix (one row per text), or a list of"
+            " vectors"
+        )
     return [_id_row(row, f"row {number}", size, first) for number, row in enumerate(rows, start=1)]
 
 
@@ -163,25 +183,50 @@ def _id_row(row: Any, label: str, size: int, first: int) -> list[int]:
     if row is None:
         return []
     if not isinstance(row, np.ndarray) or row.dtype.kind not in "if" or row.ndim != 1:
-        raise ValueError(f"{label}: ids must be whole numbers, not {_describe(row)}; tok$encode() converts text to ids")
+        raise ValueError(
+            f"{label}: ids must be whole numbers, not {_describe(row)}; tok$encode() converts text"
+            " to ids"
+        )
     is_float = row.dtype.kind == "f"
     # R torch converts NA to the smallest 32-bit integer.
-    if np.ma.is_masked(row) or (is_float and np.isnan(row).any()) or (first and (row == NA_INTEGER).any()):
+    if (
+        np.ma.is_masked(row)
+        or (is_float and np.isnan(row).any())
+        or (first and (row == NA_INTEGER).any())
+    ):
         raise ValueError(f"{label}: an id is NA; drop or replace it first")
     if is_float and (fractions := row[row != np.floor(row)]).size:
-        raise ValueError(f"{label}: ids must be whole numbers, not {fractions[0]}; tok$encode() converts text to ids")
+        raise ValueError(
+            f"{label}: ids must be whole numbers, not {fractions[0]}; tok$encode() converts text"
+            " to ids"
+        )
     invalid = row[(row < first) | (row >= first + size)]
     if invalid.size and first and invalid[0] == 0:
-        raise ValueError(f"{label}: an id is 0, but the ids in an R torch tensor count from 1; add 1L to 0-based ids")
+        raise ValueError(
+            f"{label}: an id is 0, but the ids in an R torch tensor count from 1; add 1L to"
+            " 0-based ids"
+        )
     if invalid.size:
-        raise ValueError(f"{label}: ids must be between {first} and {first + size - 1}, not {invalid[0]:.0f}")
+        raise ValueError(
+            f"{label}: ids must be between {first} and {first + size - 1}, not {invalid[0]:.0f}"
+        )
     return (row.astype(np.int64) - first).tolist()  # type: ignore[no-any-return]
 
 
 def _describe(value: Any) -> str:
     if isinstance(value, np.ndarray):
         kind = {"b": "TRUE and FALSE", "f": "numbers", "i": "numbers"}[value.dtype.kind]
-        return f"{value.size} values ({kind})" if value.ndim == 1 else f"an array with {value.ndim} dimensions"
+        return (
+            f"{value.size} values ({kind})"
+            if value.ndim == 1
+            else f"an array with {value.ndim} dimensions"
+        )
     if isinstance(value, list):
-        return "text" if value and all(isinstance(x, str | None) for x in value) else f"a list of {len(value)}"
-    return {"dict": "a list with names", "bytes": "raw bytes"}.get(type(value).__name__, type(value).__name__)
+        return (
+            "text"
+            if value and all(isinstance(x, str | None) for x in value)
+            else f"a list of {len(value)}"
+        )
+    return {"dict": "a list with names", "bytes": "raw bytes"}.get(
+        type(value).__name__, type(value).__name__
+    )

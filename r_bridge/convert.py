@@ -1,8 +1,8 @@
 """Conversion between Python and R values: row and column order, index base, dtypes and NA.
 
-worker.py and host/ exchange values in R's serialization format, version 2, in the machine's byte order ("R Internals",
-section 1.8; written by `serialize(x, NULL, xdr = FALSE, version = 2)`). R decodes it in C, and numbers are copied from
-memory without conversion.
+worker.py and host/ exchange values in R's serialization format, version 2, in the machine's byte
+order ("R Internals", section 1.8; written by `serialize(x, NULL, xdr = FALSE, version = 2)`). R
+decodes it in C, and numbers are copied from memory without conversion.
 
 | Python                            | R                                                                         |
 | --------------------------------- | ------------------------------------------------------------------------- |
@@ -18,13 +18,14 @@ memory without conversion.
 | datetime64[D], other datetime64   | Date, POSIXct in UTC                                                      |
 | timedelta64                       | difftime in seconds                                                       |
 
-From R, a vector becomes a numpy array, or a list of str and None for character and factor. A list with names becomes a
-dict, and a data.frame a dict of its columns. NA in integer or logical vectors becomes a mask; NA_real_ is a NaN with
-R's payload, so it is NA again when it is sent back.
+From R, a vector becomes a numpy array, or a list of str and None for character and factor. A list
+with names becomes a dict, and a data.frame a dict of its columns. NA in integer or logical vectors
+becomes a mask; NA_real_ is a NaN with R's payload, so it is NA again when it is sent back.
 
-Classes of R: integer64 becomes int64, Date datetime64[D], POSIXct datetime64[us] in UTC, and difftime timedelta64[us],
-with NaT for NA. Strings are text, and lists their elements, in every class but POSIXlt. Numbers of a class that only
-describes them lose the class; other classes, such as units and Roman numerals, raise an error.
+Classes of R: integer64 becomes int64, Date datetime64[D], POSIXct datetime64[us] in UTC, and
+difftime timedelta64[us], with NaT for NA. Strings are text, and lists their elements, in every
+class but POSIXlt. Numbers of a class that only describes them lose the class; other classes, such
+as units and Roman numerals, raise an error.
 """
 
 import struct
@@ -36,7 +37,18 @@ import numpy as np
 
 Buffer = bytes | memoryview
 
-NULL, SYMBOL, PAIRS, CHARS, LOGICAL, INTEGER, REAL, STRINGS, LIST, RAW = 254, 1, 2, 9, 10, 13, 14, 16, 19, 24
+NULL, SYMBOL, PAIRS, CHARS, LOGICAL, INTEGER, REAL, STRINGS, LIST, RAW = (
+    254,
+    1,
+    2,
+    9,
+    10,
+    13,
+    14,
+    16,
+    19,
+    24,
+)
 REFERENCE = 255
 # Types that cannot be converted, for error messages.
 UNSUPPORTED = {
@@ -56,8 +68,24 @@ UNSUPPORTED = {
     **dict.fromkeys((241, 242, 247, 249, 250, 253), "an environment"),
 }
 # Classes of numbers that describe them and do not change their meaning, as in R/check.R.
-DESCRIPTIVE = {"AsIs", "noquote", "table", "xtabs", "ts", "mts", "labelled", "haven_labelled", "haven_labelled_spss",
-               "vctrs_vctr", "integer", "double", "numeric", "logical", "matrix", "array"}  # fmt: skip
+DESCRIPTIVE = {
+    "AsIs",
+    "noquote",
+    "table",
+    "xtabs",
+    "ts",
+    "mts",
+    "labelled",
+    "haven_labelled",
+    "haven_labelled_spss",
+    "vctrs_vctr",
+    "integer",
+    "double",
+    "numeric",
+    "logical",
+    "matrix",
+    "array",
+}
 # Seconds of difftime's units.
 UNITS = {"secs": 1, "mins": 60, "hours": 3600, "days": 86400, "weeks": 604800}
 MICROSECONDS = 1e6
@@ -70,7 +98,8 @@ HEADER = b"B\n" + struct.pack("=iii", 2, 0x00040000, 0x00020300)
 NA_INTEGER = -(2**31)
 NA_REAL = np.array(0x7FF00000000007A2).view(np.float64)  # a NaN with the payload 1954
 LARGEST_INTEGER = 2**31 - 1
-# Elements converted to column order at a time, so that a (1, 1024, 50257) array needs no second copy.
+# Elements converted to column order at a time, so that a (1, 1024, 50257) array needs no second
+# copy.
 BLOCK_ELEMENTS = 2**17
 
 _int = struct.Struct("=i").pack
@@ -123,7 +152,9 @@ def _item(value: Any) -> Iterator[Buffer]:
             columns = list(value.columns.values())
             rows = len(columns[0]) if columns else 0
             if any(len(column) != rows for column in columns):
-                raise ValueError(f"the columns of a data.frame differ in length: {[len(c) for c in columns]}")
+                raise ValueError(
+                    f"the columns of a data.frame differ in length: {[len(c) for c in columns]}"
+                )
             # c(NA, -n) is R's compact form of row names 1 to n.
             row_names = np.array([NA_INTEGER, -rows], np.int32)
             yield from _list(
@@ -137,7 +168,9 @@ def _item(value: Any) -> Iterator[Buffer]:
             raise TypeError(f"a {type(value).__name__} has no counterpart in R")
 
 
-def _list(values: Sequence[Any], attributes: Mapping[str, Any] | None = None, flags: int = 0) -> Iterator[Buffer]:
+def _list(
+    values: Sequence[Any], attributes: Mapping[str, Any] | None = None, flags: int = 0
+) -> Iterator[Buffer]:
     yield _int(LIST | flags | (HAS_ATTRIBUTES if attributes else 0)) + _length(len(values))
     for value in values:
         yield from _item(value)
@@ -197,7 +230,9 @@ def _times(array: np.ndarray[Any, Any]) -> Iterator[Buffer]:
     unit = "us"
     if array.dtype.kind == "M":
         unit = np.datetime_data(array.dtype)[0]
-        attributes = {"class": ["Date"]} if unit == "D" else {"class": ["POSIXct", "POSIXt"], "tzone": "UTC"}
+        attributes = (
+            {"class": ["Date"]} if unit == "D" else {"class": ["POSIXct", "POSIXt"], "tzone": "UTC"}
+        )
     if array.ndim > 1:
         attributes["dim"] = np.array(array.shape, np.int32)
     values = array if unit == "D" else array.astype(f"{array.dtype.kind}8[us]")
@@ -214,7 +249,9 @@ def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
         case "b":
             return LOGICAL, np.int32
         case "i" | "u":
-            fits = array.size == 0 or (int(array.min()) > NA_INTEGER and int(array.max()) <= LARGEST_INTEGER)
+            fits = array.size == 0 or (
+                int(array.min()) > NA_INTEGER and int(array.max()) <= LARGEST_INTEGER
+            )
             # The smallest 32-bit integer is R's NA. In an int32 array it means NA.
             return (INTEGER, np.int32) if fits or array.dtype == np.int32 else (REAL, np.float64)
         case "f":
@@ -225,7 +262,8 @@ def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
 def column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterator[Buffer]:
     """The elements in column order, in blocks.
 
-    Each block is first copied in its memory order, so that it is in the processor's cache during the transposition.
+    Each block is first copied in its memory order, so that it is in the processor's cache during
+    the transposition.
     """
     transposed = array.T
     if transposed.size == 0:
@@ -239,7 +277,9 @@ def column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterat
 
 
 def float_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """An array or tensor of floats with two or more dimensions as a numpy array; None for other values, or with NA."""
+    """An array or tensor of floats with two or more dimensions as a numpy array; None for other
+    values, or with NA.
+    """
     if not hasattr(value, "__array__") or isinstance(value, np.ma.MaskedArray):
         return None
     array = as_array(value)
@@ -250,7 +290,8 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
     """Convert an array-like value, or a tensor on any device, to a numpy array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # numpy has no bfloat16; float32 represents all its values
+        # numpy has no bfloat16; float32 represents all its values
+        if str(value.dtype) == "torch.bfloat16":
             value = value.float()
         return value.numpy()  # type: ignore[no-any-return]
     return value if isinstance(value, np.ndarray) else np.asarray(value)
@@ -260,7 +301,9 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def loads(data: Buffer) -> Any:
-    """Deserialize a value from R. ValueError: the data is corrupt, or contains a type with no counterpart in Python."""
+    """Deserialize a value from R. ValueError: the data is corrupt, or contains a type with no
+    counterpart in Python.
+    """
     try:
         return _Reader(data).value()
     except (TypeError, LookupError, OverflowError) as error:
@@ -303,7 +346,8 @@ class _Reader:
             high, low = struct.unpack("=iI", self.take(8))
             count = (high << 32) + low
         if not 0 <= count <= len(self.data):
-            # Each element has at least one byte, so this limits the memory that corrupt data can allocate.
+            # Each element has at least one byte, so this limits the memory that corrupt data can
+            # allocate.
             raise ValueError(f"invalid length {count} in {len(self.data)} bytes")
         return int(count)
 
@@ -314,7 +358,9 @@ class _Reader:
             return None
         read = self.readers.get(kind)
         if read is None:
-            raise ValueError(f"{UNSUPPORTED.get(kind, f'R type {kind}')} has no counterpart in Python")
+            raise ValueError(
+                f"{UNSUPPORTED.get(kind, f'R type {kind}')} has no counterpart in Python"
+            )
         value = read(self)
         attributes = self.attributes() if flags & HAS_ATTRIBUTES else {}
         return self.finish(kind, value, attributes)
@@ -391,7 +437,9 @@ class _Reader:
         if not isinstance(classes, list):
             classes = []
         if "POSIXlt" in classes:
-            raise ValueError("the class POSIXlt has no counterpart in Python: convert it with as.POSIXct() in R")
+            raise ValueError(
+                "the class POSIXlt has no counterpart in Python: convert it with as.POSIXct() in R"
+            )
         if kind == LIST and names is not None and not self.in_attribute:
             if len(set(names)) != len(value) or None in names or "" in names:
                 raise ValueError(f"the names of a list must be complete and unique: {names}")
@@ -414,8 +462,12 @@ class _Reader:
     }
 
 
-def of_class(value: np.ndarray[Any, Any], classes: Sequence[str], units: Any) -> np.ndarray[Any, Any]:
-    """Numbers of a class of R. units: difftime's attribute.    ValueError: the class has no counterpart in Python."""
+def of_class(
+    value: np.ndarray[Any, Any], classes: Sequence[str], units: Any
+) -> np.ndarray[Any, Any]:
+    """Numbers of a class of R. units: difftime's attribute.    ValueError: the class has no
+    counterpart in Python.
+    """
     match classes:
         case [*_, "integer64"] if value.dtype == np.float64:
             integers = value.view(np.int64)
@@ -431,7 +483,8 @@ def of_class(value: np.ndarray[Any, Any], classes: Sequence[str], units: Any) ->
         return value
     name = next(name for name in classes if name not in DESCRIPTIVE)
     raise ValueError(
-        f"the class {name} has no counterpart in Python: convert it with as.numeric() or as.character() in R"
+        f"the class {name} has no counterpart in Python: convert it with as.numeric() or"
+        " as.character() in R"
     )
 
 

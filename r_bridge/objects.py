@@ -1,4 +1,6 @@
-"""Python objects that R references by number (models, tokenizers, lenses, weights), and the session that owns them."""
+"""Python objects that R references by number (models, tokenizers, lenses, weights), and the session
+that owns them.
+"""
 
 import gc
 import itertools
@@ -28,25 +30,35 @@ class Model:
     folder: Path | None = None
     identifier: str | None = None
     chat: Any = None  # the conversation with its KV cache (methods/chats.py)
-    signature: Any = None  # of the files in `folder` when they were loaded (minhub_py/checkpoints/fingerprint.py)
+    # of the files in `folder` when they were loaded (minhub_py/checkpoints/fingerprint.py)
+    signature: Any = None
     adapter: Path | None = None
 
     @cached_property
     def tokenizer(self) -> Any:
         """The model's tokenizer. ValueError: it has none."""
-        from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_from_pretrained
+        from minhub_py.checkpoints.tokenizers.tokenizer import (
+            read_tokenizer,
+            tokenizer_from_pretrained,
+        )
 
         if self.folder is None and self.identifier is not None:
             return tokenizer_from_pretrained(self.identifier)
         if self.folder is None:
-            raise ValueError("this model has no tokenizer: pass ids, or tokenizer = tokenizer_from_pretrained()")
+            raise ValueError(
+                "this model has no tokenizer: pass ids, or tokenizer = tokenizer_from_pretrained()"
+            )
         return read_tokenizer(self.folder)
 
     def optional_tokenizer(self) -> Any:
         """The tokenizer in the model's folder, or None."""
         from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
 
-        return self.tokenizer if self.folder is not None and tokenizer_file(self.folder) is not None else None
+        return (
+            self.tokenizer
+            if self.folder is not None and tokenizer_file(self.folder) is not None
+            else None
+        )
 
 
 @dataclass
@@ -88,7 +100,9 @@ class Cancelled(BaseException):
 
 
 class Session:
-    """The objects of an R session, and the connection of its current request: partial results and cancellation."""
+    """The objects of an R session, and the connection of its current request: partial results and
+    cancellation.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
@@ -96,7 +110,9 @@ class Session:
         self.start_request(lambda value: None, threading.Event())
 
     def start_request(self, emit: Callable[[Any], object], cancelled: threading.Event) -> None:
-        """Start a request. emit: sends a partial result to R.    cancelled: set when R cancels the request."""
+        """Start a request. emit: sends a partial result to R.    cancelled: set when R cancels the
+        request.
+        """
         self.emit, self.cancelled = emit, cancelled
         self.last_progress = 0.0
 
@@ -107,7 +123,9 @@ class Session:
         return number
 
     def get(self, name: str, number: Any, kind: type[T]) -> T:
-        """The object with a number. LookupError: it does not exist or has another type. name: R's argument."""
+        """The object with a number. LookupError: it does not exist or has another type. name: R's
+        argument.
+        """
         value = self.objects.get(scalar(number, int))
         if not isinstance(value, kind):
             raise LookupError(f"the {name} no longer exists in Python: create it again")
@@ -126,7 +144,9 @@ class Session:
             raise Cancelled
 
     def warn(self, message: Warning | str, category: type[Warning]) -> None:
-        """Send a UserWarning to R, as a replacement for `warnings.showwarning`. Other warnings are for developers."""
+        """Send a UserWarning to R, as a replacement for `warnings.showwarning`. Other warnings are
+        for developers.
+        """
         if issubclass(category, UserWarning):
             self.emit({"warning": str(message)})
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class R:
-    """An R installation. rpy2: the compatible versions of rpy2-rinterface.    rpy2_found: the installed version."""
+    """An R installation. rpy2: the compatible versions of rpy2-rinterface.    rpy2_found: the
+    installed version.
+    """
 
     executable: str
     version: tuple[int, int, int]
@@ -30,8 +32,8 @@ class R:
 # rpy2-rinterface 3.6.6 and later requires the symbol R_getVar of R 4.5.
 FIRST_RPY2, RPY2_GETVAR, R_GETVAR = (3, 6, 1), (3, 6, 6), (4, 5, 0)
 TIMEOUT = 60.0  # seconds; R torch with CUDA may take ten seconds to load from a cold disk
-# R prints one line per fact. The first word distinguishes it from the output of a profile. The facts are defined in the
-# R package, since minhub_doctor() uses them too.
+# R prints one line per fact. The first word distinguishes it from the output of a profile. The
+# facts are defined in the R package, since minhub_doctor() uses them too.
 FACTS = (
     (Path(__file__).parent / "minhubpy" / "R" / "facts.R").read_text(encoding="utf-8")
     + r"""
@@ -51,7 +53,9 @@ def find_r() -> R | None:
     output, errors = _run([executable, "--version"])
     match = re.search(r"R version (\d+\.\d+\.\d+)", output)
     if match is None:
-        raise OSError(f"{executable} --version prints {(output or errors).strip()[:100]!r}: reinstall R")
+        raise OSError(
+            f"{executable} --version prints {(output or errors).strip()[:100]!r}: reinstall R"
+        )
     return describe(executable, match[1])
 
 
@@ -68,8 +72,9 @@ def describe(executable: str, version: str) -> R:
 def ask_r(executable: str, timeout: float = TIMEOUT) -> dict[str, str]:
     """Facts about an R with the user's libraries and profile. OSError: R does not start.
 
-    The keys are "version" and "home"; the versions of "minhubpy", "torch" and "libtorch", if they are installed; and
-    "torch_works": "yes", or R torch's error. If it is absent, R crashed or hung while it loaded R torch.
+    The keys are "version" and "home"; the versions of "minhubpy", "torch" and "libtorch", if they
+    are installed; and "torch_works": "yes", or R torch's error. If it is absent, R crashed or hung
+    while it loaded R torch.
     """
     output, errors = _run([executable, "--slave", "--no-save", "--no-restore"], FACTS, timeout)
     facts = dict(re.findall(r"^minhub-fact (\w+) (.*?) *$", output, re.MULTILINE))
@@ -86,9 +91,13 @@ def try_rpy2(timeout: float = TIMEOUT) -> str | None:
 
 
 def _run(command: list[str], script: str = "", timeout: float = TIMEOUT) -> tuple[str, str]:
-    """The standard output and error of a command, which is killed after the timeout. OSError: it cannot be run."""
+    """The standard output and error of a command, which is killed after the timeout. OSError: it
+    cannot be run.
+    """
     try:
-        process = subprocess.run(command, input=script.encode(), capture_output=True, timeout=timeout, check=False)
+        process = subprocess.run(
+            command, input=script.encode(), capture_output=True, timeout=timeout, check=False
+        )
         output, errors = process.stdout, process.stderr
         if process.returncode and not errors.strip():
             errors = f"it exited with status {process.returncode}".encode()
@@ -100,7 +109,9 @@ def _run(command: list[str], script: str = "", timeout: float = TIMEOUT) -> tupl
 def last_line(text: str) -> str:
     """The last line with content, which contains an error's reason."""
     lines = [line.strip() for line in text.splitlines()]
-    return ([line for line in lines if line not in ("", "Execution halted")] or ["no error message"])[-1][:300]
+    return (
+        [line for line in lines if line not in ("", "Execution halted")] or ["no error message"]
+    )[-1][:300]
 
 
 def rpy2_range(version: tuple[int, int, int]) -> str:
@@ -111,5 +122,7 @@ def rpy2_range(version: tuple[int, int, int]) -> str:
 if __name__ == "__main__":  # for pip: python -m pip install "$(python -m r_bridge.probe)"
     r = find_r()
     if r is None:
-        sys.exit("R is not installed: apt-get install r-base-core, or see https://www.r-project.org")
+        sys.exit(
+            "R is not installed: apt-get install r-base-core, or see https://www.r-project.org"
+        )
     print(f"rpy2-rinterface{r.rpy2}")

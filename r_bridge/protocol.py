@@ -1,22 +1,24 @@
 """The protocol between a plain R session and its worker. The R implementation is R/wire.R.
 
-**Connecting.** R creates a folder that only its user may enter, and starts r_bridge.worker with the arguments FOLDER
-and R's PID. The worker listens on a free port of 127.0.0.1 and writes the port and two random secrets to
-FOLDER/address. R reads and deletes that file, connects, and sends HELLO with the first secret. The worker responds with
-WELCOME and the second secret. It closes all other connections, and stops listening after it has authenticated R. So no
-secret appears on a command line or in an environment variable, and each side proves that it can read the folder. The
-worker exits if the folder is removed before R connects.
+**Connecting.** R creates a folder that only its user may enter, and starts r_bridge.worker with the
+arguments FOLDER and R's PID. The worker listens on a free port of 127.0.0.1 and writes the port and
+two random secrets to FOLDER/address. R reads and deletes that file, connects, and sends HELLO with
+the first secret. The worker responds with WELCOME and the second secret. It closes all other
+connections, and stops listening after it has authenticated R. So no secret appears on a command
+line or in an environment variable, and each side proves that it can read the folder. The worker
+exits if the folder is removed before R connects.
 
 **Frames.** Four 32-bit integers in the machine's byte order, followed by the payload:
 
     magic   kind   call   length   payload of `length` bytes
 
-`call` is the number of R's request, from 1. A response has the number of its request, so R can drop the responses of a
-cancelled request. A payload is a value in R's serialization format (convert.py). If FILE is added to the kind, the
-payload is the name of a file in FOLDER that contains the value and that the reader deletes: R reads files several times
-as fast as sockets. AHEAD announces such a file before it is complete, so that R can read it while it is written; most
-of R's time is spent on memory allocation for the value. If R is faster than the worker, it reaches a premature end of
-file, and reads the file again when it is complete.
+`call` is the number of R's request, from 1. A response has the number of its request, so R can drop
+the responses of a cancelled request. A payload is a value in R's serialization format (convert.py).
+If FILE is added to the kind, the payload is the name of a file in FOLDER that contains the value
+and that the reader deletes: R reads files several times as fast as sockets. AHEAD announces such a
+file before it is complete, so that R can read it while it is written; most of R's time is spent on
+memory allocation for the value. If R is faster than the worker, it reaches a premature end of file,
+and reads the file again when it is complete.
 
     kind        from     payload
     HELLO       R        the first secret (raw bytes)
@@ -29,8 +31,8 @@ file, and reads the file again when it is complete.
     CANCELLED   worker   NULL: the request was cancelled
     AHEAD       worker   the name of the file that the next frame of the request announces
 
-The response to a request is any number of PARTs, then DONE, FAILED or CANCELLED. Requests run in sequence. CANCEL may
-be sent at any time; it is ignored for a completed request.
+The response to a request is any number of PARTs, then DONE, FAILED or CANCELLED. Requests run in
+sequence. CANCEL may be sent at any time; it is ignored for a completed request.
 """
 
 import itertools
@@ -54,7 +56,8 @@ SECRET_BYTES = 32
 _header = struct.Struct("=iiii")
 FILE_THRESHOLD = 1 << 18  # bytes; the socket is as fast for smaller values
 LEAD = 1 << 26  # bytes written to a file before AHEAD; R usually does not catch up
-# Windows does not delete a file that another process reads, and the file of a failed response must be deleted.
+# Windows does not delete a file that another process reads, and the file of a failed response must
+# be deleted.
 READS_AHEAD = os.name == "posix"
 
 
@@ -65,12 +68,17 @@ class ProtocolError(ConnectionError):
 def pack(kind: int, call: int, payload: bytes = b"") -> bytes:
     """Build a frame. ValueError: the payload is too long for the header's length field."""
     if len(payload) >= 2**31:
-        raise ValueError(f"a result of {len(payload):,} bytes is too large to send to R: request a smaller result")
+        raise ValueError(
+            f"a result of {len(payload):,} bytes is too large to send to R: request a smaller"
+            " result"
+        )
     return _header.pack(MAGIC, kind, call, len(payload)) + payload
 
 
 def read_frame(peer: socket.socket, limit: int = 2**31 - 1) -> tuple[int, int, bytes]:
-    """Read a frame as (kind, call, payload). ProtocolError: the connection was closed, or the frame is invalid."""
+    """Read a frame as (kind, call, payload). ProtocolError: the connection was closed, or the frame
+    is invalid.
+    """
     magic, kind, call, length = _header.unpack(_read(peer, _header.size))
     if magic != MAGIC or not 0 <= length <= limit:
         raise ProtocolError("invalid frame: the peer does not use this protocol")
@@ -123,7 +131,9 @@ def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Pa
 
 
 def prefetch(buffers: Iterator[convert.Buffer]) -> Iterator[convert.Buffer]:
-    """Create each buffer while the previous one is written. The conversion to R's array order is slow."""
+    """Create each buffer while the previous one is written. The conversion to R's array order is
+    slow.
+    """
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(next, buffers, None)
         while (buffer := following.result()) is not None:

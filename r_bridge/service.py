@@ -1,4 +1,6 @@
-"""Runs the requests of one R session. Used by worker.py and host/; methods/ contains the available methods."""
+"""Runs the requests of one R session. Used by worker.py and host/; methods/ contains the available
+methods.
+"""
 
 import inspect
 import itertools
@@ -18,7 +20,9 @@ from r_bridge.objects import Cancelled, Lens, Model, ResultFile, Session, StateD
 from r_bridge.spelling import use_r_spelling, with_r_names
 
 OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
-OPTIONAL_OBJECTS: dict[Any, type] = {kind | None: kind for kind in (Model, Tokenizer, Lens, StateDict)}
+OPTIONAL_OBJECTS: dict[Any, type] = {
+    kind | None: kind for kind in (Model, Tokenizer, Lens, StateDict)
+}
 
 
 class Service:
@@ -34,7 +38,8 @@ class Service:
         """Run a request.
 
         Args:
-            request: {"method", "arguments", "release"}; the last contains the numbers of objects that R has released.
+            request: {"method", "arguments", "release"}; the last contains the numbers of objects
+                that R has released.
             emit: Called with each partial result, and with each warning as {"warning": text}.
             cancelled: Set by the caller to cancel the request.
 
@@ -44,16 +49,21 @@ class Service:
         from minhub_py.checkpoints.transfer import listener
 
         self.session.start_request(emit, cancelled)
-        token = listener.set(lambda name, completed, total: self.session.progress(completed, total, name))
+        token = listener.set(
+            lambda name, completed, total: self.session.progress(completed, total, name)
+        )
         with warnings.catch_warnings(), use_r_spelling():
             warnings.filterwarnings("always", category=UserWarning)
-            warnings.showwarning = lambda message, category, *_: self.session.warn(message, category)
+            warnings.showwarning = lambda message, category, *_: self.session.warn(
+                message, category
+            )
             try:
                 self.session.release(as_array(request["release"]).tolist())
                 name = scalar(request["method"], str)
                 if name not in METHODS:
                     raise ValueError(
-                        f"minhub_py has no method {name!r} for R: install the minhubpy of the same version"
+                        f"minhub_py has no method {name!r} for R: install the minhubpy of the same"
+                        " version"
                     )
                 arguments = self.convert_arguments(METHODS[name], request["arguments"] or {})
                 return "done", METHODS[name](self.session, **arguments)
@@ -65,15 +75,19 @@ class Service:
                 listener.reset(token)
 
     def stream(self, request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Yield ("part", value) for each partial result, then the value of `run`. Closing the iterator cancels it.
+        """Yield ("part", value) for each partial result, then the value of `run`. Closing the
+        iterator cancels it.
 
-        The request runs in another thread, so that the current thread can handle Ctrl-C while it waits.
+        The request runs in another thread, so that the current thread can handle Ctrl-C while it
+        waits.
         """
         results: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         cancelled = threading.Event()
         future, kind = None, "part"
         try:
-            future = self.thread.submit(self.run, request, lambda value: results.put(("part", value)), cancelled)
+            future = self.thread.submit(
+                self.run, request, lambda value: results.put(("part", value)), cancelled
+            )
             future.add_done_callback(lambda future: results.put(future.result()))
             while kind == "part":
                 try:
@@ -86,10 +100,13 @@ class Service:
             if future is not None:
                 future.result()
 
-    def convert_arguments(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def convert_arguments(
+        self, method: Callable[..., Any], arguments: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Convert R's arguments according to the method's annotations.
 
-        ValueError: an argument is unknown, missing or of another type.    LookupError: an object does not exist.
+        ValueError: an argument is unknown, missing or of another type.    LookupError: an object
+        does not exist.
         """
         parameters = parameters_of(method)
         if unknown := set(arguments) - set(parameters):
@@ -100,7 +117,9 @@ class Service:
             if kind in (Model, Tokenizer, StateDict, ResultFile):
                 value = self.session.get(name, value, kind)
             elif kind in OPTIONAL_OBJECTS:
-                value = None if value is None else self.session.get(name, value, OPTIONAL_OBJECTS[kind])
+                value = (
+                    None if value is None else self.session.get(name, value, OPTIONAL_OBJECTS[kind])
+                )
             elif kind in (str, int, float, bool):
                 value = parameter.default if value is None else scalar(value, kind)
                 if value in (None, parameter.empty):
@@ -113,12 +132,16 @@ class Service:
 
 @cache
 def parameters_of(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a method after `session`. Cached, as the inspection takes longer than a small request."""
+    """The parameters of a method after `session`. Cached, as the inspection takes longer than a
+    small request.
+    """
     return dict(itertools.islice(inspect.signature(method).parameters.items(), 1, None))
 
 
 def error_class(error: BaseException) -> list[str]:
-    """The class of an error, and the classes that it extends up to Python's, as R's conditions have them."""
+    """The class of an error, and the classes that it extends up to Python's, as R's conditions have
+    them.
+    """
     classes = type(error).__mro__
     first = next(number for number, kind in enumerate(classes) if kind.__module__ == "builtins")
     return [kind.__name__ for kind in classes[: first + 1]]
@@ -130,6 +153,11 @@ def error_message(error: BaseException) -> str:
     if isinstance(error, ValueError | OSError | MemoryError | LookupError) and text:
         return text
     if isinstance(error, ImportError) and "undefined symbol" in text:
-        return "PyTorch and R torch cannot be loaded in one process: use a plain R session, or do not load R torch"
-    advice = ": run minhub_doctor() to see what to install" if isinstance(error, ImportError) else ""
+        return (
+            "PyTorch and R torch cannot be loaded in one process: use a plain R session, or do not"
+            " load R torch"
+        )
+    advice = (
+        ": run minhub_doctor() to see what to install" if isinstance(error, ImportError) else ""
+    )
     return f"unexpected {type(error).__name__} in Python: {text[:500]}{advice}"

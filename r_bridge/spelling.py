@@ -54,7 +54,10 @@ class RSpelling(Spelling):
 
     def download(self, identifier: str, revision: str) -> str:
         """A call of from_pretrained(), which downloads missing files."""
-        arguments = [_quote(identifier), *([] if revision == "main" else [self.setting("revision", revision)])]
+        arguments = [
+            _quote(identifier),
+            *([] if revision == "main" else [self.setting("revision", revision)]),
+        ]
         return f"from_pretrained({', '.join(arguments)})"
 
     def resume(self, folder: str | PathLike[str], **changes: Any) -> str:
@@ -64,7 +67,11 @@ class RSpelling(Spelling):
 
     def install(self, extra: str) -> str | None:
         """A call of minhub_install() if it created this Python, which may have neither pip nor uv."""
-        return f"minhub_install(extras = {_quote(extra)})" if Path(sys.prefix).parts[-2:] == INSTALLED else None
+        return (
+            f"minhub_install(extras = {_quote(extra)})"
+            if Path(sys.prefix).parts[-2:] == INSTALLED
+            else None
+        )
 
 
 def _quote(value: Any) -> str:

@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 
 
 class RListener(Listener):
-    """Sends the events of a run to R, as lists with the name `event`. Only `preparing` may raise an exception."""
+    """Sends the events of a run to R, as lists with the name `event`. Only `preparing` may raise an
+    exception.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.last_working = time.monotonic()
 
     def preparing(self, label: str, completed: int, total: int) -> None:
-        """Progress in bytes while the text is read. Raises Cancelled if R has cancelled the request."""
+        """Progress in bytes while the text is read. Raises Cancelled if R has cancelled the
+        request.
+        """
         self.session.check_cancelled()
         if total:
             self.session.progress(completed, total, label, event="preparing")
@@ -41,39 +45,69 @@ class RListener(Listener):
         """The model, the data and the main settings."""
         settings, corpus = trainer.settings, trainer.corpus
         title = family_title(settings.family or trainer.family.name)
-        self.session.emit({
-            "event": "begins", "family": title, "parameters": float(trainer.parameters),
-            "device": str(trainer.device), "dtype": settings.dtype, "train_tokens": float(corpus.train.count),
-            "held_out_tokens": float(corpus.held_out.count),
-            "unit": "examples" if corpus.objective == "labels" else "tokens", "loss_unit": corpus.unit.name,
-            "step": trainer.progress.step, "steps": settings.steps, "finished": trainer.finished,
-            "batch": settings.batch, "context": trainer.context,
-        })  # fmt: skip
+        self.session.emit(
+            {
+                "event": "begins",
+                "family": title,
+                "parameters": float(trainer.parameters),
+                "device": str(trainer.device),
+                "dtype": settings.dtype,
+                "train_tokens": float(corpus.train.count),
+                "held_out_tokens": float(corpus.held_out.count),
+                "unit": "examples" if corpus.objective == "labels" else "tokens",
+                "loss_unit": corpus.unit.name,
+                "step": trainer.progress.step,
+                "steps": settings.steps,
+                "finished": trainer.finished,
+                "batch": settings.batch,
+                "context": trainer.context,
+            }
+        )
 
     def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:
         """The approximate duration of the run."""
-        self.session.emit({
-            "event": "estimated", "seconds": seconds, "time": about(seconds), "steps": steps,
-            "evaluations": evaluations, "step_seconds": step_seconds, "busy": busy_advice(*load_average()),
-        })  # fmt: skip
+        self.session.emit(
+            {
+                "event": "estimated",
+                "seconds": seconds,
+                "time": about(seconds),
+                "steps": steps,
+                "evaluations": evaluations,
+                "step_seconds": step_seconds,
+                "busy": busy_advice(*load_average()),
+            }
+        )
 
     def working(self, step: int, task: str, number: int, count: int) -> None:
         """The pending batch, at most once a second."""
         if time.monotonic() - self.last_working >= 1:
             self.last_working = time.monotonic()
-            self.session.emit({"event": "working", "step": step, "task": task, "batch": number, "batches": count})
+            self.session.emit(
+                {"event": "working", "step": step, "task": task, "batch": number, "batches": count}
+            )
 
-    def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
+    def stepped(
+        self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float
+    ) -> None:
         """Progress after a step."""
-        self.session.emit({
-            "event": "stepped", "step": step, "steps": steps, "loss": loss, "tokens_per_second": tokens_per_second,
-            "seconds_left": seconds_left, "time_left": duration(seconds_left),
-        })  # fmt: skip
+        self.session.emit(
+            {
+                "event": "stepped",
+                "step": step,
+                "steps": steps,
+                "loss": loss,
+                "tokens_per_second": tokens_per_second,
+                "seconds_left": seconds_left,
+                "time_left": duration(seconds_left),
+            }
+        )
 
     def evaluated(self, row: LossRow, best: bool) -> None:
         """A new row of the losses."""
         values = {name: column[0] for name, column in columns([row]).items()}
-        self.session.emit({"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best})
+        self.session.emit(
+            {"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best}
+        )
 
     def sampled(self, step: int, text: str) -> None:
         """A sample of the model's text."""
@@ -100,31 +134,44 @@ def write_examples(columns: Mapping[str, Any], path: Path) -> None:
 
 
 def example_value(value: Any) -> Any:
-    """A value of a column: a text, a number, None, or a conversation, which R sends as the columns of its messages."""
+    """A value of a column: a text, a number, None, or a conversation, which R sends as the columns
+    of its messages.
+    """
     if isinstance(value, Mapping):
         messages = zip(*(vector_values(column) for column in value.values()), strict=True)
-        return [{name: cell for name, cell in zip(value, cells, strict=True) if cell is not None} for cells in messages]
+        return [
+            {name: cell for name, cell in zip(value, cells, strict=True) if cell is not None}
+            for cells in messages
+        ]
     if value is None or isinstance(value, str):
         return value
     return None if math.isnan(value) else float(value)
 
 
 def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Convert settings from R, and `metrics`. ValueError: a name is unknown; the message lists the valid names."""
-    python_names = {R_NAMES.get(item.name, item.name): item.name for item in fields(Settings)} | {"metrics": "metrics"}
+    """Convert settings from R, and `metrics`. ValueError: a name is unknown; the message lists the
+    valid names.
+    """
+    python_names = {R_NAMES.get(item.name, item.name): item.name for item in fields(Settings)} | {
+        "metrics": "metrics"
+    }
     values = values or {}
     if invalid := sorted(set(values) - set(python_names)):
         raise ValueError(unknown(invalid, list(python_names)))
     return {
-        python_names[name]: {key: setting(item) for key, item in value.items()}
-        if isinstance(value, Mapping)
-        else setting(value)
+        python_names[name]: (
+            {key: setting(item) for key, item in value.items()}
+            if isinstance(value, Mapping)
+            else setting(value)
+        )
         for name, value in values.items()
     }
 
 
 def describe_run(folder: Path) -> dict[str, Any]:
-    """A summary of a run. FileNotFoundError: the folder contains no run. ValueError: it has no results yet."""
+    """A summary of a run. FileNotFoundError: the folder contains no run. ValueError: it has no
+    results yet.
+    """
     summary = read(folder)
     return {
         "folder": str(folder),
@@ -146,7 +193,9 @@ def describe_run(folder: Path) -> dict[str, Any]:
         "seconds": summary.seconds,
         "time": duration(summary.seconds),
         "device": summary.settings.device,
-        "settings": {R_NAMES.get(name, name): value for name, value in asdict(summary.settings).items()},
+        "settings": {
+            R_NAMES.get(name, name): value for name, value in asdict(summary.settings).items()
+        },
         "losses": Frame(columns(summary.rows)),
     }
 
@@ -156,5 +205,9 @@ def columns(rows: Sequence[LossRow]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in columns_of(rows):
         values = np.array([row[name] for row in rows], np.float64)
-        result[name] = values.astype(np.int32) if name == "step" else np.ma.MaskedArray(values, np.isnan(values))
+        result[name] = (
+            values.astype(np.int32)
+            if name == "step"
+            else np.ma.MaskedArray(values, np.isnan(values))
+        )
     return result

@@ -1,4 +1,5 @@
-"""The worker process of a plain R session. R starts it with the arguments FOLDER and PID (see protocol.py).
+"""The worker process of a plain R session. R starts it with the arguments FOLDER and PID (see
+protocol.py).
 
 It serves R only, and exits when R exits, even if R is killed.
 """
@@ -37,7 +38,10 @@ def main() -> None:
     for name in ("SIGTERM", "SIGHUP"):  # the end of a session or a terminal
         if number := getattr(signal, name, None):
             signal.signal(number, lambda *_: shut_down(folder))
-    secret, proof = secrets.token_bytes(protocol.SECRET_BYTES), secrets.token_bytes(protocol.SECRET_BYTES)
+    secret, proof = (
+        secrets.token_bytes(protocol.SECRET_BYTES),
+        secrets.token_bytes(protocol.SECRET_BYTES),
+    )
     listener = listen(folder, secret, proof)
     # Not earlier: it could remove the folder while listen() creates a file there.
     threading.Thread(target=watch, args=(parent, folder), daemon=True).start()
@@ -88,7 +92,12 @@ def has_exited(pid: int) -> bool:
 def listen(folder: Path, secret: bytes, proof: bytes) -> socket.socket:
     """A socket for R, whose address and secrets are in the folder."""
     listener = socket.create_server(("127.0.0.1", 0))
-    address = {"port": listener.getsockname()[1], "secret": secret, "proof": proof, "pid": os.getpid()}
+    address = {
+        "port": listener.getsockname()[1],
+        "secret": secret,
+        "proof": proof,
+        "pid": os.getpid(),
+    }
     draft = folder / "address.draft"
     try:
         draft.touch(0o600)
@@ -102,11 +111,14 @@ def listen(folder: Path, secret: bytes, proof: bytes) -> socket.socket:
 def accept_r(listener: socket.socket, secret: bytes, proof: bytes, folder: Path) -> socket.socket:
     """Wait until R connects and sends the secret from the folder."""
     authenticated: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    threading.Thread(target=authenticate_peers, args=(listener, secret, authenticated), daemon=True).start()
+    threading.Thread(
+        target=authenticate_peers, args=(listener, secret, authenticated), daemon=True
+    ).start()
     deadline = time.monotonic() + CONNECT_TIMEOUT
     peer = None
     while peer is None:
-        if time.monotonic() > deadline or not folder.exists():  # R removes the folder when it stops waiting
+        # R removes the folder when it stops waiting
+        if time.monotonic() > deadline or not folder.exists():
             shut_down(folder)
         with suppress(queue.Empty):
             peer = authenticated.get(timeout=0.1)
@@ -165,7 +177,12 @@ def receive(peer: socket.socket, requests: Requests, folder: Path) -> None:
 
 
 def respond(
-    service: Service, peer: socket.socket, folder: Path, call: int, cancelled: threading.Event, payload: bytes
+    service: Service,
+    peer: socket.socket,
+    folder: Path,
+    call: int,
+    cancelled: threading.Event,
+    payload: bytes,
 ) -> None:
     """Run a request and send the response."""
 
@@ -174,20 +191,27 @@ def respond(
 
     try:
         os.getcwd()
-    except FileNotFoundError:  # MKL aborts the process at its first use if the working directory does not exist
+    # MKL aborts the process at its first use if the working directory does not exist
+    except FileNotFoundError:
         os.chdir(os.path.abspath(os.sep))
     try:
         request = convert.loads(payload)
         kind, value = service.run(request, lambda part: send(protocol.PART, part), cancelled)
     except (ValueError, UnicodeDecodeError) as error:  # from loads
-        kind, value = "failed", {"class": type(error).__name__, "message": f"a corrupt request: {error}"}
+        kind, value = (
+            "failed",
+            {"class": type(error).__name__, "message": f"a corrupt request: {error}"},
+        )
     cancelled.set()  # marks the request as completed for `receive`
     try:
         send(protocol.RESPONSES[kind], value)
     except OSError:
         raise
     except Exception as error:  # R waits for a response, so every error is sent
-        send(protocol.FAILED, {"class": type(error).__name__, "message": f"the result cannot be sent: {error}"})
+        send(
+            protocol.FAILED,
+            {"class": type(error).__name__, "message": f"the result cannot be sent: {error}"},
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Checks the types that users see: mypy finds all mistakes in a page of user code and no others. `make types`.
+"""Checks the types that users see: mypy finds all mistakes in a page of user code and no others.
+`make types`.
 
 pyright checks the page, too, if it is installed; any path of it can be passed as an argument.
 """
@@ -26,11 +27,16 @@ def check(name: str, command: list[str]) -> int:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     planted = {number for number, line in enumerate(lines, 1) if "# mistake" in line}
     output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    matches = {int(number) for number in re.findall(rf"{PAGE.name}:(\d+)(?::\d+ -)?:? error", output)}
+    matches = {
+        int(number) for number in re.findall(rf"{PAGE.name}:(\d+)(?::\d+ -)?:? error", output)
+    }
     if matches == planted:
         print(f"{name}: all {len(planted)} planted mistakes are found")
         return 0
-    print(f"{name}: missed lines {sorted(planted - matches)}, rejected lines {sorted(matches - planted)}\n{output}")
+    print(
+        f"{name}: missed lines {sorted(planted - matches)}, rejected lines"
+        f" {sorted(matches - planted)}\n{output}"
+    )
     return 1
 
 

@@ -14,13 +14,26 @@ from r_package import library, reference_folder  # noqa: F401  # fixtures
 
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 
-# One thread for the processes that tests start, too, unless they set a number: more would wait for the same cores.
+# One thread for the processes that tests start, too, unless they set a number: more would wait for
+# the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A shell starts background processes with SIGINT ignored, and the processes of the tests would inherit that.
+# A shell starts background processes with SIGINT ignored, and the processes of the tests would
+# inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Failed assertions of shared code show their values, too.
-for name in ("bridge_calls", "commands", "corruption", "decoders", "guarantees", "hub_files", "job_runs", "memory",
-             "references", "served_models", "training_runs"):  # fmt: skip
+for name in (
+    "bridge_calls",
+    "commands",
+    "corruption",
+    "decoders",
+    "guarantees",
+    "hub_files",
+    "job_runs",
+    "memory",
+    "references",
+    "served_models",
+    "training_runs",
+):
     pytest.register_assert_rewrite(name)
 
 
@@ -39,14 +52,17 @@ FIRST = ["test_r_package.py", "test_architectures.py", "test_r_processes.py", "t
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than cores, at most four: tests of R and of processes mostly wait.
 
-    With two more, two cores were idle for 5 % of the time instead of 24 %, but needed a fifth more CPU time.
+    With two more, two cores were idle for 5 % of the time instead of 24 %, but needed a fifth more
+    CPU time.
     """
     return min((os.cpu_count() or 1) + 1, 4)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; pytest-xdist hands them out in this order."""
-    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+    items.sort(
+        key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST)
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -61,17 +77,19 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """One thread for each test and its fixtures, also if a command of an earlier test has set another number.
+    """One thread for each test and its fixtures, also if a command of an earlier test has set
+    another number.
 
-    The models are tiny: a second thread that waits for a busy core takes more time than it saves. PyTorch's sums
-    depend on the number of threads.
+    The models are tiny: a second thread that waits for a busy core takes more time than it saves.
+    PyTorch's sums depend on the number of threads.
     """
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level BPE as in repositories without a tokenizer.json: vocab.json and merges.txt, in GPT-2's format.
+    """A byte-level BPE as in repositories without a tokenizer.json: vocab.json and merges.txt, in
+    GPT-2's format.
 
     600 tokens, trained on English; <|endoftext|> is the last one, as in GPT-2's.
     """

@@ -1,6 +1,7 @@
 """Writes a page with the coverage of Python and R: python coverage_table.py PYTHON.json R.csv PAGE.
 
-PYTHON.json is a report of coverage.py, R.csv the table of covr's `tally_coverage()`. Packages below a floor fail.
+PYTHON.json is a report of coverage.py, R.csv the table of covr's `tally_coverage()`. Packages below
+a floor fail.
 """
 
 import csv
@@ -35,18 +36,30 @@ def r_counts(table: list[dict[str, str]]) -> Counts:
 
 
 def percent(counts: Counts) -> float:
-    return 100 * sum(covered for covered, _ in counts.values()) / sum(total for _, total in counts.values())
+    return (
+        100
+        * sum(covered for covered, _ in counts.values())
+        / sum(total for _, total in counts.values())
+    )
 
 
 def section(language: str, about: str, counts: Counts) -> list[str]:
     rows = [
-        f"| {name} | {total} | {100 * covered / total:.1f} % |" for name, (covered, total) in sorted(counts.items())
+        f"| {name} | {total} | {100 * covered / total:.1f} % |"
+        for name, (covered, total) in sorted(counts.items())
     ]
     total = sum(total for _, total in counts.values())
     return [
-        f"## {language}", "", about, "", "| package or file | lines | covered |", "| --- | ---: | ---: |", *rows,
-        f"| **all** | {total} | **{percent(counts):.1f} %** |", "",
-    ]  # fmt: skip
+        f"## {language}",
+        "",
+        about,
+        "",
+        "| package or file | lines | covered |",
+        "| --- | ---: | ---: |",
+        *rows,
+        f"| **all** | {total} | **{percent(counts):.1f} %** |",
+        "",
+    ]
 
 
 def main(python_report: str, r_table: str, page: str) -> int:
@@ -55,13 +68,28 @@ def main(python_report: str, r_table: str, page: str) -> int:
     with Path(r_table).open(encoding="utf-8") as file:
         counts = {"Python": python_counts(report), "R": r_counts(list(csv.DictReader(file)))}
     text = [
-        "# Coverage", "",
-        "Lines that the tests run, including those of commands, forks, servers and R's worker processes.",
-        "Processes that are killed are not counted, such as the sandbox of templates. Command: `make coverage`.", "",
-        *section("Python", f"Python {platform.python_version()}, coverage.py {report['meta']['version']}.",
-                 counts["Python"]),
-        *section("R", "The tests in tests/testthat, by covr. Without R torch, torch.R cannot run.", counts["R"]),
-    ]  # fmt: skip
+        "# Coverage",
+        "",
+        (
+            "Lines that the tests run, including those of commands, forks, servers and R's worker"
+            " processes."
+        ),
+        (
+            "Processes that are killed are not counted, such as the sandbox of templates. Command:"
+            " `make coverage`."
+        ),
+        "",
+        *section(
+            "Python",
+            f"Python {platform.python_version()}, coverage.py {report['meta']['version']}.",
+            counts["Python"],
+        ),
+        *section(
+            "R",
+            "The tests in tests/testthat, by covr. Without R torch, torch.R cannot run.",
+            counts["R"],
+        ),
+    ]
     Path(page).write_text("\n".join(text), encoding="utf-8")
     shares = {language: percent(lines) for language, lines in counts.items()}
     print(*(f"{language}: {share:.1f} %" for language, share in shares.items()), sep="\n")

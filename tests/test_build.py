@@ -20,22 +20,32 @@ CC = " ".join(compiler() or ())
 
 def build(out: Path, root: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Compile the decoder to `out`, as pip does."""
-    command = [sys.executable, "setup.py", "build_ext", "--build-lib", out, "--build-temp", out / "temp"]
+    command = [
+        sys.executable,
+        "setup.py",
+        "build_ext",
+        "--build-lib",
+        out,
+        "--build-temp",
+        out / "temp",
+    ]
     environment = {**os.environ, "MINHUB_NO_DECODER": "", **environment}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture
 def quick(tmp_path: Path) -> Callable[..., str]:
-    """quick(link, real): a compiler that compiles only `real`, to empty objects, and runs `link` in the shell to link.
+    """quick(link, real): a compiler that compiles only `real`, to empty objects, and runs `link` in
+    the shell to link.
 
     link: writes $library; by default it copies the library of this installation.
     """
 
     def write(link: str = f'cp {PATH} "$library"', real: str = "none") -> str:
         path = tmp_path / "quick"
-        path.write_text(
-            f"""#!/bin/sh
+        path.write_text(f"""#!/bin/sh
 case "$*" in
 *-dM*) exit;;
 *{real}.c*) exec {CC} "$@";;
@@ -45,8 +55,7 @@ while [ "$1" != -o ]; do shift; done
 library=$2
 : > "$library"
 [ -z "$shared" ] || {link}
-"""
-        )
+""")
         path.chmod(0o700)
         return str(path)
 
@@ -57,7 +66,13 @@ library=$2
 def sources(tmp_path: Path) -> Path:
     """A copy of all files of the build."""
     root = tmp_path / "root"
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "minhub_py/system/version.py"):
+    for name in (
+        "setup.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "minhub_py/system/version.py",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
     ignored = shutil.ignore_patterns("*.so", "*.dll", "*.py", "__pycache__")
@@ -70,21 +85,32 @@ def test_a_failed_compilation_is_an_error_unless_the_decoder_is_left_out(
 ) -> None:
     result = build(tmp_path / "failed", CC="/bin/false")
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("error: the C decoder of minhub_py was not compiled (")
+    assert result.stderr.splitlines()[-1].startswith(
+        "error: the C decoder of minhub_py was not compiled ("
+    )
     assert "install a C compiler" in result.stderr
     assert "set MINHUB_NO_DECODER=1" in result.stderr
     assert build(tmp_path / "without", CC="/bin/false", MINHUB_NO_DECODER="1").returncode == 0
     assert build(tmp_path / "compiled", CC=quick()).returncode == 0
-    assert [len(list((tmp_path / name).rglob("_decoder*"))) for name in ("failed", "without", "compiled")] == [0, 0, 2]
+    assert [
+        len(list((tmp_path / name).rglob("_decoder*")))
+        for name in ("failed", "without", "compiled")
+    ] == [0, 0, 2]
 
 
-def test_a_library_that_does_not_load_is_an_error_of_the_build(tmp_path: Path, quick: Callable[..., str]) -> None:
+def test_a_library_that_does_not_load_is_an_error_of_the_build(
+    tmp_path: Path, quick: Callable[..., str]
+) -> None:
     """The compiler works, so that the advice is not to install one."""
-    for number, (link, reason) in enumerate([
-        ("true", "file too short"),
-        (f'{CC} -shared -o "$library" {tmp_path}/undefined.c', "undefined symbol: missing"),
-    ]):  # fmt: skip
-        (tmp_path / "undefined.c").write_text("void missing(void);\nvoid choose(void) { missing(); }\n")
+    for number, (link, reason) in enumerate(
+        [
+            ("true", "file too short"),
+            (f'{CC} -shared -o "$library" {tmp_path}/undefined.c', "undefined symbol: missing"),
+        ]
+    ):
+        (tmp_path / "undefined.c").write_text(
+            "void missing(void);\nvoid choose(void) { missing(); }\n"
+        )
         out = tmp_path / str(number)
         result = build(out, CC=quick(link))
         message = result.stderr.splitlines()[-1]
@@ -95,7 +121,9 @@ def test_a_library_that_does_not_load_is_an_error_of_the_build(tmp_path: Path, q
         assert not list((out / "minhub_py").rglob("_decoder*"))
 
 
-def test_the_build_compiles_only_what_has_changed(tmp_path: Path, sources: Path, quick: Callable[..., str]) -> None:
+def test_the_build_compiles_only_what_has_changed(
+    tmp_path: Path, sources: Path, quick: Callable[..., str]
+) -> None:
     """A file that it includes, and the flags count, too."""
     native, setup = sources / "minhub_py" / "inference" / "native", sources / "setup.py"
 
@@ -134,9 +162,17 @@ def test_pip_installs_a_compiler_for_the_build_where_none_works(tmp_path: Path) 
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o700)
-    for environment, expected in (({}, True), ({"CC": "/bin/false"}, False), ({"MINHUB_NO_DECODER": "1"}, False)):
+    for environment, expected in (
+        ({}, True),
+        ({"CC": "/bin/false"}, False),
+        ({"MINHUB_NO_DECODER": "1"}, False),
+    ):
         result = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
             env={"PATH": str(tmp_path), "HOME": str(tmp_path), **environment},
-        )  # fmt: skip
+        )
         assert ("ziglang~=" in result.stdout.splitlines()[-1]) == expected, environment

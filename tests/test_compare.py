@@ -1,4 +1,6 @@
-"""The comparison with other libraries, tests/benchmarks/compare.py, on built-in models. No test asserts a time."""
+"""The comparison with other libraries, benchmarks/compare.py, on built-in models. No test asserts a
+time.
+"""
 
 import json
 import struct
@@ -57,7 +59,9 @@ def forks() -> Iterator[None]:
     """The workers are forks: a new Python would import PyTorch in each."""
 
     def start(engine: str, options: dict[str, object], threads: int, python: str) -> Worker:
-        return Worker(engine, options, threads, fast_python.python() if python == sys.executable else python)
+        return Worker(
+            engine, options, threads, fast_python.python() if python == sys.executable else python
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peers_run, "Worker", start)
@@ -80,8 +84,13 @@ def test_decode_against_all_peers(decoded: tuple[str, Path]) -> None:
     assert result["failed"] == {}
     case = result["cases"]["decode"]
     rows = {row["runner"]: row for row in case["rows"]}
-    assert {"minhub_py float32", "minhub_py bfloat16", "transformers float32", "CTranslate2 float32",
-            "CTranslate2 int8"} <= set(rows)  # fmt: skip
+    assert {
+        "minhub_py float32",
+        "minhub_py bfloat16",
+        "transformers float32",
+        "CTranslate2 float32",
+        "CTranslate2 int8",
+    } <= set(rows)
     for row in rows.values():
         assert len(row["seconds"]) == len(row["seconds_to_first"]) == 1
         assert len(row["ids"]) == case["values"]["new"] == 16
@@ -93,7 +102,8 @@ def test_decode_against_all_peers(decoded: tuple[str, Path]) -> None:
     ours, reference = rows["minhub_py float32"], rows["transformers float32"]
     assert reference["ratio"] == 1
     assert ours["ratio"] == pytest.approx(reference["seconds"][0] / ours["seconds"][0])
-    assert ours["bytes_per_token"] == 4 * (1_907_360 - 256 * 160)  # all parameters except the positions
+    # all parameters except the positions
+    assert ours["bytes_per_token"] == 4 * (1_907_360 - 256 * 160)
     assert case["values"]["limit_gigabytes_per_second"] > 0
 
 
@@ -116,8 +126,19 @@ def test_a_saved_run_is_shown_again(decoded: tuple[str, Path], tmp_path: Path) -
 def test_the_lstm_and_what_smaller_weights_cost(tmp_path: Path) -> None:
     """With a user's text."""
     text = tmp_path / "text.txt"
-    text.write_text("Now is the winter of our discontent made glorious summer by this sun of York. " * 2)
-    call = (*QUICK, "--model", "minhub/shakespeare-lstm", "--only", "quality", "--json", "--text", str(text))
+    text.write_text(
+        "Now is the winter of our discontent made glorious summer by this sun of York. " * 2
+    )
+    call = (
+        *QUICK,
+        "--model",
+        "minhub/shakespeare-lstm",
+        "--only",
+        "quality",
+        "--json",
+        "--text",
+        str(text),
+    )
     result = json.loads(done(*call, "--only", "lstm"))
     lstm = {row["runner"]: row for row in result["cases"]["lstm"]["rows"]}
     assert lstm["minhub_py float32"]["ids"] == lstm["a plain loop, float32"]["ids"]
@@ -126,7 +147,9 @@ def test_the_lstm_and_what_smaller_weights_cost(tmp_path: Path) -> None:
     assert quality["float32"]["ratio"] == 1
     assert quality["float32"]["same_percent"] == 100
     assert quality["float32"]["same_starts"] == [20, 20]
-    assert quality["bfloat16"]["perplexity"] == pytest.approx(quality["float32"]["perplexity"], rel=0.01)
+    assert quality["bfloat16"]["perplexity"] == pytest.approx(
+        quality["float32"]["perplexity"], rel=0.01
+    )
     assert quality["bfloat16"]["perplexity"] != quality["float32"]["perplexity"]
     text.write_text("short")
     result = run(*call)
@@ -136,10 +159,20 @@ def test_the_lstm_and_what_smaller_weights_cost(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def small_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A checkpoint with grouped queries, and weights so large that wrong positions or heads change the output."""
+    """A checkpoint with grouped queries, and weights so large that wrong positions or heads change
+    the output.
+    """
     torch.manual_seed(0)
-    model = llama(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-                  num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True)  # fmt: skip
+    model = llama(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
     with torch.no_grad():
         for parameter in model.layers.parameters():
             parameter.mul_(8 if parameter.dim() == 2 else 1)
@@ -150,8 +183,8 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 LLAMACPP = "llama.cpp is left out because it is not installed: pip install llama-cpp-python gguf"
 OPENVINO = (
-    "OpenVINO is left out because it is not installed: "
-    "python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python"
+    "OpenVINO is left out because it is not installed: python3 -m venv ov; ov/bin/pip install"
+    " optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python"
 )
 
 
@@ -161,11 +194,18 @@ def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, small_llama: 
         monkeypatch.setitem(sys.modules, peer, None)  # Python's convention for a missing module
     monkeypatch.delenv("MINHUB_BENCH_OPENVINO", raising=False)
     monkeypatch.setattr(cases, "KINDS", ("float32",))  # one process; the next test has the others
-    result = run(*QUICK, "--model", small_llama, "--only", "llama", "--only", "lstm", "--only", "start")
+    result = run(
+        *QUICK, "--model", small_llama, "--only", "llama", "--only", "lstm", "--only", "start"
+    )
     assert result.exit_code == 0, result.output
     assert "minhub_py float32" in result.stdout
     assert "transformers float32" not in result.stdout
-    assert result.stdout.count("transformers is left out because it is not installed: pip install transformers") == 1
+    assert (
+        result.stdout.count(
+            "transformers is left out because it is not installed: pip install transformers"
+        )
+        == 1
+    )
     assert result.stdout.count(LLAMACPP) == 1
     assert result.stdout.count(OPENVINO) == 1
     assert f"lstm is left out: it measures lstm, but {small_llama} is llama" in result.stdout
@@ -173,7 +213,8 @@ def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, small_llama: 
     assert "has no tokenizer" in result.stdout
 
 
-@pytest.mark.soak  # six processes, two with transformers, which test_decode_against_all_peers has, too
+# six processes, two with transformers, which test_decode_against_all_peers has, too
+@pytest.mark.soak
 def test_llama_without_llamacpp(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     monkeypatch.delenv("MINHUB_BENCH_OPENVINO", raising=False)
@@ -182,7 +223,11 @@ def test_llama_without_llamacpp(monkeypatch: pytest.MonkeyPatch, small_llama: st
     assert result["left_out"] == [LLAMACPP, OPENVINO]
     rows = {row["runner"]: row for row in result["cases"]["llama"]["rows"]}
     kinds = ("float32", "bfloat16", "int8", "int8-bfloat16", "nf4", "nf4-bfloat16")
-    assert list(rows) == [*(f"minhub_py {kind}" for kind in kinds), "transformers float32", "transformers bfloat16"]
+    assert list(rows) == [
+        *(f"minhub_py {kind}" for kind in kinds),
+        "transformers float32",
+        "transformers bfloat16",
+    ]
     assert rows["minhub_py float32"]["ids"] == rows["transformers float32"]["ids"]
     assert len(set(rows["minhub_py float32"]["ids"])) > 8
 
@@ -195,7 +240,13 @@ def test_llamacpp_reads_the_same_llama(monkeypatch: pytest.MonkeyPatch, small_ll
     assert result["left_out"] == [OPENVINO]
     rows = {row["runner"]: row for row in result["cases"]["llama"]["rows"]}
     assert rows["llama.cpp F32"]["ids"] == rows["minhub_py float32"]["ids"]
-    assert {"minhub_py Q8_0", "minhub_py Q4_0", "llama.cpp BF16", "llama.cpp Q8_0", "llama.cpp Q4_0"} <= set(rows)
+    assert {
+        "minhub_py Q8_0",
+        "minhub_py Q4_0",
+        "llama.cpp BF16",
+        "llama.cpp Q8_0",
+        "llama.cpp Q4_0",
+    } <= set(rows)
 
 
 PROMPTS = [[5, 9, 2, 7] * 6, [3], [8, 1, 4, 4, 2, 60, 33]]
@@ -225,13 +276,22 @@ def peer_ids(library: str, folder: Path, scratch: Path, prompts: list[list[int]]
 
 
 @pytest.mark.parametrize(
-    "library", [pytest.param("llama.cpp", marks=needs("llama_cpp")), pytest.param("OpenVINO", marks=needs("OpenVINO"))]
+    "library",
+    [
+        pytest.param("llama.cpp", marks=needs("llama_cpp")),
+        pytest.param("OpenVINO", marks=needs("OpenVINO")),
+    ],
 )
-def test_rows_of_a_peer_are_those_alone(library: str, checkpoints: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:
+def test_rows_of_a_peer_are_those_alone(
+    library: str, checkpoints: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
     """Several prompts of different lengths in a batch, with a file of the benchmark."""
     for folder, _ in checkpoints.values():
         model = minhub_py.from_pretrained(folder, device="cpu")
-        alone = [minhub_py.generate(model, [prompt], 8, temperature=0, eos_id=None)[0] for prompt in PROMPTS]
+        alone = [
+            minhub_py.generate(model, [prompt], 8, temperature=0, eos_id=None)[0]
+            for prompt in PROMPTS
+        ]
         assert peer_ids(library, folder, tmp_path, PROMPTS) == alone
         assert len({tuple(ids) for ids in alone}) == len(PROMPTS)
 
@@ -246,8 +306,9 @@ def test_a_gguf_file_is_that_of_llamacpps_converter(
     reference_file = gguf_files.write(tmp_path / "theirs.gguf", model)
     actual, expected = read_header(file), read_header(reference_file)
     assert actual.metadata == expected.metadata | {
-        "tokenizer.ggml.model": "none", f"{model.config.model_type}.vocab_size": model.config.vocab_size,
-    }  # fmt: skip
+        "tokenizer.ggml.model": "none",
+        f"{model.config.model_type}.vocab_size": model.config.vocab_size,
+    }
     assert actual.tensors.keys() == expected.tensors.keys()
     ids = torch.tensor([PROMPTS[0]])
     ours, other = (minhub_py.from_pretrained(path, device="cpu") for path in (file, folder))
@@ -269,17 +330,23 @@ def test_a_gguf_file_is_that_of_llamacpps_converter(
     ],
     ids=["relu", "linear", "qwen2"],
 )
-def test_llamacpp_is_not_measured_with_another_model(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_llamacpp_is_not_measured_with_another_model(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
         gguf_writer.write(tmp_path, tmp_path / "model.gguf")
 
 
-def test_a_python_that_is_not_there(monkeypatch: pytest.MonkeyPatch, small_llama: str, tmp_path: Path) -> None:
+def test_a_python_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, small_llama: str, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MINHUB_BENCH_OPENVINO", "/nowhere/python")
     bench = Bench(Settings(threads=1), tmp_path)
     assert bench.peers(look("small", Path(small_llama)), "float32", only=["OpenVINO"]) == []
-    assert bench.left_out == ["OpenVINO is left out because MINHUB_BENCH_OPENVINO names no program: /nowhere/python"]
+    assert bench.left_out == [
+        "OpenVINO is left out because MINHUB_BENCH_OPENVINO names no program: /nowhere/python"
+    ]
 
 
 def test_a_conversion_that_fails_leaves_no_file(small_llama: str, tmp_path: Path) -> None:
@@ -294,33 +361,58 @@ def test_a_conversion_that_fails_leaves_no_file(small_llama: str, tmp_path: Path
     assert "does not load small: " in bench.left_out[0]
 
 
-def test_a_peer_in_another_python(monkeypatch: pytest.MonkeyPatch, small_llama: str, tmp_path: Path) -> None:
-    """A worker imports the package `peers`, but no other module of this environment. The reason names a package."""
+def test_a_peer_in_another_python(
+    monkeypatch: pytest.MonkeyPatch, small_llama: str, tmp_path: Path
+) -> None:
+    """A worker imports the package `peers`, but no other module of this environment. The reason
+    names a package.
+    """
     venv.create(tmp_path / "ov", with_pip=False)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("MINHUB_BENCH_OPENVINO", str(tmp_path / "ov/bin/python"))
     bench = Bench(Settings(threads=1), tmp_path)
     subject = look("small", Path(small_llama))
     runners = bench.peers(subject, "float32", "nf4", only=["OpenVINO"])
-    assert [runner.name for runner in runners] == ["OpenVINO float32", "OpenVINO int4", "OpenVINO int4-f32"]
+    assert [runner.name for runner in runners] == [
+        "OpenVINO float32",
+        "OpenVINO int4",
+        "OpenVINO int4-f32",
+    ]
     with pytest.raises(LeftOutError), bench.team(subject, runners):
         pass
-    assert bench.left_out[0] == (
-        "OpenVINO float32 is left out because it does not load small: ModuleNotFoundError: No module named 'torch'"
+    assert (
+        bench.left_out[0]
+        == "OpenVINO float32 is left out because it does not load small: ModuleNotFoundError: No"
+        " module named 'torch'"
     )
 
 
 def test_the_best_peer_at_equal_bits() -> None:
     """Cases in which a peer is faster are shown; peers with other weights are not compared."""
-    times = {"minhub_py float32": [4, 1], "minhub_py int8": [2, 2], "minhub_py nf4": [1, 1],
-             "transformers float32": [6, 6], "llama.cpp F32": [2, 8], "llama.cpp Q8_0": [3, 3]}  # fmt: skip
+    times = {
+        "minhub_py float32": [4, 1],
+        "minhub_py int8": [2, 2],
+        "minhub_py nf4": [1, 1],
+        "transformers float32": [6, 6],
+        "llama.cpp F32": [2, 8],
+        "llama.cpp Q8_0": [3, 3],
+    }
     rows = [{"runner": name, "values": values} for name, values in times.items()]
     result = list(tables.best_peers(rows, lambda row: row["values"]))
-    assert result == [[("llama.cpp F32", 0.5), ("transformers float32", 6)],
-                     [("llama.cpp Q8_0", 1.5), ("llama.cpp Q8_0", 1.5)], [], [], [], []]  # fmt: skip
+    assert result == [
+        [("llama.cpp F32", 0.5), ("transformers float32", 6)],
+        [("llama.cpp Q8_0", 1.5), ("llama.cpp Q8_0", 1.5)],
+        [],
+        [],
+        [],
+        [],
+    ]
     _, lines = tables.cells("prefill", {"rows": rows, "values": {"points": [32, 256]}})
-    assert lines[:3] == [["minhub_py float32", "4.0", "1.0"], ["× best peer", "0.50 llama.cpp", "6.00 transformers"],
-                         ["minhub_py int8", "2.0", "2.0"]]  # fmt: skip
+    assert lines[:3] == [
+        ["minhub_py float32", "4.0", "1.0"],
+        ["× best peer", "0.50 llama.cpp", "6.00 transformers"],
+        ["minhub_py int8", "2.0", "2.0"],
+    ]
 
 
 def test_every_case_has_its_columns() -> None:
@@ -335,7 +427,9 @@ def test_a_worker_says_what_went_wrong() -> None:
         memory.ready()
         times: dict[str, Any] = memory.ask("read", passes=2)
         assert all(len(result) == 2 for result in times.values())
-        with pytest.raises(RuntimeError, match="AttributeError: 'Memory' object has no attribute 'write'"):
+        with pytest.raises(
+            RuntimeError, match="AttributeError: 'Memory' object has no attribute 'write'"
+        ):
             memory.ask("write")
         assert len(memory.ask("read", passes=1)) == len(times)
         with pytest.raises(RuntimeError, match=r"FileNotFoundError: There is no folder \./nowhere"):
@@ -351,9 +445,21 @@ def test_a_worker_says_what_went_wrong() -> None:
     ("arguments", "status", "message"),
     [
         (["--only", "everything"], 2, "'everything' is not one of 'bandwidth', 'decode'"),
-        (["--plot", "nowhere/run.png"], 1, "nowhere/run.png cannot be written: the folder nowhere does not exist"),
-        (["--plot", "run.jpg"], 1, "--plot writes a PNG file: use a name that ends in .png, not run.jpg"),
-        (["--save", "nowhere/run.json"], 1, "nowhere/run.json cannot be written: the folder nowhere does not exist"),
+        (
+            ["--plot", "nowhere/run.png"],
+            1,
+            "nowhere/run.png cannot be written: the folder nowhere does not exist",
+        ),
+        (
+            ["--plot", "run.jpg"],
+            1,
+            "--plot writes a PNG file: use a name that ends in .png, not run.jpg",
+        ),
+        (
+            ["--save", "nowhere/run.json"],
+            1,
+            "nowhere/run.json cannot be written: the folder nowhere does not exist",
+        ),
         (["--model", "./nowhere"], 1, "There is no folder ./nowhere"),
         (["--from", "nowhere.json"], 2, "No such file"),
         (["--from", __file__], 1, "is not JSON"),
@@ -363,7 +469,9 @@ def test_a_worker_says_what_went_wrong() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_errors_come_before_anything_is_measured(arguments: list[str], status: int, message: str) -> None:
+def test_errors_come_before_anything_is_measured(
+    arguments: list[str], status: int, message: str
+) -> None:
     told = failed(*arguments, status=status)
     assert message in told
     assert "Measuring" not in told
@@ -376,7 +484,9 @@ def test_files_that_are_no_result(tmp_path: Path, decoded: tuple[str, Path]) -> 
     assert "has no case batch: measure it" in failed("--from", str(decoded[1]), "--only", "batch")
     result = json.loads(decoded[1].read_text())
     other.write_text(json.dumps({**result, "cases": {}}))
-    assert "there is nothing to plot" in failed("--from", str(other), "--json", "--plot", str(tmp_path / "a.png"))
+    assert "there is nothing to plot" in failed(
+        "--from", str(other), "--json", "--plot", str(tmp_path / "a.png")
+    )
 
 
 def test_the_documentation_quotes_the_saved_run() -> None:
@@ -384,9 +494,20 @@ def test_the_documentation_quotes_the_saved_run() -> None:
 
 
 def test_parts_of_a_run_are_joined() -> None:
-    parts = [{"date": day, "settings": {"threads": 2, "repeats": repeats}, "cases": {day: {}}, "failed": {},
-              "left_out": ["a line", day]} for day, repeats in (("one", 3), ("two", 2))]  # fmt: skip
+    parts = [
+        {
+            "date": day,
+            "settings": {"threads": 2, "repeats": repeats},
+            "cases": {day: {}},
+            "failed": {},
+            "left_out": ["a line", day],
+        }
+        for day, repeats in (("one", 3), ("two", 2))
+    ]
     assert results.join(parts) == {
-        "date": "one", "settings": {"threads": 2, "repeats": 2}, "cases": {"one": {}, "two": {}}, "failed": {},
+        "date": "one",
+        "settings": {"threads": 2, "repeats": 2},
+        "cases": {"one": {}, "two": {}},
+        "failed": {},
         "left_out": ["a line", "one", "two"],
-    }  # fmt: skip
+    }

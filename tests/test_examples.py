@@ -44,15 +44,22 @@ NUMBER = r"(\d+\.\d+)"
 
 def documented_commands() -> list[str]:
     """All commands in the docstrings of examples and in examples/README.md."""
-    docstrings = [ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "" for path in sorted(EXAMPLES.glob("*.py"))]
+    docstrings = [
+        ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        for path in sorted(EXAMPLES.glob("*.py"))
+    ]
     readme = (EXAMPLES / "README.md").read_text("utf-8")
-    commands = re.findall(r"^ *(python examples/.*)$", "\n".join([*docstrings, readme]), re.MULTILINE)
+    commands = re.findall(
+        r"^ *(python examples/.*)$", "\n".join([*docstrings, readme]), re.MULTILINE
+    )
     return list(dict.fromkeys(commands))
 
 
 def first_command(name: str, text: Path | None) -> list[str]:
     """The first command of an example's docstring, after `python`, with `text` for input.txt."""
-    command = next(line for line in documented_commands() if line.startswith(f"python examples/{name}"))
+    command = next(
+        line for line in documented_commands() if line.startswith(f"python examples/{name}")
+    )
     [_, script, *arguments] = shlex.split(command)
     return [script, *(str(text) if argument == "input.txt" else argument for argument in arguments)]
 
@@ -107,7 +114,9 @@ def test_readme_lists_all_numbered_examples() -> None:
     assert path == sorted(file.name for file in EXAMPLES.glob("[0-9]*.py"))
 
 
-@pytest.mark.parametrize("command", [pytest.param(line, marks=mark_of(line)) for line in documented_commands()])
+@pytest.mark.parametrize(
+    "command", [pytest.param(line, marks=mark_of(line)) for line in documented_commands()]
+)
 def test_documented_commands(command: str, text: Path, tmp_path: Path) -> None:
     """Run the command in a folder with the files that it names."""
     (tmp_path / "examples").symlink_to(EXAMPLES)
@@ -117,7 +126,12 @@ def test_documented_commands(command: str, text: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(programs()), os.environ["PATH"]])
     one_thread = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}  # as in conftest.py
     result = subprocess.run(
-        shlex.split(command), cwd=tmp_path, capture_output=True, encoding="utf-8", env=one_thread, check=False
+        shlex.split(command),
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        env=one_thread,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout
@@ -134,33 +148,57 @@ def test_write_text() -> None:
 def test_answer_text(tmp_path: Path) -> None:
     """With random weights, each answer equals the answer of its prompt alone."""
     torch.manual_seed(1)
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((chr(i), -3.0) for i in range(33, 127))]
+    pieces = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        ("▁", -2.0),
+        *((chr(i), -3.0) for i in range(33, 127)),
+    ]
     tokenizer = Tokenizer(models.Unigram(pieces, 2, False))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     model = from_config(
-        "t5", vocab_size=98, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0
+        "t5",
+        vocab_size=98,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        dropout_rate=0.0,
     ).eval()
     save_pretrained(model, tmp_path, tokenizer)
     lines = run("answer_text.py", "--model", tmp_path, "--new-tokens", 9).splitlines()
     assert [line.split(":")[0] for line in lines] == [
-        "translation", "summary", "instruction", "premise", "positive", "negative",
-    ]  # fmt: skip
+        "translation",
+        "summary",
+        "instruction",
+        "premise",
+        "positive",
+        "negative",
+    ]
     prompt = "Answer the question. Which animal says meow?"
     [answer] = generate(model, [tokenizer.encode(prompt).ids], 9, temperature=0)
     assert lines[2] == f"instruction: {tokenizer.decode(answer)}"
     nats = [float(re.search(NUMBER, line)[1]) for line in lines[4:]]
     question = "Review: I would see this film again tomorrow. Is the review positive or negative?"
     for word, loss in zip(("positive", "negative"), nats, strict=True):
-        [logprobs] = score(model, [tokenizer.encode(question).ids], targets=[tokenizer.encode(word).ids])
+        [logprobs] = score(
+            model, [tokenizer.encode(question).ids], targets=[tokenizer.encode(word).ids]
+        )
         assert loss == pytest.approx(-logprobs.mean().item(), abs=6e-4)
 
 
 def test_reading_times() -> None:
     shown = run("reading_times.py")
     sentences = shown.splitlines()[:8]
-    bits = [[float(number) for number in re.findall(r" (\d+\.\d)(?:  |$)", line)] for line in sentences]
+    bits = [
+        [float(number) for number in re.findall(r" (\d+\.\d)(?:  |$)", line)] for line in sentences
+    ]
     assert [line.split()[:2][1] for line in sentences] == ["nan"] * 8  # first words have no context
     for usual, unusual in zip(bits[:6:2], bits[1:6:2], strict=True):
         assert sum(unusual) > sum(usual)
@@ -174,15 +212,18 @@ def test_reading_times() -> None:
 
 def test_lstm_characters(text: Path) -> None:
     window, steps = 8, 160
-    shown = run("1_lstm_characters.py", "--steps", steps, "--window", window, "--hidden", 64, text=text)
+    shown = run(
+        "1_lstm_characters.py", "--steps", steps, "--window", window, "--hidden", 64, text=text
+    )
     letters = len(set(text.read_text()))
     assert (
-        f"{letters} different ones; uniform guessing has a loss of log({letters}) = {math.log(letters):.3f} nats"
-        in shown
+        f"{letters} different ones; uniform guessing has a loss of log({letters}) ="
+        f" {math.log(letters):.3f} nats" in shown
     )
 
     steps_and_losses = [
-        (int(step), float(loss)) for step, loss in re.findall(rf"step +(\d+) .*held out +{NUMBER}", shown)
+        (int(step), float(loss))
+        for step, loss in re.findall(rf"step +(\d+) .*held out +{NUMBER}", shown)
     ]
     assert [step for step, _ in steps_and_losses] == 2 * list(range(0, steps + 1, steps // 4))
     losses = [loss for _, loss in steps_and_losses]
@@ -191,13 +232,26 @@ def test_lstm_characters(text: Path) -> None:
         assert all(later < earlier for earlier, later in pairwise(curve))
         assert curve[-1] < 0.6 * curve[0]
 
-    carried, zero = (numbers(re.search(rf"^  {name} +(.*)$", shown, re.MULTILINE)[1]) for name in ("carried", "zero"))
-    assert re.search(r"^  position .*$", shown, re.MULTILINE)[0].split() == ["position", "1", "2", "4", "8", "all"]
+    carried, zero = (
+        numbers(re.search(rf"^  {name} +(.*)$", shown, re.MULTILINE)[1])
+        for name in ("carried", "zero")
+    )
+    assert re.search(r"^  position .*$", shown, re.MULTILINE)[0].split() == [
+        "position",
+        "1",
+        "2",
+        "4",
+        "8",
+        "all",
+    ]
     assert carried[-1] == losses[4]
     assert zero[-1] == losses[9]
     assert zero[-1] - carried[-1] > 0.08  # the first of eight characters have no context
-    assert zero[0] - carried[0] > 3 * abs(zero[3] - carried[3])  # the difference is at the start of a window
-    assert float(re.search(rf"gains {NUMBER} nats", shown)[1]) == pytest.approx(zero[-1] - carried[-1], abs=0.0011)
+    # the difference is at the start of a window
+    assert zero[0] - carried[0] > 3 * abs(zero[3] - carried[3])
+    assert float(re.search(rf"gains {NUMBER} nats", shown)[1]) == pytest.approx(
+        zero[-1] - carried[-1], abs=0.0011
+    )
     learning = [float(loss) for loss in re.findall(rf"step +{steps}  training +{NUMBER}", shown)]
     assert learning[1] - learning[0] > 0.08
 
@@ -206,7 +260,9 @@ def test_lstm_characters(text: Path) -> None:
 
 
 def test_bpe_gpt(text: Path) -> None:
-    shown = run("2_bpe_gpt.py", "--vocab-size", 300, "--steps", 60, "--layers", 1, "--width", 32, text=text)
+    shown = run(
+        "2_bpe_gpt.py", "--vocab-size", 300, "--steps", 60, "--layers", 1, "--width", 32, text=text
+    )
     learnt = text.read_text()[: int(text.stat().st_size * 0.9)]
 
     splits = re.findall(r"^ +(\d+) tokens: +(\d+) for (\d+) characters  (.*)$", shown, re.MULTILINE)
@@ -224,13 +280,18 @@ def test_bpe_gpt(text: Path) -> None:
     assert ends[2] < ends[1] < ends[0]  # tokens are merged, never split
 
     first = ast.literal_eval(re.search(r"first merges: ('.*?')(?: '|$)", shown, re.MULTILINE)[1])
-    pairs = Counter("".join(pair) for word in re.findall(r" ?[a-z]+", learnt) for pair in pairwise(word))
+    pairs = Counter(
+        "".join(pair) for word in re.findall(r" ?[a-z]+", learnt) for pair in pairwise(word)
+    )
     assert pairs[first] == max(pairs.values())
     foreign = re.search(r"unknown: '(.*)' is (\d+) tokens, which decode to '(.*)'", shown)
     assert foreign[1] == foreign[3]
     assert int(foreign[2]) == len(foreign[1].encode())
 
-    rows = {name: numbers(row) for name, row in re.findall(r"^  (characters|BPE) +([\d., ]+)$", shown, re.MULTILINE)}
+    rows = {
+        name: numbers(row)
+        for name, row in re.findall(r"^  (characters|BPE) +([\d., ]+)$", shown, re.MULTILINE)
+    }
     for size, read, length, per_token, per_character in rows.values():
         assert read == pytest.approx(60 * 16 * 64 * length, rel=1e-3)
         assert per_character == pytest.approx(per_token / length, abs=0.0015)
@@ -256,23 +317,33 @@ def test_sampling() -> None:
     p = np.exp(logits[-1]) / np.exp(logits[-1]).sum()
     order = np.argsort(-p)
     weights = {"t=0.5": p**2, "t=1": p, "t=1.5": p ** (1 / 1.5)}
-    for name, count in {"greedy": 1, "top-k=5": 5, "top-p=0.9": 1 + int((np.cumsum(p[order]) < 0.9).sum())}.items():
+    for name, count in {
+        "greedy": 1,
+        "top-k=5": 5,
+        "top-p=0.9": 1 + int((np.cumsum(p[order]) < 0.9).sum()),
+    }.items():
         weights[name] = np.where(np.isin(np.arange(len(p)), order[:count]), p, 0)
     expected = np.stack([weights[name] / weights[name].sum() for name in names], axis=1)
     rows = [line[11:].split() for line in lines[2:17]]
     table = np.array([[0.0 if cell == "." else float(cell) for cell in row] for row in rows])
-    assert [ast.literal_eval(line[:11].strip()) for line in lines[2:14]] == [tokenizer.decode([i]) for i in order[:12]]
+    assert [ast.literal_eval(line[:11].strip()) for line in lines[2:14]] == [
+        tokenizer.decode([i]) for i in order[:12]
+    ]
     np.testing.assert_allclose(table[:12], expected[order[:12]], atol=6e-4)
     np.testing.assert_allclose(table[12], expected[order[12:]].sum(axis=0), atol=6e-4)
     np.testing.assert_array_equal(table[13], (expected > 0).sum(axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
-        np.testing.assert_allclose(table[14], -np.nansum(expected * np.log(expected), axis=0), atol=6e-4)
+        np.testing.assert_allclose(
+            table[14], -np.nansum(expected * np.log(expected), axis=0), atol=6e-4
+        )
     probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     counts = [1 + int((np.cumsum(-np.sort(-row)) < 0.9).sum()) for row in probs]
     assert [int(count) for count in re.findall(r"' (\d+)", lines[19])] == counts
 
     # Each text contains only tokens that its method allows, and greedy repeats itself.
-    parts = re.findall(rf"^(\S+): (\d+)% .* {NUMBER} nats per token\n((?:    .*\n)+)", shown, re.MULTILINE)
+    parts = re.findall(
+        rf"^(\S+): (\d+)% .* {NUMBER} nats per token\n((?:    .*\n)+)", shown, re.MULTILINE
+    )
     assert [name for name, *_ in parts] == names
     distinct, losses = {}, {}
     for name, percent, nats, indented in parts:
@@ -303,15 +374,20 @@ def test_local_attention() -> None:
         assert row[:8] == ["x" if key <= query else "." for key in range(8)]
         assert row[8:] == ["x" if key in (query - 2, query - 1, query) else "." for key in range(8)]
 
-    differences = [float(value) for value in re.findall(r"(\d\.\de[+-]\d\d) of the largest value", shown)]
+    differences = [
+        float(value) for value in re.findall(r"(\d\.\de[+-]\d\d) of the largest value", shown)
+    ]
     assert len(differences) == 4
     assert differences[0] < 1e-5
     assert min(differences[1:]) > 0.01
 
     costs = [
-        numbers(line)[:4] for line in re.findall(r"^ +\d+(?: +[\d,]+){3} +\d+\.\d+ +\d+\.\d+$", shown, re.MULTILINE)
+        numbers(line)[:4]
+        for line in re.findall(r"^ +\d+(?: +[\d,]+){3} +\d+\.\d+ +\d+\.\d+$", shown, re.MULTILINE)
     ]
-    assert costs == [[T, T * (T + 1) / 2, T * 16 - 16 * 15 / 2, T * min(T, 32)] for T in (16, 32, 64)]
+    assert costs == [
+        [T, T * (T + 1) / 2, T * 16 - 16 * 15 / 2, T * min(T, 32)] for T in (16, 32, 64)
+    ]
 
     reached = re.findall(r"^  ([.x ]+)  +(\d+)  (local.*)$", shown, re.MULTILINE)
     assert [(int(count), kinds.count("local")) for _, count, kinds in reached[:-1]] == [
@@ -327,34 +403,71 @@ def test_local_attention() -> None:
 
 def test_count_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unusual = {
-        "gpt2": gpt2(vocab_size=11, n_positions=7, n_embd=6, n_layer=3, n_head=2, n_inner=5, tie_word_embeddings=False),
-        "gptneo": gptneo(vocab_size=11, max_position_embeddings=7, hidden_size=6, num_layers=3, num_heads=2,
-                         intermediate_size=5, tie_word_embeddings=False),
-        "lstm": lstm(vocab_size=11, embedding_size=4, hidden_size=4, num_layers=3, tie_word_embeddings=True),
-    }  # fmt: skip
+        "gpt2": gpt2(
+            vocab_size=11,
+            n_positions=7,
+            n_embd=6,
+            n_layer=3,
+            n_head=2,
+            n_inner=5,
+            tie_word_embeddings=False,
+        ),
+        "gptneo": gptneo(
+            vocab_size=11,
+            max_position_embeddings=7,
+            hidden_size=6,
+            num_layers=3,
+            num_heads=2,
+            intermediate_size=5,
+            tie_word_embeddings=False,
+        ),
+        "lstm": lstm(
+            vocab_size=11, embedding_size=4, hidden_size=4, num_layers=3, tie_word_embeddings=True
+        ),
+    }
     for name, model in unusual.items():
         save_pretrained(model, tmp_path / name)
     published = {  # as counted by the Hub or the papers' code
-        "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
-        "gpt-neo-125m": 125_198_592, "gpt-neo-1.3B": 1_315_575_808, "gpt-neo-2.7B": 2_651_307_520,
-    }  # fmt: skip
+        "gpt2": 124_439_808,
+        "gpt2-medium": 354_823_168,
+        "gpt2-large": 774_030_080,
+        "gpt2-xl": 1_557_611_200,
+        "gpt-neo-125m": 125_198_592,
+        "gpt-neo-1.3B": 1_315_575_808,
+        "gpt-neo-2.7B": 2_651_307_520,
+    }
     shown = run("5_count_parameters.py", *published, *(tmp_path / name for name in unusual))
-    table = re.findall(r"^(\S+) +([\d,]+) +([\d,]+) +(?:[\d.]+%|-) ", shown.split("\nmodel ")[1], re.MULTILINE)
-    sizes = [*published.values(), *(sum(p.numel() for p in model.parameters()) for model in unusual.values())]
+    table = re.findall(
+        r"^(\S+) +([\d,]+) +([\d,]+) +(?:[\d.]+%|-) ", shown.split("\nmodel ")[1], re.MULTILINE
+    )
+    sizes = [
+        *published.values(),
+        *(sum(p.numel() for p in model.parameters()) for model in unusual.values()),
+    ]
     assert [name for name, *_ in table] == [*published, *(str(tmp_path / name) for name in unusual)]
-    assert [numbers(f"{formula} {counted}") for _, formula, counted in table] == [[size, size] for size in sizes]
+    assert [numbers(f"{formula} {counted}") for _, formula, counted in table] == [
+        [size, size] for size in sizes
+    ]
 
     with pytest.raises(SystemExit, match="2"):
         run("5_count_parameters.py", "gpt-neox-20b")
-    assert "gpt-neox-20b is a gptneox; this page has formulas for gpt2, gptneo, lstm" in capsys.readouterr().err
+    assert (
+        "gpt-neox-20b is a gptneox; this page has formulas for gpt2, gptneo, lstm"
+        in capsys.readouterr().err
+    )
 
     for model, total in (("gpt2", published["gpt2"]), ("minhub/shakespeare-lstm", None)):
         [terms] = re.findall(rf"^{model}, term by term:\n((?: .*\n)+)", shown, re.MULTILINE)
-        values = [int(value.replace(",", "")) for value in re.findall(r" ([\d,]+)(?: +[\d.]+%)?$", terms, re.MULTILINE)]
+        values = [
+            int(value.replace(",", ""))
+            for value in re.findall(r" ([\d,]+)(?: +[\d.]+%)?$", terms, re.MULTILINE)
+        ]
         assert sum(values[:-1]) == values[-1]
         assert total in (None, values[-1])
         shares = [float(share) for share in re.findall(r"([\d.]+)%", terms)]
-        assert shares == [pytest.approx(100 * value / values[-1], abs=0.051) for value in values[:-1]]
+        assert shares == [
+            pytest.approx(100 * value / values[-1], abs=0.051) for value in values[:-1]
+        ]
 
 
 @pytest.mark.parametrize("part", ["wte", "h", "total"])
@@ -364,7 +477,9 @@ def test_count_parameters_detects_a_wrong_formula(part: str) -> None:
     terms = example.FORMULAS[summary["family"]](summary["config"])
     counted = summary["parameters"]
     assert example.check("gpt2", terms, counted) == counted["total"]
-    with pytest.raises(ValueError, match=f"gpt2: the formula gives .*'{part}': {counted[part]}.*, the model has"):
+    with pytest.raises(
+        ValueError, match=f"gpt2: the formula gives .*'{part}': {counted[part]}.*, the model has"
+    ):
         example.check("gpt2", terms, counted | {part: counted[part] + 1})
 
 
@@ -381,7 +496,10 @@ def test_sinusoidal_positions(text: Path) -> None:
         np.testing.assert_allclose(numbers(row), expected, atol=6e-4)
     best = float(re.search(rf"steps: {NUMBER} nats", shown)[1])
     assert best < math.log(257) - 2  # better than uniform guessing
-    losses = {name: float(loss) for name, loss in re.findall(rf"^  (\S.*?) +{NUMBER} nats", shown, re.MULTILINE)}
+    losses = {
+        name: float(loss)
+        for name, loss in re.findall(rf"^  (\S.*?) +{NUMBER} nats", shown, re.MULTILINE)
+    }
     assert [*losses] == ["as trained", "half a context later", "one for all"]
     assert abs(losses["as trained"] - best) < 0.2
     assert losses["as trained"] < losses["one for all"] - 0.01
@@ -390,15 +508,20 @@ def test_sinusoidal_positions(text: Path) -> None:
 
 
 def test_embed_text() -> None:
-    """The best layer separates old and modern English, and the most similar sentences are old as well."""
+    """The best layer separates old and modern English, and the most similar sentences are old as
+    well.
+    """
     lines = run("embed_text.py").splitlines()
     accuracies = [
-        int(percent) for percent in re.findall(r"^layer \d+: (\d+)% correct$", "\n".join(lines), re.MULTILINE)
+        int(percent)
+        for percent in re.findall(r"^layer \d+: (\d+)% correct$", "\n".join(lines), re.MULTILINE)
     ]
     assert len(accuracies) == 7
     assert max(accuracies) > 85
     assert max(accuracies) > accuracies[0]
-    with (EXAMPLES.parent / "r_bridge/minhubpy/inst/extdata/sentences.csv").open(encoding="utf-8", newline="") as file:
+    with (EXAMPLES.parent / "r_bridge/minhubpy/inst/extdata/sentences.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
         kinds = {row["sentence"]: row["english"] for row in csv.DictReader(file)}
     assert Counter(kinds.values()) == {"old": 32, "new": 32}
     assert [kinds[line[8:]] for line in lines[-3:]] == ["old"] * 3

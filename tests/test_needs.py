@@ -12,7 +12,8 @@ TESTS = ROOT / "tests"
 NEEDS = TESTS / "support" / "needs.py"
 # Calls that skip a test, and calls that search for something on this machine.
 FORBIDDEN = {"skip", "skipif", "importorskip", "which", "find_spec"}
-# Searches that do not decide about a test: a package that holds a model, and a program with a fallback.
+# Searches that do not decide about a test: a package that holds a model, and a program with a
+# fallback.
 ALLOWED = {"tests/support/real_models.py: find_spec", "tests/r_bridge/test_r_sessions.py: which"}
 # Programs that are started by their names only where `needs` has found them.
 PROGRAMS = {"R", "Rscript", "cc", "gcc", "c++", "chromium", "chromium-headless-shell"}
@@ -20,7 +21,9 @@ PROGRAMS = {"R", "Rscript", "cc", "gcc", "c++", "chromium", "chromium-headless-s
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
     """The tests and their support, without tools and benchmarks, which run on their own."""
-    for path in sorted([*TESTS.rglob("test_*.py"), *TESTS.rglob("conftest.py"), *(TESTS / "support").rglob("*.py")]):
+    for path in sorted(
+        [*TESTS.rglob("test_*.py"), *TESTS.rglob("conftest.py"), *(TESTS / "support").rglob("*.py")]
+    ):
         if path != NEEDS and path != Path(__file__):
             yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
@@ -38,7 +41,13 @@ def test_only_needs_skips_tests_and_searches_for_programs() -> None:
 
 def is_data(node: ast.Attribute) -> bool:
     """An attribute of another object with the same name, such as `result.skip`."""
-    return isinstance(node.value, ast.Name) and node.value.id not in ("pytest", "shutil", "importlib", "util", "mark")
+    return isinstance(node.value, ast.Name) and node.value.id not in (
+        "pytest",
+        "shutil",
+        "importlib",
+        "util",
+        "mark",
+    )
 
 
 def test_programs_are_started_by_modules_that_name_their_need() -> None:
@@ -60,8 +69,12 @@ def test_requirements_of_this_machine_are_known_by_name() -> None:
         assert mark.kwargs["reason"] or not mark.args[0], name
 
 
-def test_a_missing_package_skips_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REQUIREMENTS, "peft", (lambda: None, "peft is not installed (pip install peft)"))
+def test_a_missing_package_skips_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        REQUIREMENTS, "peft", (lambda: None, "peft is not installed (pip install peft)")
+    )
     with pytest.raises(pytest.skip.Exception, match=r"peft is not installed \(pip install peft\)"):
         package("peft")
     with pytest.raises(pytest.skip.Exception, match="peft is not installed"):

@@ -14,25 +14,42 @@ import pytest
 import torch
 
 import minhub_py
-from minhub_py.system.doctor import PACKAGES
+from minhub_py.loading.doctor import PACKAGES
 from r_bridge.probe import rpy2_range
 
 ROOT = Path(minhub_py.__file__).parents[1]
 
 
 def python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["minhub_py", "minhub_py.cli.main", "minhub_py.registry", "r_bridge"])
+@pytest.mark.parametrize(
+    "module", ["minhub_py", "minhub_py.cli.main", "minhub_py.models.registry", "r_bridge"]
+)
 def test_importing_is_cheap(module: str) -> None:
     """The import budget: nothing heavy before it is used."""
-    heavy = {"torch", "numpy", "huggingface_hub", "httpx2", "tokenizers", "safetensors", "rich", "transformers"}
+    heavy = {
+        "torch",
+        "numpy",
+        "huggingface_hub",
+        "httpx2",
+        "tokenizers",
+        "safetensors",
+        "rich",
+        "transformers",
+    }
     assert python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
 def test_every_promised_name_is_there() -> None:
-    families = {f"{name}{end}" for name in minhub_py.FAMILIES for end in ("", "_from_config", "_from_pretrained")}
+    families = {
+        f"{name}{end}"
+        for name in minhub_py.FAMILIES
+        for end in ("", "_from_config", "_from_pretrained")
+    }
     others = {
         "from_config",
         "from_pretrained",
@@ -71,7 +88,9 @@ def test_fresh_models_and_their_mistakes() -> None:
     assert model.config.n_positions == 1024
     with pytest.raises(ValueError, match=r"GPT-2 has no setting layers; did you mean n_layer\?"):
         minhub_py.gpt2(layers=3)
-    with pytest.raises(ValueError, match="GPT-2 has no setting colour; its settings are vocab_size, n_positions"):
+    with pytest.raises(
+        ValueError, match="GPT-2 has no setting colour; its settings are vocab_size, n_positions"
+    ):
         minhub_py.gpt2(colour=3)
     with pytest.raises(ValueError, match=r"n_embd \(10\) must be a multiple of n_head \(3\)"):
         minhub_py.gpt2(n_embd=10, n_head=3)
@@ -82,8 +101,10 @@ def test_fresh_models_and_their_mistakes() -> None:
 
 
 def test_models_can_be_pickled_and_saved_when_compiled(tmp_path: Path) -> None:
-    for model in (minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5),
-                  minhub_py.gptneo(num_layers=2, hidden_size=8, num_heads=2, vocab_size=5, window_size=3)):  # fmt: skip
+    for model in (
+        minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5),
+        minhub_py.gptneo(num_layers=2, hidden_size=8, num_heads=2, vocab_size=5, window_size=3),
+    ):
         again = pickle.loads(pickle.dumps(model))
         assert torch.equal(again.wte.weight, model.wte.weight)
         minhub_py.save_pretrained(torch.compile(model), tmp_path)
@@ -91,7 +112,9 @@ def test_models_can_be_pickled_and_saved_when_compiled(tmp_path: Path) -> None:
 
 
 def test_weights_are_mapped_and_yet_ones_own(tmp_path: Path) -> None:
-    """A fine-tuning step writes to the model's pages, never to the file, and saving over the file is safe."""
+    """A fine-tuning step writes to the model's pages, never to the file, and saving over the file
+    is safe.
+    """
     torch.manual_seed(0)
     minhub_py.save_pretrained(minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5), tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
@@ -102,27 +125,40 @@ def test_weights_are_mapped_and_yet_ones_own(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").read_bytes() == before
     minhub_py.save_pretrained(model, tmp_path)
     again = minhub_py.from_pretrained(tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
+    )
 
 
 def test_saving_refuses_what_it_cannot_save(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="takes models of this package, not Linear"):
         minhub_py.save_pretrained(torch.nn.Linear(1, 1), tmp_path)
-    with pytest.raises(ValueError, match=r"tokenizer must be a tokenizers\.Tokenizer, not its name"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer must be a tokenizers\.Tokenizer, not its name"
+    ):
         minhub_py.save_pretrained(minhub_py.lstm(hidden_size=2, embedding_size=2), tmp_path, "gpt2")
     assert not any(tmp_path.iterdir())
 
 
 def test_dir_lists_public_names_alone() -> None:
-    names = python("import minhub_py, minhub_py.cli.main; minhub_py.generate; print(*dir(minhub_py))").split()
+    names = python(
+        "import minhub_py, minhub_py.cli.main; minhub_py.generate; print(*dir(minhub_py))"
+    ).split()
     assert [name for name in names if not name.startswith("__")] == sorted(minhub_py.__all__)
     assert "__version__" in names
 
 
 def test_modules_import_no_cycle() -> None:
     """At import time, and under TYPE_CHECKING. Imports within functions are not counted."""
-    files = [path for package in ("minhub_py", "weights_map", "r_bridge") for path in (ROOT / package).rglob("*.py")]
-    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    files = [
+        path
+        for package in ("minhub_py", "weights_map", "r_bridge")
+        for path in (ROOT / package).rglob("*.py")
+    ]
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files
+    }
     graph: dict[str, set[str]] = {}
     for module, path in paths.items():
         results: set[str] = set()
@@ -174,15 +210,26 @@ def test_the_citation_is_of_this_version() -> None:
 
 def test_doctor_knows_the_versions_of_pyproject() -> None:
     required = importlib.metadata.requires("minhub_py")
-    oldest = {name: version for line in required if "extra" not in line
-              for name, version in re.findall(r"^([\w-]+).*?>=([\d.]+)", line)}  # fmt: skip
+    oldest = {
+        name: version
+        for line in required
+        if "extra" not in line
+        for name, version in re.findall(r"^([\w-]+).*?>=([\d.]+)", line)
+    }
     assert oldest == PACKAGES
 
 
 def test_every_package_is_installed() -> None:
-    """An editable installation, as in these tests, contains every folder; a wheel only what pyproject.toml lists."""
-    listed = re.search(r"^packages = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    """An editable installation, as in these tests, contains every folder; a wheel only what
+    pyproject.toml lists.
+    """
+    listed = re.search(
+        r"^packages = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert listed is not None
-    folders = [path.parent.relative_to(ROOT) for name in ("minhub_py", "weights_map", "r_bridge")
-               for path in (ROOT / name).rglob("__init__.py")]  # fmt: skip
+    folders = [
+        path.parent.relative_to(ROOT)
+        for name in ("minhub_py", "weights_map", "r_bridge")
+        for path in (ROOT / name).rglob("__init__.py")
+    ]
     assert set(re.findall(r'"(.*?)"', listed[1])) == {".".join(folder.parts) for folder in folders}

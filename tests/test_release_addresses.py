@@ -1,4 +1,6 @@
-"""`make addresses`: the maintainer's address and the public repository in all metadata, and the decision until then."""
+"""`make addresses`: the maintainer's address and the public repository in all metadata, and the
+decision until then.
+"""
 
 import json
 import re
@@ -25,7 +27,10 @@ def copy(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / name).read_text(encoding="utf-8")
         text = re.sub(
-            r"^(?:URL|BugReports|repository-code): .*\n|^\[project.urls\]\n.*\n\n", "", text, flags=re.MULTILINE
+            r"^(?:URL|BugReports|repository-code): .*\n|^\[project.urls\]\n.*\n\n",
+            "",
+            text,
+            flags=re.MULTILINE,
         )
         text = re.sub(r'email = ".*?"', 'email = "maintainer@minhub.invalid"', text)
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -34,7 +39,10 @@ def copy(tmp_path: Path) -> Path:
 
 def check(copy: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, copy / "tests/release_check.py", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, copy / "tests/release_check.py", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -47,7 +55,10 @@ def test_without_an_address_publishing_is_an_open_decision(copy: Path) -> None:
 
 
 def test_addresses_are_written_into_all_metadata_and_can_change(copy: Path) -> None:
-    for email, url in (("first@minhub.test", "https://old.minhub.test"), ("someone@minhub.test", URL)):
+    for email, url in (
+        ("first@minhub.test", "https://old.minhub.test"),
+        ("someone@minhub.test", URL),
+    ):
         assert check(copy, "--addresses", email, url).returncode == 0
     result = check(copy, "--open")
     assert (result.returncode, result.stdout.strip()) == (0, "")

@@ -21,8 +21,16 @@ from minhub_py.system.quantization import FILE_KINDS, KINDS
 from minhub_py.training.settings import Settings
 
 SHARED = (*Sampling.names(), "max_new_tokens", "seed", "stop")
-VALUES = {"temperature": 0.3, "top_k": 5, "top_p": 0.4, "repetition_penalty": 1.2, "min_p": 0.1,
-          "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"3": 2.0}}  # fmt: skip
+VALUES = {
+    "temperature": 0.3,
+    "top_k": 5,
+    "top_p": 0.4,
+    "repetition_penalty": 1.2,
+    "min_p": 0.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": {"3": 2.0},
+}
 
 
 def r_arguments(page: str, call: str) -> dict[str, str]:
@@ -74,7 +82,9 @@ def test_help_and_guides_state_the_sampling_of_chats() -> None:
 
 
 def test_kinds_of_quantization_have_one_list() -> None:
-    """In the shell, in messages of Python, in R's help, and in the names of benchmarks and of the Ollama API."""
+    """In the shell, in messages of Python, in R's help, and in the names of benchmarks and of the
+    Ollama API.
+    """
     assert list(options("generate")["quantize"].type.choices) == [*FILE_KINDS, *KINDS]
     assert list(options("train")["quantize"].type.choices) == [*KINDS]
     with pytest.raises(ValueError, match=" or ".join(KINDS)):

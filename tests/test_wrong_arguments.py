@@ -1,4 +1,6 @@
-"""Public functions with None, a tokenizer or a model in place of another argument: the message names the argument."""
+"""Public functions with None, a tokenizer or a model in place of another argument: the message
+names the argument.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,17 +50,23 @@ def tokenizer() -> Any:
 @pytest.mark.parametrize("name", WITH_MODEL)
 def test_a_wrong_model_or_tokenizer_is_named(name: str, model: Any, tokenizer: Any) -> None:
     call = WITH_MODEL[name]
-    with pytest.raises(ValueError, match="not a tokenizer: pass the model first, then the tokenizer"):
+    with pytest.raises(
+        ValueError, match="not a tokenizer: pass the model first, then the tokenizer"
+    ):
         call(tokenizer, model)
     if name != "Chat":  # Chat(name)
-        with pytest.raises(ValueError, match=r"takes a model, not its name: load it with from_pretrained\('gpt2'\)"):
+        with pytest.raises(
+            ValueError, match=r"takes a model, not its name: load it with from_pretrained\('gpt2'\)"
+        ):
             call("gpt2", tokenizer)
     with pytest.raises(ValueError, match="takes models of this package, not None"):
         call(None, tokenizer)
     with pytest.raises(ValueError, match=r"tokenizer_from_pretrained\('gpt2'\)"):
         call(model, "gpt2")
     for wrong in (None, model):
-        with pytest.raises(ValueError, match=r"tokenizer must be a tokenizers.Tokenizer|requires a tokenizer"):
+        with pytest.raises(
+            ValueError, match=r"tokenizer must be a tokenizers.Tokenizer|requires a tokenizer"
+        ):
             call(model, wrong)
 
 
@@ -72,25 +80,38 @@ def test_a_wrong_model_is_named(name: str, tokenizer: Any) -> None:
 
 def test_names_and_paths_are_checked(model: Any, tokenizer: Any) -> None:
     calls: list[Callable[[Any], object]] = [
-        m.from_pretrained, m.gpt2_from_pretrained, m.gpt2_from_config, m.tokenizer_from_pretrained, m.resume, m.replay,
-        lambda value: m.save_pretrained(model, value), lambda value: m.train(value, "unused"),
+        m.from_pretrained,
+        m.gpt2_from_pretrained,
+        m.gpt2_from_config,
+        m.tokenizer_from_pretrained,
+        m.resume,
+        m.replay,
+        lambda value: m.save_pretrained(model, value),
+        lambda value: m.train(value, "unused"),
         lambda value: m.train("unused.txt", value),
-    ]  # fmt: skip
+    ]
     for call in calls:
         for wrong in (None, tokenizer, 3):
-            with pytest.raises(ValueError, match="must be a name or a path, not (None|Tokenizer|int)"):
+            with pytest.raises(
+                ValueError, match="must be a name or a path, not (None|Tokenizer|int)"
+            ):
                 call(wrong)
 
 
 def test_lists_are_checked(model: Any, tokenizer: Any) -> None:
     calls: list[Callable[[Any], object]] = [
-        lambda value: m.next_tokens(model, tokenizer, value), lambda value: m.logprob_matrix(model, tokenizer, value),
-        lambda value: m.embed(model, tokenizer, value), lambda value: m.word_logprobs(model, tokenizer, value),
+        lambda value: m.next_tokens(model, tokenizer, value),
+        lambda value: m.logprob_matrix(model, tokenizer, value),
+        lambda value: m.embed(model, tokenizer, value),
+        lambda value: m.word_logprobs(model, tokenizer, value),
         lambda value: m.direction(model, tokenizer, value, ["a"], "layers.1.resid"),
-        lambda value: m.tuned_lens(model, tokenizer, value), lambda value: m.agreement(value, ["a"]),
-        lambda value: m.choose_for_coding(value, 3), lambda value: m.probe(value, ["a"]),
-        lambda value: m.probe([[1.0]], value), lambda value: list(m.decode_stream(tokenizer, value)),
-    ]  # fmt: skip
+        lambda value: m.tuned_lens(model, tokenizer, value),
+        lambda value: m.agreement(value, ["a"]),
+        lambda value: m.choose_for_coding(value, 3),
+        lambda value: m.probe(value, ["a"]),
+        lambda value: m.probe([[1.0]], value),
+        lambda value: list(m.decode_stream(tokenizer, value)),
+    ]
     for call in calls:
         for wrong in (None, tokenizer):
             with pytest.raises(ValueError, match="must be a list of"):

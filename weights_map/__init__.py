@@ -1,4 +1,6 @@
-"""Conversion between the Hub's tensor names and native names: one table per architecture, and one engine."""
+"""Conversion between the Hub's tensor names and native names: one table per architecture, and one
+engine.
+"""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -19,7 +21,9 @@ tables: dict[str, Table] = {
     for table in getattr(module, "tables", [module.table] if hasattr(module, "table") else [])
 }
 gguf_architectures: dict[str, GGUFArchitecture] = {
-    architecture.key: architecture for module in _modules for architecture in getattr(module, "gguf", ())
+    architecture.key: architecture
+    for module in _modules
+    for architecture in getattr(module, "gguf", ())
 }
 
 
@@ -37,7 +41,8 @@ def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None
         config: the model's config. Some tables require it, such as those with fused heads.
 
     Raises:
-        ValueError: names are unknown, missing or duplicate (all are listed), or the table requires a config.
+        ValueError: names are unknown, missing or duplicate (all are listed), or the table requires
+            a config.
         KeyError: `model_type` is unknown.
     """
     return Mapped(tables[model_type], tensors, "hub", config)

@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from weights_map.llama import ATTENTION_BIASES, HEAD_NORMS, PAIRS, PLAIN, gguf_architecture, relative
+from weights_map.llama import (
+    ATTENTION_BIASES,
+    HEAD_NORMS,
+    PAIRS,
+    PLAIN,
+    gguf_architecture,
+    relative,
+)
 
 GATE = "layers.{}.mlp.gate_proj"
 
@@ -19,7 +26,9 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 gguf = (
     gguf_architecture(
-        "arcee", *PAIRS, encode=encode,
+        "arcee",
+        *PAIRS,
+        encode=encode,
         without=(*ATTENTION_BIASES, *PLAIN, *HEAD_NORMS, f"model.{GATE}.weight"),
     ),
-)  # fmt: skip
+)

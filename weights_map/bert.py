@@ -1,10 +1,11 @@
 """Weight tables of BERT, RoBERTa, DistilBERT and ELECTRA. All matrices are nn.Linear on both sides.
 
-Files with a head have a prefix, such as `bert.`, before the names of the body; files of the body alone have none. Old
-files call the weights of layer norms gamma and beta. XLM-RoBERTa and CamemBERT use RoBERTa's table.
+Files with a head have a prefix, such as `bert.`, before the names of the body; files of the body
+alone have none. Old files call the weights of layer norms gamma and beta. XLM-RoBERTa and CamemBERT
+use RoBERTa's table.
 
-In GGUF, all of them have the architecture bert, without heads. The position embedding of a RoBERTa begins with the
-first token, as BERT's: the converter drops the rows before it.
+In GGUF, all of them have the architecture bert, without heads. The position embedding of a RoBERTa
+begins with the first token, as BERT's: the converter drops the rows before it.
 """
 
 from weights_map.engine import Operation, Row, Table, drop, same, tie
@@ -13,7 +14,9 @@ from weights_map.gguf import GGUFArchitecture
 GAMMA_BETA = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
 
-def layer(hub: str, native: str, operation: Operation = same, head: str | None = None) -> tuple[Row, Row]:
+def layer(
+    hub: str, native: str, operation: Operation = same, head: str | None = None
+) -> tuple[Row, Row]:
     """The weight and the bias of a layer."""
     return (
         Row(f"{hub}.weight", f"{native}.weight", operation, head=head),
@@ -23,14 +26,21 @@ def layer(hub: str, native: str, operation: Operation = same, head: str | None =
 
 def blocks(hub: str, names: dict[str, str]) -> tuple[Row, ...]:
     """The rows of all blocks. names: of a block's layers, on the Hub -> ours."""
-    return tuple(row for name, ours in names.items() for row in layer(f"{hub}.{{}}.{name}", f"layers.{{}}.{ours}"))
+    return tuple(
+        row
+        for name, ours in names.items()
+        for row in layer(f"{hub}.{{}}.{name}", f"layers.{{}}.{ours}")
+    )
 
 
 def embeddings(*names: str) -> tuple[Row, ...]:
     """The embeddings and their norm. Position IDs and token types may be buffers of old files."""
     ours = {"word": "embed_tokens", "position": "embed_positions", "token_type": "embed_types"}
     return (
-        *(Row(f"embeddings.{name}_embeddings.weight", f"{ours[name]}.weight", same) for name in names),
+        *(
+            Row(f"embeddings.{name}_embeddings.weight", f"{ours[name]}.weight", same)
+            for name in names
+        ),
         *layer("embeddings.LayerNorm", "norm"),
         Row("embeddings.position_ids", (), drop),
         Row("embeddings.token_type_ids", (), drop),
@@ -55,14 +65,18 @@ def roberta_heads(prefix: str) -> tuple[Row, ...]:
         *layer("lm_head.dense", "head.transform", head="masked_lm"),
         *layer("lm_head.layer_norm", "head.norm", head="masked_lm"),
         Row("lm_head.bias", "head.bias", same, head="masked_lm"),
-        Row("lm_head.decoder.weight", "head.decoder.weight", tie(f"{prefix}embeddings.word_embeddings.weight"),
-            head="masked_lm"),
+        Row(
+            "lm_head.decoder.weight",
+            "head.decoder.weight",
+            tie(f"{prefix}embeddings.word_embeddings.weight"),
+            head="masked_lm",
+        ),
         Row("lm_head.decoder.bias", "head.decoder.bias", tie("lm_head.bias"), head="masked_lm"),
         *layer("classifier.dense", "head.dense", head="sequence"),
         *layer("classifier.out_proj", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
         *layer("qa_outputs", "head.qa", head="questions"),
-    )  # fmt: skip
+    )
 
 
 bert = Table(
@@ -73,20 +87,35 @@ bert = Table(
         *embeddings("word", "position", "token_type"),
         *blocks("encoder.layer", BERT_BLOCK),
         # The pooler belongs to the head of sequence classification. Other models ignore it.
-        *(Row(f"bert.pooler.dense.{name}", f"head.dense.{name}", same, head="sequence") for name in ("weight", "bias")),
-        *(Row(f"pooler.dense.{name}", f"head.dense.{name}", same, head="pooler") for name in ("weight", "bias")),
+        *(
+            Row(f"bert.pooler.dense.{name}", f"head.dense.{name}", same, head="sequence")
+            for name in ("weight", "bias")
+        ),
+        *(
+            Row(f"pooler.dense.{name}", f"head.dense.{name}", same, head="pooler")
+            for name in ("weight", "bias")
+        ),
         *layer("cls.predictions.transform.dense", "head.transform", head="masked_lm"),
         *layer("cls.predictions.transform.LayerNorm", "head.norm", head="masked_lm"),
         Row("cls.predictions.bias", "head.bias", same, head="masked_lm"),
-        Row("cls.predictions.decoder.weight", "head.decoder.weight", tie("bert.embeddings.word_embeddings.weight"),
-            head="masked_lm"),
-        Row("cls.predictions.decoder.bias", "head.decoder.bias", tie("cls.predictions.bias"), head="masked_lm"),
+        Row(
+            "cls.predictions.decoder.weight",
+            "head.decoder.weight",
+            tie("bert.embeddings.word_embeddings.weight"),
+            head="masked_lm",
+        ),
+        Row(
+            "cls.predictions.decoder.bias",
+            "head.decoder.bias",
+            tie("cls.predictions.bias"),
+            head="masked_lm",
+        ),
         *layer("classifier", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
         *layer("cls.seq_relationship", "head.next", head="next_sentence"),
         *layer("qa_outputs", "head.qa", head="questions"),
     ),
-)  # fmt: skip
+)
 
 roberta = Table(
     model_type="roberta",
@@ -95,7 +124,10 @@ roberta = Table(
     rows=(
         *embeddings("word", "position", "token_type"),
         *blocks("encoder.layer", BERT_BLOCK),
-        *(Row(f"roberta.pooler.dense.{name}", (), drop, head="pooler") for name in ("weight", "bias")),
+        *(
+            Row(f"roberta.pooler.dense.{name}", (), drop, head="pooler")
+            for name in ("weight", "bias")
+        ),
         *(Row(f"pooler.dense.{name}", (), drop, head="pooler") for name in ("weight", "bias")),
         *roberta_heads("roberta."),
     ),
@@ -123,14 +155,18 @@ distilbert = Table(
         *layer("vocab_transform", "head.transform", head="masked_lm"),
         *layer("vocab_layer_norm", "head.norm", head="masked_lm"),
         Row("vocab_projector.bias", "head.bias", same, head="masked_lm"),
-        Row("vocab_projector.weight", "head.decoder.weight", tie("distilbert.embeddings.word_embeddings.weight"),
-            head="masked_lm"),
+        Row(
+            "vocab_projector.weight",
+            "head.decoder.weight",
+            tie("distilbert.embeddings.word_embeddings.weight"),
+            head="masked_lm",
+        ),
         *layer("pre_classifier", "head.dense", head="sequence"),
         *layer("classifier", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
         *layer("qa_outputs", "head.qa", head="questions"),
     ),
-)  # fmt: skip
+)
 
 electra = Table(
     model_type="electra",
@@ -144,8 +180,12 @@ electra = Table(
         *layer("generator_predictions.dense", "head.transform", head="masked_lm"),
         *layer("generator_predictions.LayerNorm", "head.norm", head="masked_lm"),
         Row("generator_lm_head.bias", "head.bias", same, head="masked_lm"),
-        Row("generator_lm_head.weight", "head.decoder.weight", tie("electra.embeddings.word_embeddings.weight"),
-            head="masked_lm"),
+        Row(
+            "generator_lm_head.weight",
+            "head.decoder.weight",
+            tie("electra.embeddings.word_embeddings.weight"),
+            head="masked_lm",
+        ),
         *layer("discriminator_predictions.dense", "head.dense", head="replaced_tokens"),
         *layer("discriminator_predictions.dense_prediction", "head.out", head="replaced_tokens"),
         *layer("classifier.dense", "head.dense", head="sequence"),
@@ -153,7 +193,7 @@ electra = Table(
         *layer("classifier", "head.out", head="tokens"),
         *layer("qa_outputs", "head.qa", head="questions"),
     ),
-)  # fmt: skip
+)
 
 tables = (bert, roberta, distilbert, electra)
 
@@ -192,7 +232,12 @@ gguf = (
             ),
         ),
         required={"attention.causal": False},
-        sizes={"position_embd.weight": "max_position_embeddings", "token_types.weight": "type_vocab_size"},
-        assumed="the activation gelu, no maximum length but the number of positions, and no prompts",
+        sizes={
+            "position_embd.weight": "max_position_embeddings",
+            "token_types.weight": "type_vocab_size",
+        },
+        assumed=(
+            "the activation gelu, no maximum length but the number of positions, and no prompts"
+        ),
     ),
 )

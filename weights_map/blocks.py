@@ -1,18 +1,20 @@
 """Quantized weights in GGUF's block formats. A row consists of blocks of codes with scales.
 
-    type        block                                                                           bits per weight
-    Q8_0        32 signed 8-bit codes, float16 scale: weight = scale * code                                 8.5
-    Q4_0, Q5_0  32 codes of 4 or 5 bits: weight = scale * (code - 8), scale * (code - 16)              4.5, 5.5
-    Q4_1, Q5_1  32 codes of 4 or 5 bits: weight = scale * code + offset                                    5, 6
-    IQ4_NL      32 codes of one of 16 values, float16 scale                                                 4.5
-    MXFP4       32 codes of one of 16 values, scale 2^n (mxfp4.py; codes in another order)                 4.25
-    Q2_K        256 codes; 4-bit scale and offset per 16 codes, float16 scales for both                     2.6
-    Q3_K        256 codes; 6-bit scale per 16 codes, float16 scale                                          3.4
-    Q4_K, Q5_K  256 codes; 6-bit scale and offset per 32 codes, float16 scales for both                4.5, 5.5
-    Q6_K        256 codes; 8-bit scale per 16 codes, float16 scale                                          6.6
-    IQ4_XS      256 codes as IQ4_NL's; 6-bit scale per 32 codes, float16 scale                             4.25
+    type        block                                                                           bits
+    per weight Q8_0        32 signed 8-bit codes, float16 scale: weight = scale * code
+    8.5 Q4_0, Q5_0  32 codes of 4 or 5 bits: weight = scale * (code - 8), scale * (code - 16)
+    4.5, 5.5 Q4_1, Q5_1  32 codes of 4 or 5 bits: weight = scale * code + offset
+    5, 6 IQ4_NL      32 codes of one of 16 values, float16 scale
+    4.5 MXFP4       32 codes of one of 16 values, scale 2^n (mxfp4.py; codes in another order)
+    4.25 Q2_K        256 codes; 4-bit scale and offset per 16 codes, float16 scales for both
+    2.6 Q3_K        256 codes; 6-bit scale per 16 codes, float16 scale
+    3.4 Q4_K, Q5_K  256 codes; 6-bit scale and offset per 32 codes, float16 scales for both
+    4.5, 5.5 Q6_K        256 codes; 8-bit scale per 16 codes, float16 scale
+    6.6 IQ4_XS      256 codes as IQ4_NL's; 6-bit scale per 32 codes, float16 scale
+    4.25
 
-Source: ggml/src/ggml-common.h and ggml-quants.c. The C decoder's implementation is in native/blocks.h and k_quants.h.
+Source: ggml/src/ggml-common.h and ggml-quants.c. The C decoder's implementation is in
+native/blocks.h and k_quants.h.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +37,9 @@ class Blocks(NamedTuple):
 
 
 class Type(NamedTuple):
-    """A block format. size: weights per block.    width: bytes per block.    unpack: (…, width) to (…, size)."""
+    """A block format. size: weights per block.    width: bytes per block.    unpack: (…, width) to
+    (…, size).
+    """
 
     size: int
     width: int
@@ -60,7 +64,9 @@ def unpack_halves(codes: Tensor) -> Tensor:
 
 def unpack_bits(codes: Tensor) -> Tensor:
     """The bits of each byte, the lowest first, as (…, 8 * bytes)."""
-    return (codes.unsqueeze(-1) >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1).flatten(-2)
+    return (
+        codes.unsqueeze(-1) >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1
+    ).flatten(-2)
 
 
 def q8_0(blocks: Tensor) -> Tensor:
@@ -90,7 +96,9 @@ def scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
     first, second, third = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((first & 63, (third & 15) | (first >> 6 << 4)), dim=-1)
     offsets = torch.cat((second & 63, (third >> 4) | (second >> 6 << 4)), dim=-1)
-    return (float16_at(blocks, 0) * scales).unsqueeze(-1), (float16_at(blocks, 2) * offsets).unsqueeze(-1)
+    return (float16_at(blocks, 0) * scales).unsqueeze(-1), (
+        float16_at(blocks, 2) * offsets
+    ).unsqueeze(-1)
 
 
 def four_bits(codes: Tensor) -> Tensor:
@@ -120,7 +128,9 @@ def q6_k(blocks: Tensor) -> Tensor:
 
 def q2_k(blocks: Tensor) -> Tensor:
     both = blocks[..., :16]
-    scales, offsets = (float16_at(blocks, at) * part for at, part in ((80, both & 15), (82, both >> 4)))
+    scales, offsets = (
+        float16_at(blocks, at) * part for at, part in ((80, both & 15), (82, both >> 4))
+    )
     codes = two_bits(blocks[..., 16:80]).unflatten(-1, (16, 16))
     return (scales.unsqueeze(-1) * codes - offsets.unsqueeze(-1)).flatten(-2)
 
@@ -129,8 +139,12 @@ def q3_k(blocks: Tensor) -> Tensor:
     third = unpack_bits(blocks[..., :32]).unflatten(-1, (32, 8)).transpose(-1, -2).flatten(-2)
     codes = (two_bits(blocks[..., 32:96]) | third << 2).float() - 4
     low, high = unpack_halves(blocks[..., 96:104]), blocks[..., 104:108]
-    scales = (low | torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1) << 4).float() - 32
-    return (codes.unflatten(-1, (16, 16)) * (float16_at(blocks, 108) * scales).unsqueeze(-1)).flatten(-2)
+    scales = (
+        low | torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1) << 4
+    ).float() - 32
+    return (
+        codes.unflatten(-1, (16, 16)) * (float16_at(blocks, 108) * scales).unsqueeze(-1)
+    ).flatten(-2)
 
 
 def two_bits(codes: Tensor) -> Tensor:
@@ -145,15 +159,23 @@ def iq4_nl(blocks: Tensor) -> Tensor:
 
 def iq4_xs(blocks: Tensor) -> Tensor:
     low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), dim=-1).flatten(-2)
-    high = torch.cat([blocks[..., 2 + part, None] >> shift & 3 for part in (0, 1) for shift in (0, 2, 4, 6)], dim=-1)
+    high = torch.cat(
+        [blocks[..., 2 + part, None] >> shift & 3 for part in (0, 1) for shift in (0, 2, 4, 6)],
+        dim=-1,
+    )
     scales = (float16_at(blocks, 0) * ((low | high << 4).float() - 32)).unsqueeze(-1)
     return (scales * levels(unpack_halves(blocks[..., 8:].unflatten(-1, (8, 16))), IQ4)).flatten(-2)
 
 
 def mxfp4(blocks: Tensor) -> Tensor:
-    exponents = blocks[..., :1].int()  # of a float32, for twice the values; 0 and 1 are below the smallest exponent
-    scales = torch.where(exponents < 2, 2**21 << exponents, (exponents - 1) << 23).view(torch.float32)
-    return scales * (2 * levels(unpack_halves(blocks[..., 1:]), (*SIZES, *(-size for size in SIZES))))
+    # of a float32, for twice the values; 0 and 1 are below the smallest exponent
+    exponents = blocks[..., :1].int()
+    scales = torch.where(exponents < 2, 2**21 << exponents, (exponents - 1) << 23).view(
+        torch.float32
+    )
+    return scales * (
+        2 * levels(unpack_halves(blocks[..., 1:]), (*SIZES, *(-size for size in SIZES)))
+    )
 
 
 def levels(codes: Tensor, values: Sequence[float]) -> Tensor:

@@ -1,10 +1,11 @@
 """Conversion between the Hub's tensors and native tensors by a weight table, in both directions.
 
-The number of layers follows from the names, separately for each stack: an encoder may have more layers than its
-decoder. `check_shapes` compares the result with the model and so with the config.
+The number of layers follows from the names, separately for each stack: an encoder may have more
+layers than its decoder. `check_shapes` compares the result with the model and so with the config.
 
-All names are matched before any tensor is loaded, so that one error lists all problems. Tensors are then taken from the
-source one at a time, so that a lazy source never holds a complete checkpoint in memory.
+All names are matched before any tensor is loaded, so that one error lists all problems. Tensors are
+then taken from the source one at a time, so that a lazy source never holds a complete checkpoint in
+memory.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -34,13 +35,17 @@ class Conversion:
     values: tuple[int, ...]
 
 
-def match_names(table: Table, names: Iterable[str], side: Side, config: Any = None) -> list[Conversion]:
-    """Match all names of a checkpoint with a table. Returns conversions by layer and in the table's order.
+def match_names(
+    table: Table, names: Iterable[str], side: Side, config: Any = None
+) -> list[Conversion]:
+    """Match all names of a checkpoint with a table. Returns conversions by layer and in the table's
+    order.
 
-    ValueError: names are unknown, duplicate (in two spellings), missing, or of an expert that the config does not have;
-    or the table needs a config.
+    ValueError: names are unknown, duplicate (in two spellings), missing, or of an expert that the
+    config does not have; or the table needs a config.
     """
-    matches: dict[Row, dict[Indices, dict[str, str]]] = {row: {} for row in table.rows}  # canonical name -> name
+    # canonical name -> name
+    matches: dict[Row, dict[Indices, dict[str, str]]] = {row: {} for row in table.rows}
     sizes: dict[str, int] = {}  # stack -> number of layers or experts
     problems: dict[str, list[str]] = {"unknown": [], "duplicate": [], "missing": [], "unused": []}
     for name in names:
@@ -59,14 +64,17 @@ def match_names(table: Table, names: Iterable[str], side: Side, config: Any = No
     settings = {name for row in needed for name in (row.operation.setting, row.layers) if name}
     if settings and config is None:
         raise ValueError(
-            f"the weight table of {table.model_type} needs the model's config, for {', '.join(sorted(settings))}"
+            f"the weight table of {table.model_type} needs the model's config, for"
+            f" {', '.join(sorted(settings))}"
         )
     limit = 1 + sum(map(len, matches.values()))  # a corrupt name may have a huge index
     positions: list[tuple[int, int, Indices]] = []  # layer, row, indices
     for number, row in enumerate(table.rows):
         expected: Iterable[Indices] = matches[row]
         if row.templates(side) and not (row.optional or row.operation.optional):
-            expected = islice(product(*(range(sizes.get(prefix, 1)) for prefix in row.stacks(side))), limit)
+            expected = islice(
+                product(*(range(sizes.get(prefix, 1)) for prefix in row.stacks(side))), limit
+            )
         positions += [(indices[0] if indices else 0, number, indices) for indices in expected]
 
     conversions, all_targets = [], set[str]()
@@ -80,11 +88,18 @@ def match_names(table: Table, names: Iterable[str], side: Side, config: Any = No
         if any("*" in name for name in required):
             continue
         problems["missing"] += [name for name in required if name not in group]
-        problems["unused"] += [name for canonical, name in group.items() if canonical not in required]
+        problems["unused"] += [
+            name for canonical, name in group.items() if canonical not in required
+        ]
         if all(name in group for name in required):
-            sources, targets = tuple(group[name] for name in required), row.names(OPPOSITE[side], indices, *values)
+            sources, targets = (
+                tuple(group[name] for name in required),
+                row.names(OPPOSITE[side], indices, *values),
+            )
             problems["duplicate"] += [
-                f"{target} from {sources[0]} and from other tensors" for target in targets if target in all_targets
+                f"{target} from {sources[0]} and from other tensors"
+                for target in targets
+                if target in all_targets
             ]
             all_targets.update(targets)
             conversions.append(Conversion(sources, targets, row.operation, values))
@@ -95,11 +110,15 @@ def match_names(table: Table, names: Iterable[str], side: Side, config: Any = No
 class Mapped(Mapping[str, Tensor]):
     """The tensors of one side under the names of the other side, converted on access."""
 
-    def __init__(self, table: Table, tensors: Mapping[str, Tensor], side: Side, config: Any = None) -> None:
+    def __init__(
+        self, table: Table, tensors: Mapping[str, Tensor], side: Side, config: Any = None
+    ) -> None:
         self.conversions = match_names(table.for_model(config), tensors, side, config)
         self._tensors = tensors
         self._side = side
-        self._conversion = {target: conversion for conversion in self.conversions for target in conversion.targets}
+        self._conversion = {
+            target: conversion for conversion in self.conversions for target in conversion.targets
+        }
         self._cached: tuple[Conversion, Sequence[Tensor]] | None = None
 
     def over(self, tensors: Mapping[str, Tensor]) -> "Mapped":
@@ -117,13 +136,17 @@ class Mapped(Mapping[str, Tensor]):
         return self._conversion[name].operation.permutes
 
     def rows(self, name: str, parts: Sequence[range]) -> Tensor:
-        """Some rows of a tensor; a view if they are contiguous. Other rows are not read, also if rows are permuted."""
+        """Some rows of a tensor; a view if they are contiguous. Other rows are not read, also if
+        rows are permuted.
+        """
         conversion = self._conversion[name]
         if (
             conversion.operation.permutes and conversion.values and len(conversion.targets) == 1
         ):  # permute the row numbers to find the source rows
             [source] = (self._tensors[source] for source in conversion.sources)
-            parts_of = conversion.operation.to_native([torch.arange(source.size(0)).unsqueeze(1)], *conversion.values)
+            parts_of = conversion.operation.to_native(
+                [torch.arange(source.size(0)).unsqueeze(1)], *conversion.values
+            )
             numbers = parts_of[conversion.targets.index(name)]
             return source[torch.cat([numbers[part.start : part.stop, 0] for part in parts])]
         slices = [self[name][part.start : part.stop] for part in parts]
@@ -134,20 +157,25 @@ class Mapped(Mapping[str, Tensor]):
         if self._cached is not None and self._cached[0] is conversion:
             return self._cached[1][conversion.targets.index(name)]
         sources = [self._tensors[source] for source in conversion.sources]
-        operate = conversion.operation.to_native if self._side == "hub" else conversion.operation.to_hub
+        operate = (
+            conversion.operation.to_native if self._side == "hub" else conversion.operation.to_hub
+        )
         try:
             results = operate(sources, *conversion.values)
             if len(results) != len(conversion.targets):
                 raise IndexError(f"{len(results)} tensors for {len(conversion.targets)} names")
         except (RuntimeError, IndexError) as error:
             shapes = [
-                f"{source} {tuple(tensor.shape)}" for source, tensor in zip(conversion.sources, sources, strict=True)
+                f"{source} {tuple(tensor.shape)}"
+                for source, tensor in zip(conversion.sources, sources, strict=True)
             ]
             reason = f"{conversion.operation.name}: {error}".partition("\n")[0]
             raise ValueError(
-                f"{brief_list(shapes)} cannot be converted to {brief_list(conversion.targets)} ({reason})"
+                f"{brief_list(shapes)} cannot be converted to {brief_list(conversion.targets)}"
+                f" ({reason})"
             ) from error
-        # Experts are accessed in succession: without a cache, each access would stack or split all of them.
+        # Experts are accessed in succession: without a cache, each access would stack or split all
+        # of them.
         self._cached = (conversion, results) if len(results) > 1 else None
         return results[conversion.targets.index(name)]
 
@@ -161,8 +189,11 @@ class Mapped(Mapping[str, Tensor]):
         return len(self._conversion)
 
 
-def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], spare: Container[str] = ()) -> None:
-    """Compare native tensors with a model's. ValueError: lists missing and unused tensors, wrong shapes and dtypes.
+def check_shapes(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], spare: Container[str] = ()
+) -> None:
+    """Compare native tensors with a model's. ValueError: lists missing and unused tensors, wrong
+    shapes and dtypes.
 
     spare: names that may be unused, such as the head in a file whose config ties it.
     """
@@ -172,22 +203,31 @@ def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], 
         "wrong shape": [],
         "wrong dtype": [],
     }
-    for name in (name for name in expected if name in tensors):  # in order: experts share a conversion
+    # in order: experts share a conversion
+    for name in (name for name in expected if name in tensors):
         try:
             actual, model = tensors[name], expected[name]
         except ValueError as error:
             problems["wrong shape"].append(str(error))
             continue
         if actual.shape != model.shape:
-            problems["wrong shape"].append(f"{name} is {tuple(actual.shape)}, the config says {tuple(model.shape)}")
-        if actual.dtype != model.dtype and not (actual.is_floating_point() and model.is_floating_point()):
-            problems["wrong dtype"].append(f"{name} is {actual.dtype}, the model's is {model.dtype}")
+            problems["wrong shape"].append(
+                f"{name} is {tuple(actual.shape)}, the config says {tuple(model.shape)}"
+            )
+        if actual.dtype != model.dtype and not (
+            actual.is_floating_point() and model.is_floating_point()
+        ):
+            problems["wrong dtype"].append(
+                f"{name} is {actual.dtype}, the model's is {model.dtype}"
+            )
     raise_problems(problems)
 
 
 def raise_problems(problems: Mapping[str, Sequence[str]]) -> None:
     """Raise one ValueError for all problems, if there are any."""
-    parts = [f"{problem}: {brief_list(sorted(names))}" for problem, names in problems.items() if names]
+    parts = [
+        f"{problem}: {brief_list(sorted(names))}" for problem, names in problems.items() if names
+    ]
     if parts:
         raise ValueError("the tensors do not fit the weight table: " + "; ".join(parts))
 

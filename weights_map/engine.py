@@ -1,8 +1,9 @@
-"""The rows of weight tables: operations between the Hub's tensors and a model's, and the names that they apply to.
+"""The rows of weight tables: operations between the Hub's tensors and a model's, and the names that
+they apply to.
 
-A table is a list of rows (Hub template, native template, operation). `{}` is the index of the layer; with experts, a
-second one is the index of the expert. Each tensor of a checkpoint matches one row, and the same table serves loading
-and saving (conversion.py):
+A table is a list of rows (Hub template, native template, operation). `{}` is the index of the
+layer; with experts, a second one is the index of the expert. Each tensor of a checkpoint matches
+one row, and the same table serves loading and saving (conversion.py):
 
     Row("transformer.h.{}.attn.c_attn.weight", "h.{}.attn.c_attn.weight", transpose)
     Row("model.layers.{}.mlp.experts.{}.up_proj.weight", "layers.{}.mlp.experts.up_proj", stack("num_experts"))
@@ -30,7 +31,8 @@ WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
 
 @dataclass(frozen=True)
 class Operation:
-    """A conversion of a row's tensors: `to_native` when loading, and its inverse `to_hub` when saving.
+    """A conversion of a row's tensors: `to_native` when loading, and its inverse `to_hub` when
+    saving.
 
     Attributes:
         name: for error messages.
@@ -52,11 +54,13 @@ class Operation:
 
 
 def _transpose(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [tensor.t() if tensor.dim() == 2 else tensor for tensor in tensors]  # check_shapes() reports other shapes
+    # check_shapes() reports other shapes
+    return [tensor.t() if tensor.dim() == 2 else tensor for tensor in tensors]
 
 
 same = Operation("same", permutes=True)
-transpose = Operation("transpose", _transpose, _transpose, permutes=True)  # a view: transposing twice copies nothing
+# a view: transposing twice copies nothing
+transpose = Operation("transpose", _transpose, _transpose, permutes=True)
 drop = Operation("drop", lambda tensors: [], optional=True)  # buffers of old checkpoints
 
 
@@ -68,26 +72,38 @@ def tie(to: str) -> Operation:
 def squeeze(dim: int) -> Operation:
     """Remove the Hub tensor's dimension `dim`, which has size 1."""
     return Operation(
-        f"squeeze {dim}", lambda tensors: [tensors[0].squeeze(dim)], lambda tensors: [tensors[0].unsqueeze(dim)]
+        f"squeeze {dim}",
+        lambda tensors: [tensors[0].squeeze(dim)],
+        lambda tensors: [tensors[0].unsqueeze(dim)],
     )
 
 
 def cat(parts: int, dim: int = 0) -> Operation:
     """Concatenate `parts` Hub tensors of equal size along `dim`."""
     return Operation(
-        f"cat along {dim}", lambda tensors: [torch.cat(list(tensors), dim)], _splitter(parts, dim), permutes=dim == 0
+        f"cat along {dim}",
+        lambda tensors: [torch.cat(list(tensors), dim)],
+        _splitter(parts, dim),
+        permutes=dim == 0,
     )
 
 
 def split(parts: int, dim: int = 0) -> Operation:
-    """Split a Hub tensor into `parts` native tensors of equal size along `dim`: views, without a copy."""
+    """Split a Hub tensor into `parts` native tensors of equal size along `dim`: views, without a
+    copy.
+    """
     return Operation(
-        f"split along {dim}", _splitter(parts, dim), lambda tensors: [torch.cat(list(tensors), dim)], permutes=dim == 0
+        f"split along {dim}",
+        _splitter(parts, dim),
+        lambda tensors: [torch.cat(list(tensors), dim)],
+        permutes=dim == 0,
     )
 
 
 def split_by(sizes: str) -> Operation:
-    """Split a Hub tensor into native tensors along its rows. sizes: the config's name of their numbers of rows."""
+    """Split a Hub tensor into native tensors along its rows. sizes: the config's name of their
+    numbers of rows.
+    """
     return Operation(
         f"split by {sizes}",
         lambda tensors, sizes: tensors[0].split(sizes),
@@ -98,13 +114,19 @@ def split_by(sizes: str) -> Operation:
 
 
 def unfuse_heads(parts: int, heads: str) -> Operation:
-    """Split a fused projection with [q k v] of each head into q, k and v. heads: the config's name of their number."""
+    """Split a fused projection with [q k v] of each head into q, k and v. heads: the config's name
+    of their number.
+    """
 
     def split(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
-        return [part.flatten(0, 1) for part in tensors[0].unflatten(0, (count, parts, -1)).unbind(1)]
+        return [
+            part.flatten(0, 1) for part in tensors[0].unflatten(0, (count, parts, -1)).unbind(1)
+        ]
 
     def fuse(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
-        return [torch.stack([tensor.unflatten(0, (count, -1)) for tensor in tensors], 1).flatten(0, 2)]
+        return [
+            torch.stack([tensor.unflatten(0, (count, -1)) for tensor in tensors], 1).flatten(0, 2)
+        ]
 
     return Operation(f"unfuse heads of {parts} parts", split, fuse, setting=heads, permutes=True)
 
@@ -135,7 +157,8 @@ def ungroup_heads(parts: int, heads: str) -> Operation:
 
 
 def stack(count: str) -> Operation:
-    """Stack the Hub's tensors of a layer's experts to (experts, …). The Hub template has one more `{}`.
+    """Stack the Hub's tensors of a layer's experts to (experts, …). The Hub template has one more
+    `{}`.
 
     count: the config's name of the number of experts.
     """
@@ -148,9 +171,11 @@ def stack(count: str) -> Operation:
 
 
 def unstack(count: str, parts: int = 1) -> Operation:
-    """Separate the Hub's stacked tensor (experts, parts · out, in) of a layer into views (out, in) of each expert.
+    """Separate the Hub's stacked tensor (experts, parts · out, in) of a layer into views (out, in)
+    of each expert.
 
-    The native templates have one more `{}`; with 2 parts there are two, and the parts are halves of the rows.
+    The native templates have one more `{}`; with 2 parts there are two, and the parts are halves of
+    the rows.
     count: the config's name of the number of experts.
     """
 
@@ -158,7 +183,11 @@ def unstack(count: str, parts: int = 1) -> Operation:
         return [matrix for part in tensors[0].tensor_split(parts, 1) for matrix in part.unbind()]
 
     def to_hub(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
-        return [torch.cat([torch.stack(list(tensors[i * count : (i + 1) * count])) for i in range(parts)], 1)]
+        return [
+            torch.cat(
+                [torch.stack(list(tensors[i * count : (i + 1) * count])) for i in range(parts)], 1
+            )
+        ]
 
     return Operation("unstack", to_native, to_hub, setting=count, permutes=True)
 
@@ -172,9 +201,10 @@ class Row:
         native: the native template, or a tuple of templates for `split`; () for `drop`.
         operation: the conversion.
         optional: missing in some models or layers.
-        head: the head of an encoder that has the row; models with another head, or none, ignore its tensors.
-        layers: the config's name of the number of first layers that have the row; tensors of later layers are ignored.
-            Without an index, the row belongs to the first layer.
+        head: the head of an encoder that has the row; models with another head, or none, ignore its
+            tensors.
+        layers: the config's name of the number of first layers that have the row; tensors of later
+            layers are ignored. Without an index, the row belongs to the first layer.
     """
 
     hub: str | tuple[str, ...]
@@ -199,7 +229,11 @@ class Row:
         names = [_fill(template, indices) for template in self.templates(side)]
         if count is None:
             return tuple(names)
-        return tuple(name.replace("{}", str(i)) for name in names for i in range(count if "{}" in name else 1))
+        return tuple(
+            name.replace("{}", str(i))
+            for name in names
+            for i in range(count if "{}" in name else 1)
+        )
 
     def stacks(self, side: Side) -> list[str]:
         """The prefix of each index, such as "model.layers"."""
@@ -220,8 +254,8 @@ class Table:
     Attributes:
         model_type: the Hub's model_type.
         rows: in the order of the model.
-        spellings: alternative prefixes of Hub names, as pairs (alternative, canonical): ("", "transformer.") accepts
-            names without that prefix.
+        spellings: alternative prefixes of Hub names, as pairs (alternative, canonical): ("",
+            "transformer.") accepts names without that prefix.
         prefix: precedes the names of an encoder's body in a file with a head.
         aliases: pairs (old, new) of parts of Hub names.
     """
@@ -260,10 +294,15 @@ class Table:
         return table.for_head(getattr(config, "head", None))
 
     def without_decoder(self) -> "Table":
-        """The table of the encoder of an encoder-decoder. Tensors of the decoder are unused, as in transformers."""
+        """The table of the encoder of an encoder-decoder. Tensors of the decoder are unused, as in
+        transformers.
+        """
 
         def is_decoder(row: Row) -> bool:
-            return any(template.startswith(("decoder.", "lm_head.")) for template in row.templates("native"))
+            return any(
+                template.startswith(("decoder.", "lm_head."))
+                for template in row.templates("native")
+            )
 
         rows = (Row(row.hub, (), drop) if is_decoder(row) else row for row in self.rows)
         return replace(self, rows=tuple(rows))
@@ -276,7 +315,9 @@ class Table:
         rows = []
         for row in self.rows:
             if row.head is None:
-                rows.append(replace(row, hub=tuple(prefix + template for template in row.templates("hub"))))
+                rows.append(
+                    replace(row, hub=tuple(prefix + template for template in row.templates("hub")))
+                )
             elif row.head == head:
                 rows.append(row)
         used = {template for row in rows for template in row.templates("hub")}
@@ -286,7 +327,9 @@ class Table:
         return Table(self.model_type, (*rows, *unused), (spelling,), "", self.aliases)
 
     def ties(self) -> dict[str, str]:
-        """Native name of each tensor that a config may tie -> native name of the tensor that it is tied to."""
+        """Native name of each tensor that a config may tie -> native name of the tensor that it is
+        tied to.
+        """
         pairs = {}
         for row in self.rows:
             if row.operation.tied_to and (other := self.find(row.operation.tied_to, "hub")):
@@ -301,7 +344,9 @@ class Table:
                 name = name.replace(old, new)
         candidates = [name]
         if side == "hub":
-            candidates += [new + name.removeprefix(old) for old, new in self.spellings if name.startswith(old)]
+            candidates += [
+                new + name.removeprefix(old) for old, new in self.spellings if name.startswith(old)
+            ]
         for candidate in candidates:
             if row := self._exact[side].get(INDEX.sub("{}", candidate)):
                 return candidate, row, tuple(map(int, INDEX.findall(candidate)[: row.index_count]))

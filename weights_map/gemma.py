@@ -13,17 +13,35 @@ from weights_map.llama import ATTENTION, EMBEDDING, HEAD, MLP, MLP_NORM, Q_AND_K
 table = Table(
     model_type="gemma",
     rows=(
-        EMBEDDING, *ATTENTION, *Q_AND_K_NORMS, MLP_NORM,
-        Row("model.layers.{}.pre_feedforward_layernorm.weight", "layers.{}.pre_feedforward_layernorm.weight", same,
-            optional=True),
+        EMBEDDING,
+        *ATTENTION,
+        *Q_AND_K_NORMS,
+        MLP_NORM,
+        Row(
+            "model.layers.{}.pre_feedforward_layernorm.weight",
+            "layers.{}.pre_feedforward_layernorm.weight",
+            same,
+            optional=True,
+        ),
         *MLP,
-        Row("model.layers.{}.post_feedforward_layernorm.weight", "layers.{}.post_feedforward_layernorm.weight", same,
-            optional=True),
-        *HEAD, *UNUSED,
+        Row(
+            "model.layers.{}.post_feedforward_layernorm.weight",
+            "layers.{}.post_feedforward_layernorm.weight",
+            same,
+            optional=True,
+        ),
+        *HEAD,
+        *UNUSED,
     ),
-    # gemma3 files have the text model below `language_model`, in two spellings. The last is of embedding models.
-    spellings=(("language_model.", ""), ("model.language_model.", "model."), ("model.", ""), ("", "model.")),
-)  # fmt: skip
+    # gemma3 files have the text model below `language_model`, in two spellings. The last is of
+    # embedding models.
+    spellings=(
+        ("language_model.", ""),
+        ("model.language_model.", "model."),
+        ("model.", ""),
+        ("", "model."),
+    ),
+)
 
 GGUF_SETTINGS = {
     "context_length": "max_position_embeddings",
@@ -49,17 +67,32 @@ GGUF_ROWS = (
     Row("output.weight", "lm_head.weight", same, optional=True),
 )
 GGUF_FOUR_NORMS = (
-    Row("blk.{}.post_attention_norm.weight", "model.layers.{}.post_attention_layernorm.weight", subtract_one),
+    Row(
+        "blk.{}.post_attention_norm.weight",
+        "model.layers.{}.post_attention_layernorm.weight",
+        subtract_one,
+    ),
     Row("blk.{}.ffn_norm.weight", "model.layers.{}.pre_feedforward_layernorm.weight", subtract_one),
-    Row("blk.{}.post_ffw_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight", subtract_one),
+    Row(
+        "blk.{}.post_ffw_norm.weight",
+        "model.layers.{}.post_feedforward_layernorm.weight",
+        subtract_one,
+    ),
 )
-GGUF_WINDOWS = {"attention.sliding_window": "sliding_window", "final_logit_softcapping": "final_logit_softcapping"}
+GGUF_WINDOWS = {
+    "attention.sliding_window": "sliding_window",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 
 
 def score_scale(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The scale of attention scores, which the files lack. As in llama.cpp, the 27B models, by their layers, differ."""
+    """The scale of attention scores, which the files lack. As in llama.cpp, the 27B models, by
+    their layers, differ.
+    """
     size = settings["hidden_size"] // settings["num_attention_heads"]
-    is_27b = settings.get("num_hidden_layers") == (46 if "attn_logit_softcapping" in settings else 62)
+    is_27b = settings.get("num_hidden_layers") == (
+        46 if "attn_logit_softcapping" in settings else 62
+    )
     return {"query_pre_attn_scalar": size if is_27b else settings["head_dim"]}
 
 
@@ -70,13 +103,21 @@ gguf = (
         settings=GGUF_SETTINGS,
         rows=(
             *GGUF_ROWS,
-            Row("blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight", subtract_one),
+            Row(
+                "blk.{}.ffn_norm.weight",
+                "model.layers.{}.post_attention_layernorm.weight",
+                subtract_one,
+            ),
         ),
     ),
     GGUFArchitecture(
         "gemma2",
         model_type="gemma2",
-        settings={**GGUF_SETTINGS, **GGUF_WINDOWS, "attn_logit_softcapping": "attn_logit_softcapping"},
+        settings={
+            **GGUF_SETTINGS,
+            **GGUF_WINDOWS,
+            "attn_logit_softcapping": "attn_logit_softcapping",
+        },
         rows=(*GGUF_ROWS, *GGUF_FOUR_NORMS),
         derive=score_scale,
     ),
@@ -87,8 +128,12 @@ gguf = (
         rows=(
             *GGUF_ROWS,
             *GGUF_FOUR_NORMS,
-            Row("blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight", subtract_one),
-            Row("blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight", subtract_one),
+            Row(
+                "blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight", subtract_one
+            ),
+            Row(
+                "blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight", subtract_one
+            ),
         ),
         derive=score_scale,
     ),

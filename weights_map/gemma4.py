@@ -1,4 +1,6 @@
-"""Weight table of the text model of Gemma 4. Norm weights are stored unchanged; Gemma 1 to 3 store them minus 1."""
+"""Weight table of the text model of Gemma 4. Norm weights are stored unchanged; Gemma 1 to 3 store
+them minus 1.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,9 +31,24 @@ table = Table(
     model_type="gemma4_text",
     rows=(
         Row("model.embed_tokens.weight", "embed_tokens.weight", same),
-        Row("model.embed_tokens_per_layer.weight", "embed_tokens_per_layer.weight", same, optional=True),
-        Row("model.per_layer_model_projection.weight", "per_layer_model_projection.weight", same, optional=True),
-        Row("model.per_layer_projection_norm.weight", "per_layer_projection_norm.weight", same, optional=True),
+        Row(
+            "model.embed_tokens_per_layer.weight",
+            "embed_tokens_per_layer.weight",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.per_layer_model_projection.weight",
+            "per_layer_model_projection.weight",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.per_layer_projection_norm.weight",
+            "per_layer_projection_norm.weight",
+            same,
+            optional=True,
+        ),
         layer_row("input_layernorm.weight"),
         layer_row("self_attn.q_proj.weight"),
         layer_row("self_attn.q_proj.bias", optional=True),
@@ -39,7 +56,13 @@ table = Table(
         # The config decides which of these exist; the model reports missing ones.
         *(
             layer_row(f"self_attn.{name}", optional=True, layers=CACHING)
-            for name in ("k_proj.weight", "k_proj.bias", "k_norm.weight", "v_proj.weight", "v_proj.bias")
+            for name in (
+                "k_proj.weight",
+                "k_proj.bias",
+                "k_norm.weight",
+                "v_proj.weight",
+                "v_proj.bias",
+            )
         ),
         layer_row("self_attn.o_proj.weight"),
         layer_row("self_attn.o_proj.bias", optional=True),
@@ -54,9 +77,18 @@ table = Table(
             Row(f"{LAYER}.{hub}", f"layers.{{}}.experts.{native}", same, optional=True)
             for hub, native in EXPERTS.items()
         ),
-        Row(f"{LAYER}.experts.gate_up_proj", (f"{MATRICES}.gate_proj.{{}}", f"{MATRICES}.up_proj.{{}}"),
-            unstack("num_experts", 2), optional=True),
-        Row(f"{LAYER}.experts.down_proj", f"{MATRICES}.down_proj.{{}}", unstack("num_experts"), optional=True),
+        Row(
+            f"{LAYER}.experts.gate_up_proj",
+            (f"{MATRICES}.gate_proj.{{}}", f"{MATRICES}.up_proj.{{}}"),
+            unstack("num_experts", 2),
+            optional=True,
+        ),
+        Row(
+            f"{LAYER}.experts.down_proj",
+            f"{MATRICES}.down_proj.{{}}",
+            unstack("num_experts"),
+            optional=True,
+        ),
         layer_row("per_layer_input_gate.weight", optional=True),
         layer_row("per_layer_projection.weight", optional=True),
         layer_row("post_per_layer_input_norm.weight", optional=True),
@@ -64,24 +96,39 @@ table = Table(
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
         # The other parts of a multimodal file.
-        *(Row(f"model.{name}.*", (), drop) for name in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")),
+        *(
+            Row(f"model.{name}.*", (), drop)
+            for name in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+        ),
     ),
     spellings=(("model.language_model.", "model."), ("model.", ""), ("", "model.")),
-)  # fmt: skip
+)
 
 
 def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings that files state for each layer, in the form of config.json. Without a soft cap, llama.cpp has 30."""
+    """Settings that files state for each layer, in the form of config.json. Without a soft cap,
+    llama.cpp has 30.
+    """
     sliding, heads = settings["layer_types"], settings["num_key_value_heads"]
     width = settings["intermediate_size"]
-    if not isinstance(sliding, list) or not all(isinstance(numbers, int | list) for numbers in (heads, width)):
-        raise ValueError("attention.sliding_window_pattern must be a list, and KV heads and widths numbers or lists")
-    own: dict[str, Any] = {"layer_types": ["sliding_attention" if each else "full_attention" for each in sliding]}
+    if not isinstance(sliding, list) or not all(
+        isinstance(numbers, int | list) for numbers in (heads, width)
+    ):
+        raise ValueError(
+            "attention.sliding_window_pattern must be a list, and KV heads and widths numbers or"
+            " lists"
+        )
+    own: dict[str, Any] = {
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in sliding]
+    }
     if isinstance(heads, list):  # only models whose full layers use their keys as values
         full = [number for number, each in zip(heads, sliding, strict=False) if not each]
         other = [number for number, each in zip(heads, sliding, strict=False) if each]
-        own |= {"attention_k_eq_v": True, "num_key_value_heads": (other or full)[0],
-                "num_global_key_value_heads": full[0] if full else None}  # fmt: skip
+        own |= {
+            "attention_k_eq_v": True,
+            "num_key_value_heads": (other or full)[0],
+            "num_global_key_value_heads": full[0] if full else None,
+        }
     own["final_logit_softcapping"] = settings.get("final_logit_softcapping", 30.0) or None
     if isinstance(width, list):
         own |= {"intermediate_size": min(width), "use_double_wide_mlp": max(width) > min(width)}
@@ -90,26 +137,54 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """ValueError: llama.cpp lacks a setting of the model."""
-    ropes, sliding = config["rope_parameters"], [kind == "sliding_attention" for kind in config["layer_types"]]
-    if ropes["full_attention"]["rope_type"] != "proportional" or "factor" in ropes["full_attention"]:
-        raise ValueError("llama.cpp's gemma4 has proportional rotary embeddings in layers of full attention only")
+    ropes, sliding = (
+        config["rope_parameters"],
+        [kind == "sliding_attention" for kind in config["layer_types"]],
+    )
+    if (
+        ropes["full_attention"]["rope_type"] != "proportional"
+        or "factor" in ropes["full_attention"]
+    ):
+        raise ValueError(
+            "llama.cpp's gemma4 has proportional rotary embeddings in layers of full attention only"
+        )
     if ropes["sliding_attention"]["rope_type"] != "default":
-        raise ValueError("llama.cpp's gemma4 has default rotary embeddings in layers of sliding attention only")
-    if config["attention_bias"] or config["hidden_activation"] != "gelu_pytorch_tanh" or "per_layer_config" in config:
-        raise ValueError("llama.cpp's gemma4 has no biases, no other activation, and one number of KV heads")
-    if config["hidden_size_per_layer_input"] and config["vocab_size_per_layer_input"] != config["vocab_size"]:
+        raise ValueError(
+            "llama.cpp's gemma4 has default rotary embeddings in layers of sliding attention only"
+        )
+    if (
+        config["attention_bias"]
+        or config["hidden_activation"] != "gelu_pytorch_tanh"
+        or "per_layer_config" in config
+    ):
+        raise ValueError(
+            "llama.cpp's gemma4 has no biases, no other activation, and one number of KV heads"
+        )
+    if (
+        config["hidden_size_per_layer_input"]
+        and config["vocab_size_per_layer_input"] != config["vocab_size"]
+    ):
         raise ValueError("llama.cpp's gemma4 has embeddings of the same number of tokens only")
-    size, heads, width = config["global_head_dim"], config["num_key_value_heads"], config["intermediate_size"]
+    size, heads, width = (
+        config["global_head_dim"],
+        config["num_key_value_heads"],
+        config["intermediate_size"],
+    )
     shared = config["num_kv_shared_layers"]
     own = len(sliding) - shared
     if shared and sliding[own - 2 : own] != [True, False]:
-        raise ValueError("llama.cpp's gemma4 shares the keys of a layer of sliding and the next one of full attention")
+        raise ValueError(
+            "llama.cpp's gemma4 shares the keys of a layer of sliding and the next one of full"
+            " attention"
+        )
     keys: dict[str, Any] = {
-        "attention.key_length": size, "attention.value_length": size, "rope.dimension_count": size,
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "rope.dimension_count": size,
         "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"]),
         "attention.sliding_window_pattern": sliding,
         "final_logit_softcapping": config["final_logit_softcapping"] or 0.0,
-    }  # fmt: skip
+    }
     if config["attention_k_eq_v"]:
         others = config["num_global_key_value_heads"]
         keys["attention.head_count_kv"] = [heads if each else others for each in sliding]
@@ -119,22 +194,36 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 GGUF_LAYERS = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_q_norm": "self_attn.q_norm",
-    "attn_output": "self_attn.o_proj", "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_output": "self_attn.o_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 GGUF_OPTIONAL = {
-    "attn_k": "self_attn.k_proj", "attn_k_norm": "self_attn.k_norm", "attn_v": "self_attn.v_proj",
-    "pre_ffw_norm_2": "pre_feedforward_layernorm_2", "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2", "ffn_gate_inp": "router.proj",
-    "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
-}  # fmt: skip
+    "attn_k": "self_attn.k_proj",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_v": "self_attn.v_proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
 GGUF_OTHER = {
-    "layer_output_scale.weight": "layer_scalar", "ffn_gate_inp.scale": "router.scale",
-    "ffn_down_exps.scale": "router.per_expert_scale", "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
     "ffn_down_exps.weight": "experts.down_proj",
-}  # fmt: skip
+}
 gguf = (
     GGUFArchitecture(
         "gemma4",
@@ -163,15 +252,31 @@ gguf = (
         },
         rows=(
             Row("token_embd.weight", "model.embed_tokens.weight"),
-            Row("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight", optional=True),
-            Row("per_layer_model_proj.weight", "model.per_layer_model_projection.weight", optional=True),
-            Row("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight", optional=True),
-            *(Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight") for theirs, hub in GGUF_LAYERS.items()),
+            Row(
+                "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight", optional=True
+            ),
+            Row(
+                "per_layer_model_proj.weight",
+                "model.per_layer_model_projection.weight",
+                optional=True,
+            ),
+            Row(
+                "per_layer_proj_norm.weight",
+                "model.per_layer_projection_norm.weight",
+                optional=True,
+            ),
+            *(
+                Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight")
+                for theirs, hub in GGUF_LAYERS.items()
+            ),
             *(
                 Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight", optional=True)
                 for theirs, hub in GGUF_OPTIONAL.items()
             ),
-            *(Row(f"blk.{{}}.{theirs}", f"{LAYER}.{hub}", optional=True) for theirs, hub in GGUF_OTHER.items()),
+            *(
+                Row(f"blk.{{}}.{theirs}", f"{LAYER}.{hub}", optional=True)
+                for theirs, hub in GGUF_OTHER.items()
+            ),
             Row("output_norm.weight", "model.norm.weight"),
             Row("output.weight", "lm_head.weight", optional=True),
             Row("rope_freqs.weight", (), drop),

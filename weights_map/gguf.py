@@ -1,11 +1,15 @@
-"""Names of settings and tensors in GGUF files: one `GGUFArchitecture` for each architecture of GGUF.
+"""Names of settings and tensors in GGUF files: one `GGUFArchitecture` for each architecture of
+GGUF.
 
-They are in the modules of the weight tables, in a tuple `gguf`. Their rows have GGUF's names on the left and the Hub's
-canonical names on the right. The table of the model then converts the Hub's names to native names:
+They are in the modules of the weight tables, in a tuple `gguf`. Their rows have GGUF's names on the
+left and the Hub's canonical names on the right. The table of the model then converts the Hub's
+names to native names:
 
-    Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight", pairs_to_halves("num_attention_heads"))
+    Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight",
+    pairs_to_halves("num_attention_heads"))
 
-Source: llama.cpp, gguf-py/gguf/constants.py for the keys, tensor_mapping.py for the names, and its converters.
+Source: llama.cpp, gguf-py/gguf/constants.py for the keys, tensor_mapping.py for the names, and its
+converters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,17 +51,19 @@ class GGUFArchitecture:
         sizes: tensors whose number of rows is a setting, to names in config.json.
         with_experts: for files with experts, if files without have the same general.architecture.
         assumed: a description of settings that the files lack; "" if they are complete.
-        model_types: the Hub's model_types that are written as this architecture; () for model_type only.
-        rope_by_type: layers with full and with sliding attention have different rotary embeddings, the
-            latter with rope_theta `rope_local_base_freq`.
-        encode: further keys of a file to write, from the settings of config.json. ValueError: the architecture lacks
-            a setting.
+        model_types: the Hub's model_types that are written as this architecture; () for model_type
+            only.
+        rope_by_type: layers with full and with sliding attention have different rotary embeddings,
+            the latter with rope_theta `rope_local_base_freq`.
+        encode: further keys of a file to write, from the settings of config.json. ValueError: the
+            architecture lacks a setting.
         yarn: settings of rope_parameters that files with yarn lack.
-        packed: templates, without the suffix ".weight", of tensors that stay in MXFP4, if all of them are stored so. In
-            rows their suffix is then `PACKED`, and they are uint8 (…, bytes of a row).
+        packed: templates, without the suffix ".weight", of tensors that stay in MXFP4, if all of
+            them are stored so. In rows their suffix is then `PACKED`, and they are uint8 (…, bytes
+            of a row).
         alternative: a tensor, and the architecture of files that have it.
-        class_suffix: the end of the class in config.json's architectures, if it distinguishes models of one model_type
-            that are written as different architectures.
+        class_suffix: the end of the class in config.json's architectures, if it distinguishes
+            models of one model_type that are written as different architectures.
     """
 
     name: str
@@ -85,10 +91,14 @@ class GGUFArchitecture:
 
     def names(self, types: Mapping[str, str]) -> dict[str, str]:
         """The names of a file's tensors in the rows. types: their types by name."""
-        packed = [name for name in types if INDEX.sub("{}", name.removesuffix(".weight")) in self.packed]
+        packed = [
+            name for name in types if INDEX.sub("{}", name.removesuffix(".weight")) in self.packed
+        ]
         if not all(types[name] == "MXFP4" for name in packed):
             packed = []
-        return {name: name for name in types} | {name: name.removesuffix(".weight") + PACKED for name in packed}
+        return {name: name for name in types} | {
+            name: name.removesuffix(".weight") + PACKED for name in packed
+        }
 
     @cached_property
     def table(self) -> Table:
@@ -97,7 +107,8 @@ class GGUFArchitecture:
 
 
 def pairs_to_halves(heads: str) -> Operation:
-    """Reorder the rows of q or k: GGUF has adjacent rotary pairs, the Hub rows i and i + D/2 of each head.
+    """Reorder the rows of q or k: GGUF has adjacent rotary pairs, the Hub rows i and i + D/2 of
+    each head.
 
     heads: config.json's name of the number of heads.
     """
@@ -124,4 +135,9 @@ subtract_one = Operation(
 
 def inverse(operation: Operation) -> Operation:
     """The inverse of an operation, for tensors that GGUF stores in the native shape."""
-    return replace(operation, name=f"inverse: {operation.name}", to_native=operation.to_hub, to_hub=operation.to_native)
+    return replace(
+        operation,
+        name=f"inverse: {operation.name}",
+        to_native=operation.to_hub,
+        to_hub=operation.to_native,
+    )

@@ -6,7 +6,8 @@ from typing import Any
 from weights_map.engine import Row, Table, drop, same, tie, ungroup_heads
 from weights_map.gguf import GGUFArchitecture, inverse
 
-# With multi-head attention, the Hub groups q, k and v of each head; with one KV head, the order is native.
+# With multi-head attention, the Hub groups q, k and v of each head; with one KV head, the order is
+# native.
 heads = ungroup_heads(3, "heads_in_turn")
 
 table = Table(
@@ -41,13 +42,21 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Whether the heads share one key and value. ValueError: another number of KV heads."""
     heads, kv_heads = settings["n_head"], settings["num_key_value_heads"]
     if kv_heads not in (1, heads):
-        raise ValueError(f"attention.head_count_kv is {kv_heads}, which is not supported: possible are 1 and {heads}")
+        raise ValueError(
+            f"attention.head_count_kv is {kv_heads}, which is not supported: possible are 1 and"
+            f" {heads}"
+        )
     return {"multi_query": kv_heads == 1, "heads_in_turn": kv_heads}
 
 
 KINDS = ("weight", "bias")
-GGUF_LAYERS = {"attn_norm": "ln_1", "attn_output": "attn.c_proj", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc",
-               "ffn_down": "mlp.c_proj"}  # fmt: skip
+GGUF_LAYERS = {
+    "attn_norm": "ln_1",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
 gguf = (
     GGUFArchitecture(
         "starcoder",
@@ -64,13 +73,22 @@ gguf = (
         rows=(
             Row("token_embd.weight", "transformer.wte.weight"),
             Row("position_embd.weight", "transformer.wpe.weight"),
-            *(Row(f"blk.{{}}.attn_qkv.{kind}", f"transformer.h.{{}}.attn.c_attn.{kind}", inverse(heads))
-              for kind in KINDS),
-            *(Row(f"blk.{{}}.{theirs}.{kind}", f"transformer.h.{{}}.{hub}.{kind}")
-              for theirs, hub in GGUF_LAYERS.items() for kind in KINDS),
+            *(
+                Row(
+                    f"blk.{{}}.attn_qkv.{kind}",
+                    f"transformer.h.{{}}.attn.c_attn.{kind}",
+                    inverse(heads),
+                )
+                for kind in KINDS
+            ),
+            *(
+                Row(f"blk.{{}}.{theirs}.{kind}", f"transformer.h.{{}}.{hub}.{kind}")
+                for theirs, hub in GGUF_LAYERS.items()
+                for kind in KINDS
+            ),
             *(Row(f"output_norm.{kind}", f"transformer.ln_f.{kind}") for kind in KINDS),
             Row("output.weight", "lm_head.weight", optional=True),
         ),
         derive=derive,
     ),
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""Weight table of GPT-Neo. All matrices are nn.Linear on both sides; the Hub nests `attention` in `attn`."""
+"""Weight table of GPT-Neo. All matrices are nn.Linear on both sides; the Hub nests `attention` in
+`attn`.
+"""
 
 from weights_map.engine import Row, Table, drop, same, tie
 

@@ -1,4 +1,5 @@
-"""Weight table of GPT-OSS. Experts are stacked: (experts, in, out) floats, or MXFP4 blocks and scales.
+"""Weight table of GPT-OSS. Experts are stacked: (experts, in, out) floats, or MXFP4 blocks and
+scales.
 
 The rows of gate and up alternate on both sides: separate native weights would be copies.
 """
@@ -18,26 +19,61 @@ table = Table(
     model_type="gpt_oss",
     rows=(
         # The config decides which format the experts have.
-        EMBEDDING, *ATTENTION,
+        EMBEDDING,
+        *ATTENTION,
         Row("model.layers.{}.self_attn.sinks", "layers.{}.self_attn.sinks", same),
         MLP_NORM,
         Row("model.layers.{}.mlp.router.weight", "layers.{}.mlp.router.weight", same),
         Row("model.layers.{}.mlp.router.bias", "layers.{}.mlp.router.bias", same),
-        Row("model.layers.{}.mlp.experts.gate_up_proj", "layers.{}.mlp.experts.gate_up_proj", same, optional=True),
-        Row("model.layers.{}.mlp.experts.gate_up_proj_blocks", "layers.{}.mlp.experts.gate_up_proj.blocks", same,
-            optional=True),
-        Row("model.layers.{}.mlp.experts.gate_up_proj_scales", "layers.{}.mlp.experts.gate_up_proj.scales", same,
-            optional=True),
-        Row("model.layers.{}.mlp.experts.gate_up_proj_bias", "layers.{}.mlp.experts.gate_up_proj_bias", same),
-        Row("model.layers.{}.mlp.experts.down_proj", "layers.{}.mlp.experts.down_proj", same, optional=True),
-        Row("model.layers.{}.mlp.experts.down_proj_blocks", "layers.{}.mlp.experts.down_proj.blocks", same,
-            optional=True),
-        Row("model.layers.{}.mlp.experts.down_proj_scales", "layers.{}.mlp.experts.down_proj.scales", same,
-            optional=True),
-        Row("model.layers.{}.mlp.experts.down_proj_bias", "layers.{}.mlp.experts.down_proj_bias", same),
+        Row(
+            "model.layers.{}.mlp.experts.gate_up_proj",
+            "layers.{}.mlp.experts.gate_up_proj",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.mlp.experts.gate_up_proj_blocks",
+            "layers.{}.mlp.experts.gate_up_proj.blocks",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.mlp.experts.gate_up_proj_scales",
+            "layers.{}.mlp.experts.gate_up_proj.scales",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.mlp.experts.gate_up_proj_bias",
+            "layers.{}.mlp.experts.gate_up_proj_bias",
+            same,
+        ),
+        Row(
+            "model.layers.{}.mlp.experts.down_proj",
+            "layers.{}.mlp.experts.down_proj",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.mlp.experts.down_proj_blocks",
+            "layers.{}.mlp.experts.down_proj.blocks",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.mlp.experts.down_proj_scales",
+            "layers.{}.mlp.experts.down_proj.scales",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.mlp.experts.down_proj_bias",
+            "layers.{}.mlp.experts.down_proj_bias",
+            same,
+        ),
         *HEAD,
     ),
-)  # fmt: skip
+)
 
 LAYER = "model.layers.{}"
 EXPERTS = f"{LAYER}.mlp.experts"
@@ -75,7 +111,9 @@ gate_and_up_bias = Operation(
     lambda tensors: [tensors[0][..., part::2] for part in range(2)],
 )
 packed_gate_and_up = Operation("alternate gate and up in MXFP4", packed_columns, packed_rows)
-transposed = Operation("transpose each expert", *2 * (lambda tensors: [tensor.transpose(1, 2) for tensor in tensors],))
+transposed = Operation(
+    "transpose each expert", *2 * (lambda tensors: [tensor.transpose(1, 2) for tensor in tensors],)
+)
 packed = Operation(
     "order of MXFP4",
     lambda tensors: mxfp4.from_gguf(tensors[0]),
@@ -84,7 +122,9 @@ packed = Operation(
 
 
 def periodic(period: int, layers: int) -> list[bool]:
-    """Whether each layer has a window, by llama.cpp's rule: all but the last one of a period, and all if it is 0."""
+    """Whether each layer has a window, by llama.cpp's rule: all but the last one of a period, and
+    all if it is 0.
+    """
     return [period == 0 or layer % period < period - 1 for layer in range(layers)]
 
 
@@ -94,7 +134,9 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     ValueError: the pattern is neither a period nor a list.
     """
     own: dict[str, Any] = {
-        "quantization_config": {"quant_method": "mxfp4"} if settings["quantization_config"] else None
+        "quantization_config": (
+            {"quant_method": "mxfp4"} if settings["quantization_config"] else None
+        )
     }
     if "layer_types" in settings:
         pattern, layers = settings["layer_types"], settings.get("num_hidden_layers")
@@ -102,16 +144,25 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
             pattern = periodic(pattern, layers) if type(layers) is int and layers <= 4096 else []
         if not isinstance(pattern, list):
             raise ValueError(
-                f"attention.sliding_window_pattern must be a period or a list with one value per layer, not {pattern}"
+                "attention.sliding_window_pattern must be a period or a list with one value per"
+                f" layer, not {pattern}"
             )
-        own["layer_types"] = ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
+        own["layer_types"] = [
+            "sliding_attention" if sliding else "full_attention" for sliding in pattern
+        ]
     return own
 
 
 def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """ValueError: llama.cpp lacks a setting of the model."""
-    if not config["attention_bias"] or config["tie_word_embeddings"] or config["sliding_window"] is None:
-        raise ValueError("llama.cpp's gpt-oss has biases of attention, a separate head, and windows")
+    if (
+        not config["attention_bias"]
+        or config["tie_word_embeddings"]
+        or config["sliding_window"] is None
+    ):
+        raise ValueError(
+            "llama.cpp's gpt-oss has biases of attention, a separate head, and windows"
+        )
     if (config["swiglu_alpha"], config["swiglu_limit"]) != (1.702, 7.0):
         raise ValueError("llama.cpp's gpt-oss has swiglu_alpha 1.702 and swiglu_limit 7 only")
     if config["rope_parameters"]["rope_type"] == "llama3":
@@ -120,7 +171,9 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
     # A period where possible, the form of llama.cpp's default.
-    periods = (period for period in range(len(sliding) + 1) if sliding == periodic(period, len(sliding)))
+    periods = (
+        period for period in range(len(sliding) + 1) if sliding == periodic(period, len(sliding))
+    )
     return {"attention.sliding_window_pattern": next(periods, sliding)}
 
 
@@ -148,21 +201,38 @@ gguf = (
         rows=(
             Row("token_embd.weight", "model.embed_tokens.weight"),
             Row("blk.{}.attn_norm.weight", f"{LAYER}.input_layernorm.weight"),
-            *(Row(f"blk.{{}}.{name}.{kind}", f"{LAYER}.self_attn.{hub}_proj.{kind}")
-              for name, hub in zip(GGUF_ATTENTION, "qkvo", strict=True) for kind in KINDS),
+            *(
+                Row(f"blk.{{}}.{name}.{kind}", f"{LAYER}.self_attn.{hub}_proj.{kind}")
+                for name, hub in zip(GGUF_ATTENTION, "qkvo", strict=True)
+                for kind in KINDS
+            ),
             Row("blk.{}.attn_sinks.weight", f"{LAYER}.self_attn.sinks"),
             Row("blk.{}.post_attention_norm.weight", f"{LAYER}.post_attention_layernorm.weight"),
             *(Row(f"blk.{{}}.ffn_gate_inp.{kind}", f"{LAYER}.mlp.router.{kind}") for kind in KINDS),
-            Row(("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"), f"{EXPERTS}.gate_up_proj", gate_and_up,
-                optional=True),
-            Row(tuple(f"blk.{{}}.ffn_{name}_exps{PACKED}" for name in ("gate", "up")),
-                (f"{EXPERTS}.gate_up_proj_blocks", f"{EXPERTS}.gate_up_proj_scales"), packed_gate_and_up,
-                optional=True),
-            Row(("blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"), f"{EXPERTS}.gate_up_proj_bias",
-                gate_and_up_bias),
+            Row(
+                ("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"),
+                f"{EXPERTS}.gate_up_proj",
+                gate_and_up,
+                optional=True,
+            ),
+            Row(
+                tuple(f"blk.{{}}.ffn_{name}_exps{PACKED}" for name in ("gate", "up")),
+                (f"{EXPERTS}.gate_up_proj_blocks", f"{EXPERTS}.gate_up_proj_scales"),
+                packed_gate_and_up,
+                optional=True,
+            ),
+            Row(
+                ("blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"),
+                f"{EXPERTS}.gate_up_proj_bias",
+                gate_and_up_bias,
+            ),
             Row("blk.{}.ffn_down_exps.weight", f"{EXPERTS}.down_proj", transposed, optional=True),
-            Row(f"blk.{{}}.ffn_down_exps{PACKED}",
-                (f"{EXPERTS}.down_proj_blocks", f"{EXPERTS}.down_proj_scales"), packed, optional=True),
+            Row(
+                f"blk.{{}}.ffn_down_exps{PACKED}",
+                (f"{EXPERTS}.down_proj_blocks", f"{EXPERTS}.down_proj_scales"),
+                packed,
+                optional=True,
+            ),
             Row("blk.{}.ffn_down_exps.bias", f"{EXPERTS}.down_proj_bias"),
             Row("output_norm.weight", "model.norm.weight"),
             Row("output.weight", "lm_head.weight"),
@@ -173,4 +243,4 @@ gguf = (
         yarn={"truncate": False},  # llama.cpp rounds the limits of yarn nevertheless
         packed=tuple(f"blk.{{}}.ffn_{name}_exps" for name in ("gate", "up", "down")),
     ),
-)  # fmt: skip
+)

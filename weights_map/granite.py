@@ -10,25 +10,37 @@ tables = (
     relative("granite"),
     relative(
         "granitemoehybrid",
-        Row("model.layers.{}.shared_mlp.input_linear.weight",
-            ("layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.up_proj.weight"), split(2)),
+        Row(
+            "model.layers.{}.shared_mlp.input_linear.weight",
+            ("layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.up_proj.weight"),
+            split(2),
+        ),
         Row("model.layers.{}.shared_mlp.output_linear.weight", "layers.{}.mlp.down_proj.weight"),
     ),
-)  # fmt: skip
+)
 
 
 def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """ValueError: the model has no positions."""
     if config["model_type"] == "granitemoehybrid" and config["position_embedding_type"] != "rope":
-        raise ValueError("llama.cpp's granite has rotary embeddings in all layers, but this model has none")
+        raise ValueError(
+            "llama.cpp's granite has rotary embeddings in all layers, but this model has none"
+        )
     return {}
 
 
 gguf = (
     gguf_architecture(
-        "granite", *PAIRS, model_types=("granite", "granitemoehybrid"),
-        settings={"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-                  "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"},
-        encode=encode, flags=BIASES,
+        "granite",
+        *PAIRS,
+        model_types=("granite", "granitemoehybrid"),
+        settings={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        encode=encode,
+        flags=BIASES,
     ),
-)  # fmt: skip
+)

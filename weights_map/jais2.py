@@ -20,8 +20,12 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 gguf = (
     gguf_architecture(
-        "jais2", same, same, *GGUF_NORM_BIASES, encode=encode,
+        "jais2",
+        same,
+        same,
+        *GGUF_NORM_BIASES,
+        encode=encode,
         without=(*HEAD_NORMS, f"model.{GATE}.weight", f"model.{GATE}.bias"),
         settings={"attention.layer_norm_epsilon": "layer_norm_eps"},
     ),
-)  # fmt: skip
+)

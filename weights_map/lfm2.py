@@ -1,4 +1,6 @@
-"""Weight tables of LFM2 and LFM2 MoE. A layer has either self_attn or conv; the model reports missing ones."""
+"""Weight tables of LFM2 and LFM2 MoE. A layer has either self_attn or conv; the model reports
+missing ones.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,27 +21,43 @@ rows = (
         for name in (f"conv.{part}.weight", f"conv.{part}.bias")
     ),
     *(
-        Row(f"{LAYER}.self_attn.{name}.weight", f"layers.{{}}.self_attn.{name}.weight", same, optional=True)
+        Row(
+            f"{LAYER}.self_attn.{name}.weight",
+            f"layers.{{}}.self_attn.{name}.weight",
+            same,
+            optional=True,
+        )
         for name in ("q_proj", "k_proj", "v_proj", "out_proj")
     ),
     *(
-        Row(f"{LAYER}.self_attn.{name}_layernorm.weight", f"layers.{{}}.self_attn.{name}_norm.weight", same,
-            optional=True)
+        Row(
+            f"{LAYER}.self_attn.{name}_layernorm.weight",
+            f"layers.{{}}.self_attn.{name}_norm.weight",
+            same,
+            optional=True,
+        )
         for name in "qk"
     ),
     Row(f"{LAYER}.ffn_norm.weight", "layers.{}.ffn_norm.weight", same),
     *(
-        Row(f"{LAYER}.feed_forward.{theirs}.weight", f"layers.{{}}.mlp.{ours}.weight", same, optional=True)
+        Row(
+            f"{LAYER}.feed_forward.{theirs}.weight",
+            f"layers.{{}}.mlp.{ours}.weight",
+            same,
+            optional=True,
+        )
         for theirs, ours in MLP
     ),
     # The final norm, in spite of its name.
     Row("model.embedding_norm.weight", "norm.weight", same),
     Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
-)  # fmt: skip
+)
 experts = (
     Row(f"{LAYER}.feed_forward.gate.weight", "layers.{}.mlp.gate.weight", same, optional=True),
     Row(f"{LAYER}.feed_forward.expert_bias", "layers.{}.mlp.expert_bias", same, optional=True),
-    *expert_rows(f"{LAYER}.feed_forward.experts", ("w1", "w3", "w2"), f"{LAYER}.feed_forward.experts"),
+    *expert_rows(
+        f"{LAYER}.feed_forward.experts", ("w1", "w3", "w2"), f"{LAYER}.feed_forward.experts"
+    ),
 )
 spellings = (("model.", ""), ("", "model."))
 tables = (Table("lfm2", rows, spellings), Table("lfm2_moe", (*rows, *experts), spellings))
@@ -49,10 +67,18 @@ def layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """A convolution has no KV heads. The width of the MLP is the computed one."""
     heads = settings["num_key_value_heads"]
     if not isinstance(heads, list):
-        raise ValueError(f"attention.head_count_kv must be a list with a number for each layer, not {heads!r:.80}")
-    own: dict[str, Any] = {} if "moe_intermediate_size" in settings else {"block_auto_adjust_ff_dim": False}
-    return {**own, "num_key_value_heads": max(heads, default=0),
-            "layer_types": ["full_attention" if number else "conv" for number in heads]}  # fmt: skip
+        raise ValueError(
+            "attention.head_count_kv must be a list with a number for each layer, not"
+            f" {heads!r:.80}"
+        )
+    own: dict[str, Any] = (
+        {} if "moe_intermediate_size" in settings else {"block_auto_adjust_ff_dim": False}
+    )
+    return {
+        **own,
+        "num_key_value_heads": max(heads, default=0),
+        "layer_types": ["full_attention" if number else "conv" for number in heads],
+    }
 
 
 def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,7 +89,9 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError("llama.cpp's lfm2moe has experts with a bias of their choice only")
     heads = config["num_key_value_heads"]
     keys: dict[str, Any] = {
-        "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
+        "attention.head_count_kv": [
+            heads if kind == "full_attention" else 0 for kind in config["layer_types"]
+        ]
     }
     return keys | ({"expert_gating_func": 2} if "num_experts" in config else {})
 
@@ -78,11 +106,19 @@ GGUF_SETTINGS = {
     "attention.layer_norm_rms_epsilon": "norm_eps",
     "shortconv.l_cache": "conv_L_cache",
 }
-GGUF_LAYERS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-               "attn_output": "self_attn.out_proj", "attn_q_norm": "self_attn.q_layernorm",
-               "attn_k_norm": "self_attn.k_layernorm", "shortconv.in_proj": "conv.in_proj",
-               "shortconv.out_proj": "conv.out_proj", "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3",
-               "ffn_down": "feed_forward.w2"}  # fmt: skip
+GGUF_LAYERS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
 lfm2 = GGUFArchitecture(
     "lfm2",
     model_type="lfm2",
@@ -91,7 +127,12 @@ lfm2 = GGUFArchitecture(
         Row("token_embd.weight", "model.embed_tokens.weight"),
         Row("blk.{}.attn_norm.weight", f"{LAYER}.operator_norm.weight"),
         Row("blk.{}.ffn_norm.weight", f"{LAYER}.ffn_norm.weight"),
-        Row("blk.{}.shortconv.conv.weight", f"{LAYER}.conv.conv.weight", inverse(squeeze(1)), optional=True),
+        Row(
+            "blk.{}.shortconv.conv.weight",
+            f"{LAYER}.conv.conv.weight",
+            inverse(squeeze(1)),
+            optional=True,
+        ),
         *(
             Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight", optional=True)
             for theirs, hub in GGUF_LAYERS.items()
@@ -121,10 +162,14 @@ gguf = (
             Row("blk.{}.ffn_gate_inp.weight", f"{LAYER}.feed_forward.gate.weight", optional=True),
             Row("blk.{}.exp_probs_b.bias", f"{LAYER}.feed_forward.expert_bias", optional=True),
             *(
-                Row(f"blk.{{}}.ffn_{name}_exps.weight", f"{LAYER}.feed_forward.experts.{{}}.{hub}.weight",
-                    unstack("num_experts"), optional=True)
+                Row(
+                    f"blk.{{}}.ffn_{name}_exps.weight",
+                    f"{LAYER}.feed_forward.experts.{{}}.{hub}.weight",
+                    unstack("num_experts"),
+                    optional=True,
+                )
                 for name, hub in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
             ),
         ),
     ),
-)  # fmt: skip
+)

@@ -1,7 +1,8 @@
-"""Weight table of Llama, Mistral, Ministral, Qwen 2 and Qwen 3. All matrices are nn.Linear on both sides.
+"""Weight table of Llama, Mistral, Ministral, Qwen 2 and Qwen 3. All matrices are nn.Linear on both
+sides.
 
-The Hub stores rotary dimensions of q and k as halves, as in the model file, so no row is permuted. The GGUF
-architecture llama, which includes Mistral, stores them as pairs.
+The Hub stores rotary dimensions of q and k as halves, as in the model file, so no row is permuted.
+The GGUF architecture llama, which includes Mistral, stores them as pairs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 from weights_map.engine import SIDES, Operation, Row, Table, drop, same, tie
 from weights_map.gguf import Derive, Encode, GGUFArchitecture, no_keys, no_settings, pairs_to_halves
 
-# The rows of other tables, too. The config decides which optional rows exist; the model reports missing ones.
+# The rows of other tables, too. The config decides which optional rows exist; the model reports
+# missing ones.
 EMBEDDING = Row("model.embed_tokens.weight", "embed_tokens.weight", same)
 ATTENTION = (
     Row("model.layers.{}.input_layernorm.weight", "layers.{}.input_layernorm.weight", same),
@@ -19,16 +21,50 @@ ATTENTION = (
     Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.k_proj.weight", same),
     Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.self_attn.v_proj.weight", same),
     Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.weight", same),
-    Row("model.layers.{}.self_attn.q_proj.bias", "layers.{}.self_attn.q_proj.bias", same, optional=True),
-    Row("model.layers.{}.self_attn.k_proj.bias", "layers.{}.self_attn.k_proj.bias", same, optional=True),
-    Row("model.layers.{}.self_attn.v_proj.bias", "layers.{}.self_attn.v_proj.bias", same, optional=True),
-    Row("model.layers.{}.self_attn.o_proj.bias", "layers.{}.self_attn.o_proj.bias", same, optional=True),
+    Row(
+        "model.layers.{}.self_attn.q_proj.bias",
+        "layers.{}.self_attn.q_proj.bias",
+        same,
+        optional=True,
+    ),
+    Row(
+        "model.layers.{}.self_attn.k_proj.bias",
+        "layers.{}.self_attn.k_proj.bias",
+        same,
+        optional=True,
+    ),
+    Row(
+        "model.layers.{}.self_attn.v_proj.bias",
+        "layers.{}.self_attn.v_proj.bias",
+        same,
+        optional=True,
+    ),
+    Row(
+        "model.layers.{}.self_attn.o_proj.bias",
+        "layers.{}.self_attn.o_proj.bias",
+        same,
+        optional=True,
+    ),
 )
 Q_AND_K_NORMS = (
-    Row("model.layers.{}.self_attn.q_norm.weight", "layers.{}.self_attn.q_norm.weight", same, optional=True),
-    Row("model.layers.{}.self_attn.k_norm.weight", "layers.{}.self_attn.k_norm.weight", same, optional=True),
+    Row(
+        "model.layers.{}.self_attn.q_norm.weight",
+        "layers.{}.self_attn.q_norm.weight",
+        same,
+        optional=True,
+    ),
+    Row(
+        "model.layers.{}.self_attn.k_norm.weight",
+        "layers.{}.self_attn.k_norm.weight",
+        same,
+        optional=True,
+    ),
 )
-MLP_NORM = Row("model.layers.{}.post_attention_layernorm.weight", "layers.{}.post_attention_layernorm.weight", same)
+MLP_NORM = Row(
+    "model.layers.{}.post_attention_layernorm.weight",
+    "layers.{}.post_attention_layernorm.weight",
+    same,
+)
 MLP = (
     Row("model.layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.gate_proj.weight", same),
     Row("model.layers.{}.mlp.up_proj.weight", "layers.{}.mlp.up_proj.weight", same),
@@ -50,21 +86,46 @@ UNUSED = (
 table = Table(
     model_type="llama",
     rows=(
-        EMBEDDING, *ATTENTION, *Q_AND_K_NORMS, MLP_NORM, *MLP,
-        Row("model.layers.{}.mlp.gate_proj.bias", "layers.{}.mlp.gate_proj.bias", same, optional=True),
+        EMBEDDING,
+        *ATTENTION,
+        *Q_AND_K_NORMS,
+        MLP_NORM,
+        *MLP,
+        Row(
+            "model.layers.{}.mlp.gate_proj.bias",
+            "layers.{}.mlp.gate_proj.bias",
+            same,
+            optional=True,
+        ),
         Row("model.layers.{}.mlp.up_proj.bias", "layers.{}.mlp.up_proj.bias", same, optional=True),
-        Row("model.layers.{}.mlp.down_proj.bias", "layers.{}.mlp.down_proj.bias", same, optional=True),
-        *HEAD, *UNUSED,
+        Row(
+            "model.layers.{}.mlp.down_proj.bias",
+            "layers.{}.mlp.down_proj.bias",
+            same,
+            optional=True,
+        ),
+        *HEAD,
+        *UNUSED,
     ),
-    # mistral3 files have the text model below `language_model`, in two spellings. The last is of embedding models.
-    spellings=(("language_model.", ""), ("model.language_model.", "model."), ("model.", ""), ("", "model.")),
-)  # fmt: skip
+    # mistral3 files have the text model below `language_model`, in two spellings. The last is of
+    # embedding models.
+    spellings=(
+        ("language_model.", ""),
+        ("model.language_model.", "model."),
+        ("model.", ""),
+        ("", "model."),
+    ),
+)
 
 
 # Biases of layer norms, in other architectures of the general decoder.
 NORM_BIASES = (
     Row("model.layers.{}.input_layernorm.bias", "layers.{}.input_layernorm.bias", same),
-    Row("model.layers.{}.post_attention_layernorm.bias", "layers.{}.post_attention_layernorm.bias", same),
+    Row(
+        "model.layers.{}.post_attention_layernorm.bias",
+        "layers.{}.post_attention_layernorm.bias",
+        same,
+    ),
     Row("model.norm.bias", "norm.bias", same),
 )
 GGUF_NORM_BIASES = (
@@ -79,27 +140,41 @@ PLAIN = tuple(f"model.layers.{{}}.mlp.{name}_proj.bias" for name in ("gate", "up
 
 
 def relative(model_type: str, *rows: Row, without: Sequence[str] = ()) -> Table:
-    """The table of the general decoder: Llama's rows, except those with a Hub or native template of `rows`.
+    """The table of the general decoder: Llama's rows, except those with a Hub or native template of
+    `rows`.
 
     without: native templates that the model does not have.
     """
     hub = {template for row in rows for template in row.templates("hub")}
     native = {*without, *(template for row in rows for template in row.templates("native"))}
-    others = [row for row in table.rows if not (hub & {*row.templates("hub")} or native & {*row.templates("native")})]
+    others = [
+        row
+        for row in table.rows
+        if not (hub & {*row.templates("hub")} or native & {*row.templates("native")})
+    ]
     return Table(model_type, (*others, *rows), (("", "model."),))
 
 
 def gguf_architecture(
-    name: str, q: Operation = same, k: Operation = same, *rows: Row, model_types: Sequence[str] = (),
-    without: Sequence[str] = (), settings: Mapping[str, str] = MappingProxyType({}), derive: Derive = no_settings,
-    encode: Encode = no_keys, required: Mapping[str, Any] = MappingProxyType({}),
+    name: str,
+    q: Operation = same,
+    k: Operation = same,
+    *rows: Row,
+    model_types: Sequence[str] = (),
+    without: Sequence[str] = (),
+    settings: Mapping[str, str] = MappingProxyType({}),
+    derive: Derive = no_settings,
+    encode: Encode = no_keys,
+    required: Mapping[str, Any] = MappingProxyType({}),
     flags: Mapping[str, str] = MappingProxyType({}),
-) -> GGUFArchitecture:  # fmt: skip
-    """The GGUF architecture of Llama or of the general decoder: Llama's rows, except those with a template of `rows`.
+) -> GGUFArchitecture:
+    """The GGUF architecture of Llama or of the general decoder: Llama's rows, except those with a
+    template of `rows`.
 
-    q, k: operations for the rows of q and k.    model_types: of the Hub, the first for reading; by default the name.
-    without: Hub templates that the model does not have.    settings: in addition to Llama's.    derive, encode,
-    required: see `GGUFArchitecture`.    flags: setting -> tensor.
+    q, k: operations for the rows of q and k.    model_types: of the Hub, the first for reading; by
+    default the name.
+    without: Hub templates that the model does not have.    settings: in addition to Llama's.
+    derive, encode, required: see `GGUFArchitecture`.    flags: setting -> tensor.
     """
     common = {
         "context_length": "max_position_embeddings",
@@ -121,9 +196,21 @@ def gguf_architecture(
         Row("blk.{}.attn_q.bias", "model.layers.{}.self_attn.q_proj.bias", q, optional=True),
         Row("blk.{}.attn_k.bias", "model.layers.{}.self_attn.k_proj.bias", k, optional=True),
         Row("blk.{}.attn_v.bias", "model.layers.{}.self_attn.v_proj.bias", same, optional=True),
-        Row("blk.{}.attn_output.bias", "model.layers.{}.self_attn.o_proj.bias", same, optional=True),
-        Row("blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight", same, optional=True),
-        Row("blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight", same, optional=True),
+        Row(
+            "blk.{}.attn_output.bias", "model.layers.{}.self_attn.o_proj.bias", same, optional=True
+        ),
+        Row(
+            "blk.{}.attn_q_norm.weight",
+            "model.layers.{}.self_attn.q_norm.weight",
+            same,
+            optional=True,
+        ),
+        Row(
+            "blk.{}.attn_k_norm.weight",
+            "model.layers.{}.self_attn.k_norm.weight",
+            same,
+            optional=True,
+        ),
         Row("blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight", same),
         Row("blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight", same),
         Row("blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight", same),
@@ -136,14 +223,25 @@ def gguf_architecture(
         # Llama 3's frequency factors, a setting on the Hub.
         Row("rope_freqs.weight", (), drop),
     )
-    replaced = {*without, *(template for row in rows for side in SIDES for template in row.templates(side))}
-    kept = [row for row in usual if not replaced & {*row.templates("hub"), *row.templates("native")}]
+    replaced = {
+        *without,
+        *(template for row in rows for side in SIDES for template in row.templates(side)),
+    }
+    kept = [
+        row for row in usual if not replaced & {*row.templates("hub"), *row.templates("native")}
+    ]
     model_types = model_types or (name,)
     return GGUFArchitecture(
-        name, model_types[0], common | dict(settings), (*kept, *rows),
-        {tensor: flag for flag, tensor in flags.items()}, derive, required, model_types=tuple(model_types),
+        name,
+        model_types[0],
+        common | dict(settings),
+        (*kept, *rows),
+        {tensor: flag for flag, tensor in flags.items()},
+        derive,
+        required,
+        model_types=tuple(model_types),
         encode=encode,
-    )  # fmt: skip
+    )
 
 
 PAIRS = pairs_to_halves("num_attention_heads"), pairs_to_halves("num_key_value_heads")

@@ -1,7 +1,8 @@
-"""Weight tables of Mixtral, Qwen 3 MoE, OLMoE and Granite MoE, which name the matrices of the experts differently.
+"""Weight tables of Mixtral, Qwen 3 MoE, OLMoE and Granite MoE, which name the matrices of the
+experts differently.
 
-A file has the matrices of each expert apart, or stacked as transformers has them in memory, gate above up. On the
-native side each matrix is apart, in both cases a view of the file.
+A file has the matrices of each expert apart, or stacked as transformers has them in memory, gate
+above up. On the native side each matrix is apart, in both cases a view of the file.
 """
 
 from dataclasses import replace
@@ -14,10 +15,14 @@ from weights_map.llama import PAIRS, gguf_architecture
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
-def expert_rows(experts: str, names: tuple[str, str, str], stacked: str, count: str = "num_experts") -> tuple[Row, ...]:
-    """The rows of a layer's experts. experts: template of the Hub's module.    names: of gate, up and down there.
+def expert_rows(
+    experts: str, names: tuple[str, str, str], stacked: str, count: str = "num_experts"
+) -> tuple[Row, ...]:
+    """The rows of a layer's experts. experts: template of the Hub's module.    names: of gate, up
+    and down there.
 
-    stacked: template of the module with the stacked matrices.    count: the config's name of the number of experts.
+    stacked: template of the module with the stacked matrices.    count: the config's name of the
+    number of experts.
     """
     native = "layers.{}.mlp.experts"
     gate_up = tuple(f"{native}.{name}.{{}}" for name in PROJECTIONS[:2])
@@ -32,7 +37,9 @@ def expert_rows(experts: str, names: tuple[str, str, str], stacked: str, count: 
 
 
 def new_table(model_type: str, mlp: str, names: tuple[str, str, str]) -> Table:
-    """The table of a model type. mlp: the Hub's name of the mixture of a layer.    names: of its gate, up and down."""
+    """The table of a model type. mlp: the Hub's name of the mixture of a layer.    names: of its
+    gate, up and down.
+    """
     layer = "model.layers.{}"
     return Table(
         model_type=model_type,
@@ -40,24 +47,44 @@ def new_table(model_type: str, mlp: str, names: tuple[str, str, str]) -> Table:
             Row("model.embed_tokens.weight", "embed_tokens.weight", same),
             Row(f"{layer}.input_layernorm.weight", "layers.{}.input_layernorm.weight", same),
             *(
-                Row(f"{layer}.self_attn.{name}", f"layers.{{}}.self_attn.{name}", same, optional=optional)
+                Row(
+                    f"{layer}.self_attn.{name}",
+                    f"layers.{{}}.self_attn.{name}",
+                    same,
+                    optional=optional,
+                )
                 for optional, parts in ((False, ("weight",)), (True, ("bias",)))
                 for part in parts
                 for name in (f"{letter}_proj.{part}" for letter in "qkvo")
             ),
             *(
-                Row(f"{layer}.self_attn.{name}.weight", f"layers.{{}}.self_attn.{name}.weight", same, optional=True)
+                Row(
+                    f"{layer}.self_attn.{name}.weight",
+                    f"layers.{{}}.self_attn.{name}.weight",
+                    same,
+                    optional=True,
+                )
                 for name in ("q_norm", "k_norm")
             ),
-            Row(f"{layer}.post_attention_layernorm.weight", "layers.{}.post_attention_layernorm.weight", same),
+            Row(
+                f"{layer}.post_attention_layernorm.weight",
+                "layers.{}.post_attention_layernorm.weight",
+                same,
+            ),
             *(
                 Row(f"{layer}.{name}.gate.weight", "layers.{}.mlp.gate.weight", same, optional=True)
-                for name in dict.fromkeys((mlp, "mlp"))  # in the Hub's files, and in transformers' memory
+                # in the Hub's files, and in transformers' memory
+                for name in dict.fromkeys((mlp, "mlp"))
             ),
             *expert_rows(f"{layer}.{mlp}.experts", names, f"{layer}.mlp.experts"),
             # Layers without experts
             *(
-                Row(f"{layer}.mlp.{name}.weight", f"layers.{{}}.mlp.{name}.weight", same, optional=True)
+                Row(
+                    f"{layer}.mlp.{name}.weight",
+                    f"layers.{{}}.mlp.{name}.weight",
+                    same,
+                    optional=True,
+                )
                 for name in PROJECTIONS
             ),
             Row("model.norm.weight", "norm.weight", same),
@@ -81,21 +108,40 @@ tables = (
         rows=(
             *(row for row in granite.rows if ".mlp." not in str(row.hub)),
             Row(f"{GRANITE}.router.layer.weight", f"{NATIVE}.gate.weight", same, optional=True),
-            Row(f"{GRANITE}.input_linear.weight", GATE_UP, unstack("num_experts", 2), optional=True),
-            Row(f"{GRANITE}.output_linear.weight", f"{NATIVE}.experts.down_proj.{{}}", unstack("num_experts"),
-                optional=True),
+            Row(
+                f"{GRANITE}.input_linear.weight", GATE_UP, unstack("num_experts", 2), optional=True
+            ),
+            Row(
+                f"{GRANITE}.output_linear.weight",
+                f"{NATIVE}.experts.down_proj.{{}}",
+                unstack("num_experts"),
+                optional=True,
+            ),
             # In transformers' memory
             Row(f"{GRANITE}.gate.weight", f"{NATIVE}.gate.weight", same, optional=True),
             Row(f"{GRANITE}.router.weight", f"{NATIVE}.gate.weight", same, optional=True),
-            Row(f"{GRANITE}.experts.gate_up_proj", GATE_UP, unstack("num_experts", 2), optional=True),
-            Row(f"{GRANITE}.experts.down_proj", f"{NATIVE}.experts.down_proj.{{}}", unstack("num_experts"),
-                optional=True),
+            Row(
+                f"{GRANITE}.experts.gate_up_proj", GATE_UP, unstack("num_experts", 2), optional=True
+            ),
+            Row(
+                f"{GRANITE}.experts.down_proj",
+                f"{NATIVE}.experts.down_proj.{{}}",
+                unstack("num_experts"),
+                optional=True,
+            ),
             # Of GGUF files, whose gate and up are apart
-            *(Row(f"{GRANITE}.experts.{name}", f"{NATIVE}.experts.{name}.{{}}", unstack("num_experts"), optional=True)
-              for name in PROJECTIONS[:2]),
+            *(
+                Row(
+                    f"{GRANITE}.experts.{name}",
+                    f"{NATIVE}.experts.{name}.{{}}",
+                    unstack("num_experts"),
+                    optional=True,
+                )
+                for name in PROJECTIONS[:2]
+            ),
         ),
     ),
-)  # fmt: skip
+)
 
 
 def gguf_with_experts(
@@ -103,20 +149,32 @@ def gguf_with_experts(
 ) -> GGUFArchitecture:
     """A GGUF architecture with experts in all layers: their matrices are stacked.
 
-    base: the architecture without experts.    mlp, names: as in `new_table`.    settings: further keys of llama.cpp, as
-    names in config.json=key.
+    base: the architecture without experts.    mlp, names: as in `new_table`.    settings: further
+    keys of llama.cpp, as names in config.json=key.
     """
     layer = f"model.layers.{{}}.{mlp}"
-    rows = [row for row in base.rows if row.hub == "blk.{}.ffn_norm.weight" or ".ffn_" not in str(row.hub)]
+    rows = [
+        row
+        for row in base.rows
+        if row.hub == "blk.{}.ffn_norm.weight" or ".ffn_" not in str(row.hub)
+    ]
     rows.append(Row("blk.{}.ffn_gate_inp.weight", f"{layer}.gate.weight", same))
     for name, part in zip(names, ("gate", "up", "down"), strict=True):
         template = f"{layer}.experts.{{}}.{name}.weight"
         rows.append(Row(f"blk.{{}}.ffn_{part}_exps.weight", template, unstack("num_experts")))
     experts = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
     experts |= {key: name for name, key in settings.items()}
-    kept = {key: name for key, name in base.settings.items() if model_type != "olmoe" or name != "head_dim"}
+    kept = {
+        key: name
+        for key, name in base.settings.items()
+        if model_type != "olmoe" or name != "head_dim"
+    }
     return replace(
-        base, model_type=model_type, settings={**kept, **experts}, rows=tuple(rows), model_types=(model_type,)
+        base,
+        model_type=model_type,
+        settings={**kept, **experts},
+        rows=tuple(rows),
+        model_types=(model_type,),
     )
 
 
@@ -125,15 +183,17 @@ ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 gguf = (
     replace(
         gguf_with_experts(
-            gguf_architecture("llama", *PAIRS, flags={}),
-            "mixtral", "block_sparse_moe", W123,
+            gguf_architecture("llama", *PAIRS, flags={}), "mixtral", "block_sparse_moe", W123
         ),
         with_experts=True,
     ),
     replace(
         gguf_with_experts(
-            gguf_architecture("qwen3moe", flags=ATTENTION_BIAS), "qwen3_moe", "mlp",
-            PROJECTIONS, moe_intermediate_size="expert_feed_forward_length",
+            gguf_architecture("qwen3moe", flags=ATTENTION_BIAS),
+            "qwen3_moe",
+            "mlp",
+            PROJECTIONS,
+            moe_intermediate_size="expert_feed_forward_length",
         ),
         derive=lambda settings: {"norm_topk_prob": True},
     ),
@@ -144,21 +204,40 @@ gguf = (
         required={"expert_gating_func": 1, "expert_weights_norm": False},
     ),
     replace(
-        granite_gguf, name="granitemoe", model_type="granitemoe", model_types=("granitemoe",),
+        granite_gguf,
+        name="granitemoe",
+        model_type="granitemoe",
+        model_types=("granitemoe",),
         settings={
             **{key: name for key, name in granite_gguf.settings.items() if name != "head_dim"},
-            "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
         },
         rows=(
-            *(row for row in granite_gguf.rows if row.hub == "blk.{}.ffn_norm.weight" or ".ffn_" not in str(row.hub)),
+            *(
+                row
+                for row in granite_gguf.rows
+                if row.hub == "blk.{}.ffn_norm.weight" or ".ffn_" not in str(row.hub)
+            ),
             Row("blk.{}.ffn_gate_inp.weight", f"{GRANITE}.router.layer.weight", same),
             # Read as two tensors, which are views of the file; written from the Hub's one.
-            *(Row(f"blk.{{}}.ffn_{name}_exps.weight", f"{GRANITE}.experts.{name}_proj", same, optional=True)
-              for name in ("gate", "up")),
-            Row(("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"), f"{GRANITE}.input_linear.weight",
-                cat(2, 1), optional=True),
+            *(
+                Row(
+                    f"blk.{{}}.ffn_{name}_exps.weight",
+                    f"{GRANITE}.experts.{name}_proj",
+                    same,
+                    optional=True,
+                )
+                for name in ("gate", "up")
+            ),
+            Row(
+                ("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"),
+                f"{GRANITE}.input_linear.weight",
+                cat(2, 1),
+                optional=True,
+            ),
             Row("blk.{}.ffn_down_exps.weight", f"{GRANITE}.output_linear.weight", same),
         ),
         flags={"blk.0.attn_q.bias": "attention_bias"},
     ),
-)  # fmt: skip
+)

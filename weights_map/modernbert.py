@@ -1,4 +1,6 @@
-"""Weight table of ModernBERT. All matrices are nn.Linear on both sides. The classification heads share their names."""
+"""Weight table of ModernBERT. All matrices are nn.Linear on both sides. The classification heads
+share their names.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +14,8 @@ table = Table(
     rows=(
         Row("embeddings.tok_embeddings.weight", "embed_tokens.weight", same),
         Row("embeddings.norm.weight", "norm.weight", same),
-        Row("layers.{}.attn_norm.weight", "layers.{}.attention_norm.weight", same, optional=True),  # none in layer 0
+        # none in layer 0
+        Row("layers.{}.attn_norm.weight", "layers.{}.attention_norm.weight", same, optional=True),
         Row("layers.{}.attn.Wqkv.weight", "layers.{}.attention.qkv.weight", same),
         Row("layers.{}.attn.Wo.weight", "layers.{}.attention.o.weight", same),
         Row("layers.{}.attn.rotary_emb.inv_freq", (), drop),
@@ -22,7 +25,12 @@ table = Table(
         Row("final_norm.weight", "final_norm.weight", same),
         Row("head.dense.weight", "head.transform.weight", same, head="masked_lm"),
         Row("head.norm.weight", "head.norm.weight", same, head="masked_lm"),
-        Row("decoder.weight", "head.decoder.weight", tie("model.embeddings.tok_embeddings.weight"), head="masked_lm"),
+        Row(
+            "decoder.weight",
+            "head.decoder.weight",
+            tie("model.embeddings.tok_embeddings.weight"),
+            head="masked_lm",
+        ),
         Row("decoder.bias", "head.bias", same, head="masked_lm"),
         *(
             row
@@ -51,7 +59,8 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if not config["architectures"][0].endswith("Model"):
         raise ValueError(
-            "a GGUF file has no head of ModernBERT: set architectures to ['ModernBertModel'] in a copy of config.json"
+            "a GGUF file has no head of ModernBERT: set architectures to ['ModernBertModel'] in a"
+            " copy of config.json"
         )
     if config["hidden_activation"] not in ("gelu", "silu"):
         raise ValueError("llama.cpp's modern-bert has the activations gelu and silu only")
@@ -59,13 +68,24 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if any(rope["rope_type"] != "default" for rope in ropes.values()):
         raise ValueError("llama.cpp's modern-bert has default rotary embeddings only")
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
-    periods = (n for n in range(1, len(sliding) + 1) if sliding == [layer % n > 0 for layer in range(len(sliding))])
-    return {"attention.sliding_window_pattern": next(periods, sliding),
-            "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"])}  # fmt: skip
+    periods = (
+        n
+        for n in range(1, len(sliding) + 1)
+        if sliding == [layer % n > 0 for layer in range(len(sliding))]
+    )
+    return {
+        "attention.sliding_window_pattern": next(periods, sliding),
+        "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"]),
+    }
 
 
-GGUF_LAYERS = {"attn_qkv": "attn.Wqkv", "attn_output": "attn.Wo", "ffn_norm": "mlp_norm", "ffn_up": "mlp.Wi",
-               "ffn_down": "mlp.Wo"}  # fmt: skip
+GGUF_LAYERS = {
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+}
 gguf = (
     GGUFArchitecture(
         "modern-bert",
@@ -86,7 +106,10 @@ gguf = (
             Row("token_embd.weight", "embeddings.tok_embeddings.weight"),
             Row("token_embd_norm.weight", "embeddings.norm.weight"),
             Row("blk.{}.attn_norm.weight", "layers.{}.attn_norm.weight", optional=True),
-            *(Row(f"blk.{{}}.{theirs}.weight", f"layers.{{}}.{hub}.weight") for theirs, hub in GGUF_LAYERS.items()),
+            *(
+                Row(f"blk.{{}}.{theirs}.weight", f"layers.{{}}.{hub}.weight")
+                for theirs, hub in GGUF_LAYERS.items()
+            ),
             Row("output_norm.weight", "final_norm.weight"),
         ),
         required={"attention.causal": False},

@@ -1,4 +1,6 @@
-"""Weight table of MPNet. All matrices are nn.Linear on both sides. The layers share one table of relative positions."""
+"""Weight table of MPNet. All matrices are nn.Linear on both sides. The layers share one table of
+relative positions.
+"""
 
 from weights_map.bert import GAMMA_BETA, blocks, embeddings, roberta_heads
 from weights_map.engine import Row, Table, drop, same
@@ -23,7 +25,10 @@ table = Table(
             },
         ),
         Row("encoder.relative_attention_bias.weight", "relative_bias.weight", same),
-        *(Row(f"mpnet.pooler.dense.{name}", (), drop, head="pooler") for name in ("weight", "bias")),
+        *(
+            Row(f"mpnet.pooler.dense.{name}", (), drop, head="pooler")
+            for name in ("weight", "bias")
+        ),
         *(Row(f"pooler.dense.{name}", (), drop, head="pooler") for name in ("weight", "bias")),
         *roberta_heads("mpnet."),
     ),

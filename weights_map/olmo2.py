@@ -1,4 +1,6 @@
-"""Weight tables of OLMo 2 and 3 and EXAONE 4: Llama's, with norms after attention and MLP instead of before them."""
+"""Weight tables of OLMo 2 and 3 and EXAONE 4: Llama's, with norms after attention and MLP instead
+of before them.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,23 +9,32 @@ from weights_map.engine import Row, same
 from weights_map.llama import ATTENTION_BIASES, PLAIN, gguf_architecture, relative
 
 AFTER = (
-    Row("model.layers.{}.post_attention_layernorm.weight", "layers.{}.attention_output_norm.weight"),
+    Row(
+        "model.layers.{}.post_attention_layernorm.weight", "layers.{}.attention_output_norm.weight"
+    ),
     Row("model.layers.{}.post_feedforward_layernorm.weight", "layers.{}.mlp_output_norm.weight"),
 )
 BEFORE = ("layers.{}.input_layernorm.weight", "layers.{}.post_attention_layernorm.weight")
 
-tables = tuple(relative(model_type, *AFTER, without=BEFORE) for model_type in ("olmo2", "olmo3", "exaone4"))
+tables = tuple(
+    relative(model_type, *AFTER, without=BEFORE) for model_type in ("olmo2", "olmo3", "exaone4")
+)
 
 NORMS = (
     Row("blk.{}.post_attention_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
     Row("blk.{}.post_ffw_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight"),
 )
-WINDOWS = {"attention.sliding_window": "sliding_window", "attention.sliding_window_pattern": "layer_types"}
+WINDOWS = {
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "layer_types",
+}
 WITHOUT = (*PLAIN, "model.layers.{}.input_layernorm.weight")
 
 
 def types_of(settings: Mapping[str, Any], period: int = 4) -> list[str]:
-    """layer_types: from a list with a number for each layer, 1 for a window; or all but each fourth have a window."""
+    """layer_types: from a list with a number for each layer, 1 for a window; or all but each fourth
+    have a window.
+    """
     layers = range(settings["num_hidden_layers"])
     slides = settings.get("layer_types") or [(layer + 1) % period != 0 for layer in layers]
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
@@ -40,7 +51,10 @@ def derive_exaone(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """A file without a window has none in any layer."""
     if settings.get("sliding_window"):
         return {"layer_types": types_of(settings)}
-    return {"sliding_window": None, "layer_types": ["full_attention"] * settings["num_hidden_layers"]}
+    return {
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * settings["num_hidden_layers"],
+    }
 
 
 def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -52,18 +66,43 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if config["model_type"] == "exaone4" and config["num_hidden_layers"] != 64:
         raise ValueError("llama.cpp's exaone4 has windows in models with 64 layers only")
     rope = config["rope_parameters"]
-    if "sliding_attention" in rope and rope["sliding_attention"] != {"rope_type": "default", "rope_theta": 5e5}:
-        raise ValueError("llama.cpp's olmo2 has rope_theta 500000 in the layers with a window, and no scaling there")
-    return {"attention.sliding_window_pattern": [name == "sliding_attention" for name in config["layer_types"]]}
+    if "sliding_attention" in rope and rope["sliding_attention"] != {
+        "rope_type": "default",
+        "rope_theta": 5e5,
+    }:
+        raise ValueError(
+            "llama.cpp's olmo2 has rope_theta 500000 in the layers with a window, and no scaling"
+            " there"
+        )
+    return {
+        "attention.sliding_window_pattern": [
+            name == "sliding_attention" for name in config["layer_types"]
+        ]
+    }
 
 
 gguf = (
     gguf_architecture(
-        "olmo2", same, same, *NORMS, model_types=("olmo2", "olmo3"), without=WITHOUT, settings=WINDOWS,
-        derive=derive_olmo, encode=encode, flags={"attention_bias": "blk.0.attn_q.bias"},
+        "olmo2",
+        same,
+        same,
+        *NORMS,
+        model_types=("olmo2", "olmo3"),
+        without=WITHOUT,
+        settings=WINDOWS,
+        derive=derive_olmo,
+        encode=encode,
+        flags={"attention_bias": "blk.0.attn_q.bias"},
     ),
     gguf_architecture(
-        "exaone4", same, same, *NORMS, without=(*WITHOUT, *ATTENTION_BIASES), settings=WINDOWS, derive=derive_exaone,
-        encode=encode, flags={},
+        "exaone4",
+        same,
+        same,
+        *NORMS,
+        without=(*WITHOUT, *ATTENTION_BIASES),
+        settings=WINDOWS,
+        derive=derive_exaone,
+        encode=encode,
+        flags={},
     ),
-)  # fmt: skip
+)

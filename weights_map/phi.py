@@ -1,4 +1,5 @@
-"""Weight table of Phi 1, 1.5 and 2. All matrices are nn.Linear on both sides; rotary dimensions are halves.
+"""Weight table of Phi 1, 1.5 and 2. All matrices are nn.Linear on both sides; rotary dimensions are
+halves.
 
 Older GGUF files have q, k and v in one tensor, as Microsoft's first files.
 """
@@ -53,16 +54,39 @@ gguf = (
             Row("token_embd.weight", "model.embed_tokens.weight", same),
             Row("blk.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight", same),
             Row("blk.{}.attn_norm.bias", "model.layers.{}.input_layernorm.bias", same),
-            Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight", same, optional=True),
-            Row("blk.{}.attn_k.weight", "model.layers.{}.self_attn.k_proj.weight", same, optional=True),
-            Row("blk.{}.attn_v.weight", "model.layers.{}.self_attn.v_proj.weight", same, optional=True),
+            Row(
+                "blk.{}.attn_q.weight",
+                "model.layers.{}.self_attn.q_proj.weight",
+                same,
+                optional=True,
+            ),
+            Row(
+                "blk.{}.attn_k.weight",
+                "model.layers.{}.self_attn.k_proj.weight",
+                same,
+                optional=True,
+            ),
+            Row(
+                "blk.{}.attn_v.weight",
+                "model.layers.{}.self_attn.v_proj.weight",
+                same,
+                optional=True,
+            ),
             Row("blk.{}.attn_q.bias", "model.layers.{}.self_attn.q_proj.bias", same, optional=True),
             Row("blk.{}.attn_k.bias", "model.layers.{}.self_attn.k_proj.bias", same, optional=True),
             Row("blk.{}.attn_v.bias", "model.layers.{}.self_attn.v_proj.bias", same, optional=True),
-            Row("blk.{}.attn_qkv.weight", tuple(f"model.layers.{{}}.self_attn.{name}_proj.weight" for name in "qkv"),
-                split(3), optional=True),
-            Row("blk.{}.attn_qkv.bias", tuple(f"model.layers.{{}}.self_attn.{name}_proj.bias" for name in "qkv"),
-                split(3), optional=True),
+            Row(
+                "blk.{}.attn_qkv.weight",
+                tuple(f"model.layers.{{}}.self_attn.{name}_proj.weight" for name in "qkv"),
+                split(3),
+                optional=True,
+            ),
+            Row(
+                "blk.{}.attn_qkv.bias",
+                tuple(f"model.layers.{{}}.self_attn.{name}_proj.bias" for name in "qkv"),
+                split(3),
+                optional=True,
+            ),
             Row("blk.{}.attn_output.weight", "model.layers.{}.self_attn.dense.weight", same),
             Row("blk.{}.attn_output.bias", "model.layers.{}.self_attn.dense.bias", same),
             Row("blk.{}.ffn_up.weight", "model.layers.{}.mlp.fc1.weight", same),
@@ -75,4 +99,4 @@ gguf = (
             Row("output.bias", "lm_head.bias", same),
         ),
     ),
-)  # fmt: skip
+)

@@ -29,15 +29,22 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 gguf = (
     gguf_architecture(
-        "phi3", same, same,
+        "phi3",
+        same,
+        same,
         Row("blk.{}.attn_qkv.weight", "model.layers.{}.self_attn.qkv_proj.weight"),
         Row("blk.{}.ffn_up.weight", "model.layers.{}.mlp.gate_up_proj.weight"),
         # The frequency factors are settings on the Hub.
         Row("rope_factors_long.weight", (), drop),
         Row("rope_factors_short.weight", (), drop),
         without=(*PLAIN, *ATTENTION_BIASES, *HEAD_NORMS, *UNFUSED),
-        settings={"attention.sliding_window": "sliding_window", "rope.dimension_count": "partial_rotary_factor",
-                  "rope.scaling.attn_factor": "attention_factor"},
-        derive=derive, encode=encode, flags={},
+        settings={
+            "attention.sliding_window": "sliding_window",
+            "rope.dimension_count": "partial_rotary_factor",
+            "rope.scaling.attn_factor": "attention_factor",
+        },
+        derive=derive,
+        encode=encode,
+        flags={},
     ),
-)  # fmt: skip
+)

@@ -47,7 +47,12 @@ ba = Operation(
     setting="delta_sizes",
 )
 LAYER = "model.layers.{}"
-DELTA = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_b", "linear_attn.in_proj_a")
+DELTA = (
+    "linear_attn.in_proj_qkv",
+    "linear_attn.in_proj_z",
+    "linear_attn.in_proj_b",
+    "linear_attn.in_proj_a",
+)
 SPELLINGS = (
     ("model.language_model.", "model."),
     ("language_model.", ""),
@@ -58,10 +63,20 @@ EXPERTS = (
     Row(f"{LAYER}.mlp.gate.weight", "layers.{}.mlp.gate.weight", same, optional=True),
     *expert_rows(f"{LAYER}.mlp.experts", PROJECTIONS, f"{LAYER}.mlp.experts"),
     *(
-        Row(f"{LAYER}.mlp.shared_expert.{name}.weight", f"layers.{{}}.shared_expert.{name}.weight", same, optional=True)
+        Row(
+            f"{LAYER}.mlp.shared_expert.{name}.weight",
+            f"layers.{{}}.shared_expert.{name}.weight",
+            same,
+            optional=True,
+        )
         for name in PROJECTIONS
     ),
-    Row(f"{LAYER}.mlp.shared_expert_gate.weight", "layers.{}.shared_expert.factor.weight", same, optional=True),
+    Row(
+        f"{LAYER}.mlp.shared_expert_gate.weight",
+        "layers.{}.shared_expert.factor.weight",
+        same,
+        optional=True,
+    ),
 )
 dense = Table(
     model_type="qwen3_5_text",
@@ -92,7 +107,11 @@ dense = Table(
                 "self_attn.k_norm.weight",
             )
         ),
-        Row("model.layers.{}.post_attention_layernorm.weight", "layers.{}.post_attention_layernorm.weight", same),
+        Row(
+            "model.layers.{}.post_attention_layernorm.weight",
+            "layers.{}.post_attention_layernorm.weight",
+            same,
+        ),
         Row("model.layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.gate_proj.weight", same),
         Row("model.layers.{}.mlp.up_proj.weight", "layers.{}.mlp.up_proj.weight", same),
         Row("model.layers.{}.mlp.down_proj.weight", "layers.{}.mlp.down_proj.weight", same),
@@ -114,30 +133,47 @@ def with_experts(model_type: str, rows: tuple[Row, ...]) -> Table:
 
 
 def with_mtp(table: Table) -> Table:
-    """The table with the head for multi-token prediction, which is ignored if the config has 0 `mtp_layers`."""
+    """The table with the head for multi-token prediction, which is ignored if the config has 0
+    `mtp_layers`.
+    """
 
     def head(templates: tuple[str, ...]) -> tuple[str, ...]:
         return tuple("mtp.layers." + template.partition("layers.")[2] for template in templates)
 
     names = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     others = tuple(
-        Row(f"mtp.{name}.weight", f"mtp.{name}.weight", same, optional=True, layers="mtp_layers") for name in names
+        Row(f"mtp.{name}.weight", f"mtp.{name}.weight", same, optional=True, layers="mtp_layers")
+        for name in names
     )
     layer = tuple(
-        replace(row, hub=head(row.templates("hub")), native=head(row.templates("native")), optional=True,
-                layers="mtp_layers")
+        replace(
+            row,
+            hub=head(row.templates("hub")),
+            native=head(row.templates("native")),
+            optional=True,
+            layers="mtp_layers",
+        )
         for row in table.rows
-        if row.templates("hub")[0].startswith(LAYER) and "linear_attn" not in row.templates("hub")[0]
-    )  # fmt: skip
+        if row.templates("hub")[0].startswith(LAYER)
+        and "linear_attn" not in row.templates("hub")[0]
+    )
     return replace(table, rows=(*others, *layer, *table.rows))
 
 
 DELTA_NEXT = (
-    Row(f"{LAYER}.linear_attn.in_proj_qkvz.weight",
-        ("layers.{}.linear_attn.in_proj_qkv.weight", "layers.{}.linear_attn.in_proj_z.weight"), qkvz, optional=True),
-    Row(f"{LAYER}.linear_attn.in_proj_ba.weight",
-        ("layers.{}.linear_attn.in_proj_b.weight", "layers.{}.linear_attn.in_proj_a.weight"), ba, optional=True),
-)  # fmt: skip
+    Row(
+        f"{LAYER}.linear_attn.in_proj_qkvz.weight",
+        ("layers.{}.linear_attn.in_proj_qkv.weight", "layers.{}.linear_attn.in_proj_z.weight"),
+        qkvz,
+        optional=True,
+    ),
+    Row(
+        f"{LAYER}.linear_attn.in_proj_ba.weight",
+        ("layers.{}.linear_attn.in_proj_b.weight", "layers.{}.linear_attn.in_proj_a.weight"),
+        ba,
+        optional=True,
+    ),
+)
 without_delta = tuple(row for row in dense.rows if not any(name in str(row.hub) for name in DELTA))
 tables = (
     with_mtp(dense),
@@ -146,7 +182,8 @@ tables = (
 )
 
 
-# --- GGUF. The value heads of Qwen 3.5 are in another order: the value heads of a key head are G heads apart.
+# --- GGUF. The value heads of Qwen 3.5 are in another order: the value heads of a key head are G
+# heads apart.
 
 
 def regrouped(dim: int = 0, after: bool = False) -> Operation:
@@ -155,7 +192,9 @@ def regrouped(dim: int = 0, after: bool = False) -> Operation:
     def move(tensor: Tensor, sizes: Sizes, outer: int, inner: int) -> Sequence[Tensor]:
         first = 2 * sizes[0] * sizes[1] if after else 0
         keys, values = tensor.split([first, tensor.size(dim) - first], dim)
-        values = values.unflatten(dim, (outer, inner, -1)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+        values = (
+            values.unflatten(dim, (outer, inner, -1)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+        )
         return [torch.cat((keys, values), dim)]
 
     return Operation(
@@ -189,19 +228,30 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     size, recurrent = settings["linear_value_head_dim"] // heads, settings.get("layer_types")
     mtp = settings.get("mtp_num_hidden_layers", 0)
     if mtp not in (0, 1):
-        raise ValueError(f"it has {mtp} blocks for multi-token prediction; at most one is supported")
+        raise ValueError(
+            f"it has {mtp} blocks for multi-token prediction; at most one is supported"
+        )
     layers = settings["num_hidden_layers"] - mtp
     own: dict[str, Any] = {"linear_value_head_dim": size, "num_hidden_layers": layers}
     if recurrent is not None:
-        own["layer_types"] = ["linear_attention" if each else "full_attention" for each in recurrent[:layers]]
+        own["layer_types"] = [
+            "linear_attention" if each else "full_attention" for each in recurrent[:layers]
+        ]
     return {**own, "delta_sizes": (keys, settings["linear_key_head_dim"], size, heads // keys)}
 
 
 def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """ValueError: llama.cpp lacks a setting of the model."""
     name = config["model_type"]
-    if config["attention_bias"] or config["hidden_act"] != "silu" or not config.get("norm_topk_prob", True):
-        raise ValueError(f"llama.cpp has a {name} without biases, with silu, and with weights of experts that sum to 1")
+    if (
+        config["attention_bias"]
+        or config["hidden_act"] != "silu"
+        or not config.get("norm_topk_prob", True)
+    ):
+        raise ValueError(
+            f"llama.cpp has a {name} without biases, with silu, and with weights of experts that"
+            " sum to 1"
+        )
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise ValueError("llama.cpp's qwen3next has experts in all layers")
     size = config["linear_value_head_dim"]
@@ -212,8 +262,11 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
         pairs = int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]) // 2
         sections["rope.dimension_sections"] = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
     recurrent = [kind == "linear_attention" for kind in config["layer_types"]]
-    return {**sections, "ssm.inner_size": size * config["linear_num_value_heads"],
-            "attention.recurrent_layers": recurrent}  # fmt: skip
+    return {
+        **sections,
+        "ssm.inner_size": size * config["linear_num_value_heads"],
+        "attention.recurrent_layers": recurrent,
+    }
 
 
 GGUF_SETTINGS = {
@@ -241,15 +294,25 @@ GGUF_SPARSE = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 PARTS = dict(zip(("gate", "up", "down"), PROJECTIONS, strict=True))
-gguf_mlp = tuple(Row(f"blk.{{}}.ffn_{part}.weight", f"{LAYER}.mlp.{hub}.weight") for part, hub in PARTS.items())
+gguf_mlp = tuple(
+    Row(f"blk.{{}}.ffn_{part}.weight", f"{LAYER}.mlp.{hub}.weight") for part, hub in PARTS.items()
+)
 gguf_experts = (
     Row("blk.{}.ffn_gate_inp.weight", f"{LAYER}.mlp.gate.weight"),
     Row("blk.{}.ffn_gate_inp_shexp.weight", f"{LAYER}.mlp.shared_expert_gate.weight", row),
-    *(Row(f"blk.{{}}.ffn_{part}_shexp.weight", f"{LAYER}.mlp.shared_expert.{hub}.weight")
-      for part, hub in PARTS.items()),
-    *(Row(f"blk.{{}}.ffn_{part}_exps.weight", f"{LAYER}.mlp.experts.{{}}.{hub}.weight", unstack("num_experts"))
-      for part, hub in PARTS.items()),
-)  # fmt: skip
+    *(
+        Row(f"blk.{{}}.ffn_{part}_shexp.weight", f"{LAYER}.mlp.shared_expert.{hub}.weight")
+        for part, hub in PARTS.items()
+    ),
+    *(
+        Row(
+            f"blk.{{}}.ffn_{part}_exps.weight",
+            f"{LAYER}.mlp.experts.{{}}.{hub}.weight",
+            unstack("num_experts"),
+        )
+        for part, hub in PARTS.items()
+    ),
+)
 
 
 def gguf_rows(*others: Row, tiled: bool) -> tuple[Row, ...]:
@@ -264,12 +327,34 @@ def gguf_rows(*others: Row, tiled: bool) -> tuple[Row, ...]:
     return (
         Row("token_embd.weight", "model.embed_tokens.weight"),
         Row("blk.{}.attn_norm.weight", f"{LAYER}.input_layernorm.weight", subtract_one),
-        Row("blk.{}.post_attention_norm.weight", f"{LAYER}.post_attention_layernorm.weight", subtract_one),
-        *(Row(f"blk.{{}}.attn_{name}.weight", f"{LAYER}.self_attn.{hub}_proj.weight", optional=True)
-          for name, hub in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "o"))),
-        *(Row(f"blk.{{}}.attn_{name}_norm.weight", f"{LAYER}.self_attn.{name}_norm.weight", subtract_one,
-              optional=True) for name in "qk"),
-        Row("blk.{}.ssm_conv1d.weight", f"{delta}.conv1d.weight", of_heads(taps, after=True), optional=True),
+        Row(
+            "blk.{}.post_attention_norm.weight",
+            f"{LAYER}.post_attention_layernorm.weight",
+            subtract_one,
+        ),
+        *(
+            Row(
+                f"blk.{{}}.attn_{name}.weight",
+                f"{LAYER}.self_attn.{hub}_proj.weight",
+                optional=True,
+            )
+            for name, hub in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "o"))
+        ),
+        *(
+            Row(
+                f"blk.{{}}.attn_{name}_norm.weight",
+                f"{LAYER}.self_attn.{name}_norm.weight",
+                subtract_one,
+                optional=True,
+            )
+            for name in "qk"
+        ),
+        Row(
+            "blk.{}.ssm_conv1d.weight",
+            f"{delta}.conv1d.weight",
+            of_heads(taps, after=True),
+            optional=True,
+        ),
         Row("blk.{}.ssm_dt.bias", f"{delta}.dt_bias", of_heads(), optional=True),
         Row("blk.{}.ssm_a", f"{delta}.A_log", of_heads(decay), optional=True),
         Row("blk.{}.ssm_norm.weight", f"{delta}.norm.weight", optional=True),
@@ -277,35 +362,68 @@ def gguf_rows(*others: Row, tiled: bool) -> tuple[Row, ...]:
         *others,
         Row("output_norm.weight", "model.norm.weight", subtract_one),
         Row("output.weight", "lm_head.weight", optional=True),
-    )  # fmt: skip
+    )
 
 
 def gguf_head(*mlp: Row) -> tuple[Row, ...]:
     """The rows of the head for multi-token prediction. mlp: the rows of a layer's MLP."""
-    names = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden",
-             "shared_head_norm": "norm"}  # fmt: skip
+    names = {
+        "eh_proj": "fc",
+        "enorm": "pre_fc_norm_embedding",
+        "hnorm": "pre_fc_norm_hidden",
+        "shared_head_norm": "norm",
+    }
     others = tuple(
-        Row(f"nextn.{gguf}.weight", f"mtp.{hub}.weight", same if gguf == "eh_proj" else subtract_one, optional=True)
+        Row(
+            f"nextn.{gguf}.weight",
+            f"mtp.{hub}.weight",
+            same if gguf == "eh_proj" else subtract_one,
+            optional=True,
+        )
         for gguf, hub in names.items()
     )
-    layer = (row for row in gguf_rows(*mlp, tiled=False) if str(row.hub).startswith("blk.") and "ssm_" not in row.hub)
+    layer = (
+        row
+        for row in gguf_rows(*mlp, tiled=False)
+        if str(row.hub).startswith("blk.") and "ssm_" not in row.hub
+    )
     return others + tuple(
-        replace(row, hub=str(row.hub).replace("blk.{}", "nextn"), optional=True,
-                native=str(row.native).replace(LAYER, "mtp.layers.0"))
+        replace(
+            row,
+            hub=str(row.hub).replace("blk.{}", "nextn"),
+            optional=True,
+            native=str(row.native).replace(LAYER, "mtp.layers.0"),
+        )
         for row in layer
-    )  # fmt: skip
+    )
 
 
 gguf_delta = (
-    Row("blk.{}.attn_qkv.weight", f"{LAYER}.linear_attn.in_proj_qkv.weight", regrouped(after=True), optional=True),
-    *(Row(f"blk.{{}}.{name}.weight", f"{LAYER}.linear_attn.in_proj_{hub}.weight", regrouped(), optional=True)
-      for name, hub in (("attn_gate", "z"), ("ssm_beta", "b"), ("ssm_alpha", "a"))),
-)  # fmt: skip
+    Row(
+        "blk.{}.attn_qkv.weight",
+        f"{LAYER}.linear_attn.in_proj_qkv.weight",
+        regrouped(after=True),
+        optional=True,
+    ),
+    *(
+        Row(
+            f"blk.{{}}.{name}.weight",
+            f"{LAYER}.linear_attn.in_proj_{hub}.weight",
+            regrouped(),
+            optional=True,
+        )
+        for name, hub in (("attn_gate", "z"), ("ssm_beta", "b"), ("ssm_alpha", "a"))
+    ),
+)
 gguf_next = (
-    Row(("blk.{}.attn_qkv.weight", "blk.{}.attn_gate.weight"), f"{LAYER}.linear_attn.in_proj_qkvz.weight",
-        inverse(qkvz), optional=True),
+    Row(
+        ("blk.{}.attn_qkv.weight", "blk.{}.attn_gate.weight"),
+        f"{LAYER}.linear_attn.in_proj_qkvz.weight",
+        inverse(qkvz),
+        optional=True,
+    ),
     Row("blk.{}.ssm_ba.weight", f"{LAYER}.linear_attn.in_proj_ba.weight", optional=True),
-)  # fmt: skip
+)
 qwen35 = GGUFArchitecture(
     "qwen35",
     model_type="qwen3_5_text",

@@ -18,10 +18,15 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 gguf = (
     gguf_architecture(
-        "seed_oss", same, same,
+        "seed_oss",
+        same,
+        same,
         Row("blk.{}.post_attention_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
         encode=encode,
-        flags={"attention_bias": "blk.0.attn_q.bias", "attention_out_bias": "blk.0.attn_output.bias",
-               "mlp_bias": "blk.0.ffn_gate.bias"},
+        flags={
+            "attention_bias": "blk.0.attn_q.bias",
+            "attention_out_bias": "blk.0.attn_output.bias",
+            "mlp_bias": "blk.0.ffn_gate.bias",
+        },
     ),
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""Weight table of the sinusoidal decoder: the names of christianb93's MLLM, wiki/model.py, and native names."""
+"""Weight table of the sinusoidal decoder: the names of christianb93's MLLM, wiki/model.py, and
+native names.
+"""
 
 from weights_map.engine import Row, Table, drop, same, squeeze
 
@@ -6,11 +8,28 @@ table = Table(
     model_type="sinusoidal",
     rows=(
         Row("_word_embedding.weight", "embedding.weight", same),
-        Row("_pe_embedding._pe", "positions.weight", squeeze(1)),  # (positions, 1 for the batch, channels)
-        Row("_transformer.layers.{}.self_attn.in_proj_weight", "layers.{}.self_attn.in_proj.weight", same),
-        Row("_transformer.layers.{}.self_attn.in_proj_bias", "layers.{}.self_attn.in_proj.bias", same),
-        Row("_transformer.layers.{}.self_attn.out_proj.weight", "layers.{}.self_attn.out_proj.weight", same),
-        Row("_transformer.layers.{}.self_attn.out_proj.bias", "layers.{}.self_attn.out_proj.bias", same),
+        # (positions, 1 for the batch, channels)
+        Row("_pe_embedding._pe", "positions.weight", squeeze(1)),
+        Row(
+            "_transformer.layers.{}.self_attn.in_proj_weight",
+            "layers.{}.self_attn.in_proj.weight",
+            same,
+        ),
+        Row(
+            "_transformer.layers.{}.self_attn.in_proj_bias",
+            "layers.{}.self_attn.in_proj.bias",
+            same,
+        ),
+        Row(
+            "_transformer.layers.{}.self_attn.out_proj.weight",
+            "layers.{}.self_attn.out_proj.weight",
+            same,
+        ),
+        Row(
+            "_transformer.layers.{}.self_attn.out_proj.bias",
+            "layers.{}.self_attn.out_proj.bias",
+            same,
+        ),
         Row("_transformer.layers.{}.linear1.weight", "layers.{}.linear1.weight", same),
         Row("_transformer.layers.{}.linear1.bias", "layers.{}.linear1.bias", same),
         Row("_transformer.layers.{}.linear2.weight", "layers.{}.linear2.weight", same),

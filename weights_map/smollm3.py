@@ -9,13 +9,21 @@ table = relative("smollm3")
 
 
 def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """ValueError: the files have no pattern of the layers without rotary embedding: it is each fourth."""
+    """ValueError: the files have no pattern of the layers without rotary embedding: it is each
+    fourth.
+    """
     layers, pattern = config["num_hidden_layers"], config["no_rope_layers"]
     usual = [int((layer + 1) % 4 != 0) for layer in range(layers)]
     interval = config["no_rope_layer_interval"]
-    actual = pattern[:layers] if pattern else [int((layer + 1) % interval != 0) for layer in range(layers)]
+    actual = (
+        pattern[:layers]
+        if pattern
+        else [int((layer + 1) % interval != 0) for layer in range(layers)]
+    )
     if [int(rotates != 0) for rotates in actual] != usual or config["use_sliding_window"]:
-        raise ValueError("llama.cpp's smollm3 has no windows, and no rotary embedding in each fourth layer only")
+        raise ValueError(
+            "llama.cpp's smollm3 has no windows, and no rotary embedding in each fourth layer only"
+        )
     return {}
 
 

@@ -2,7 +2,8 @@
 
 A file with a classification head has the prefix `transformer.` before the other names.
 
-On the Hub, the sublayers of a block are numbered: attention 0, the decoder's cross attention 1, and the MLP last.
+On the Hub, the sublayers of a block are numbered: attention 0, the decoder's cross attention 1, and
+the MLP last.
 """
 
 from collections.abc import Mapping
@@ -19,15 +20,30 @@ def stack(name: str, mlp: int) -> tuple[Row, ...]:
     return (
         # Stored in the first block, and shared by all blocks.
         Row(
-            f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{name}.relative_bias.weight", same
+            f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            f"{name}.relative_bias.weight",
+            same,
         ),
         Row(f"{hub}.0.layer_norm.weight", f"{block}.attention_norm.weight", same),
-        *(Row(f"{hub}.0.SelfAttention.{part}.weight", f"{block}.attention.{part}.weight", same) for part in "qkvo"),
+        *(
+            Row(f"{hub}.0.SelfAttention.{part}.weight", f"{block}.attention.{part}.weight", same)
+            for part in "qkvo"
+        ),
         Row(f"{hub}.{mlp}.layer_norm.weight", f"{block}.mlp_norm.weight", same),
         # One input matrix, or two for gated MLPs; the model reports missing ones.
         Row(f"{hub}.{mlp}.DenseReluDense.wi.weight", f"{block}.mlp.wi.weight", same, optional=True),
-        Row(f"{hub}.{mlp}.DenseReluDense.wi_0.weight", f"{block}.mlp.wi_0.weight", same, optional=True),
-        Row(f"{hub}.{mlp}.DenseReluDense.wi_1.weight", f"{block}.mlp.wi_1.weight", same, optional=True),
+        Row(
+            f"{hub}.{mlp}.DenseReluDense.wi_0.weight",
+            f"{block}.mlp.wi_0.weight",
+            same,
+            optional=True,
+        ),
+        Row(
+            f"{hub}.{mlp}.DenseReluDense.wi_1.weight",
+            f"{block}.mlp.wi_1.weight",
+            same,
+            optional=True,
+        ),
         Row(f"{hub}.{mlp}.DenseReluDense.wo.weight", f"{block}.mlp.wo.weight", same),
         Row(f"{name}.final_layer_norm.weight", f"{name}.norm.weight", same),
     )
@@ -44,16 +60,25 @@ table = Table(
         *stack("decoder", 2),
         Row(f"{cross}.layer_norm.weight", f"{native}.cross_norm.weight", same),
         *(
-            Row(f"{cross}.EncDecAttention.{part}.weight", f"{native}.cross_attention.{part}.weight", same)
+            Row(
+                f"{cross}.EncDecAttention.{part}.weight",
+                f"{native}.cross_attention.{part}.weight",
+                same,
+            )
             for part in "qkvo"
         ),
         Row("lm_head.weight", "lm_head.weight", tie("shared.weight")),
         *(
-            Row(f"classification_head.{theirs}.{part}", f"head.{ours}.{part}", same, head="sequence")
+            Row(
+                f"classification_head.{theirs}.{part}", f"head.{ours}.{part}", same, head="sequence"
+            )
             for theirs, ours in (("dense", "dense"), ("out_proj", "out"))
             for part in ("weight", "bias")
         ),
-        *(Row(f"classifier.{part}", f"head.out.{part}", same, head="tokens") for part in ("weight", "bias")),
+        *(
+            Row(f"classifier.{part}", f"head.out.{part}", same, head="tokens")
+            for part in ("weight", "bias")
+        ),
         # Copies of `shared`, and an unused table of old checkpoints.
         Row("encoder.embed_tokens.weight", (), drop),
         Row("decoder.embed_tokens.weight", (), drop),
@@ -63,7 +88,8 @@ table = Table(
 
 
 def gguf_stack(name: str, theirs: str, mlp: int, gated: bool) -> tuple[Row, ...]:
-    """The rows of the encoder or the decoder in GGUF files. gated: whether ffn_up is the second matrix of a gated MLP.
+    """The rows of the encoder or the decoder in GGUF files. gated: whether ffn_up is the second
+    matrix of a gated MLP.
 
     Written are the matrices that a model has.
     """
@@ -72,18 +98,37 @@ def gguf_stack(name: str, theirs: str, mlp: int, gated: bool) -> tuple[Row, ...]
     return (
         Row(f"{theirs}.blk.0.attn_rel_b.weight", f"{name}.block.0.layer.0.{bias}.weight"),
         Row(f"{block}.attn_norm.weight", f"{hub}.0.layer_norm.weight"),
-        *(Row(f"{block}.attn_{part}.weight", f"{hub}.0.SelfAttention.{part}.weight") for part in "qkvo"),
+        *(
+            Row(f"{block}.attn_{part}.weight", f"{hub}.0.SelfAttention.{part}.weight")
+            for part in "qkvo"
+        ),
         Row(f"{block}.ffn_norm.weight", f"{hub}.{mlp}.layer_norm.weight"),
-        *(() if gated else (Row(f"{block}.ffn_up.weight", f"{hub}.{mlp}.DenseReluDense.wi.weight", optional=True),)),
-        *(Row(f"{block}.ffn_{ours}.weight", f"{hub}.{mlp}.DenseReluDense.wi_{number}.weight", optional=True)
-          for number, ours in enumerate(("gate", "up"))),
+        *(
+            ()
+            if gated
+            else (
+                Row(
+                    f"{block}.ffn_up.weight", f"{hub}.{mlp}.DenseReluDense.wi.weight", optional=True
+                ),
+            )
+        ),
+        *(
+            Row(
+                f"{block}.ffn_{ours}.weight",
+                f"{hub}.{mlp}.DenseReluDense.wi_{number}.weight",
+                optional=True,
+            )
+            for number, ours in enumerate(("gate", "up"))
+        ),
         Row(f"{block}.ffn_down.weight", f"{hub}.{mlp}.DenseReluDense.wo.weight"),
         Row(f"{theirs}.output_norm.weight", f"{name}.final_layer_norm.weight"),
-    )  # fmt: skip
+    )
 
 
 def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """T5 has no maximum length; llama.cpp requires one. ValueError: llama.cpp lacks a setting of the model."""
+    """T5 has no maximum length; llama.cpp requires one. ValueError: llama.cpp lacks a setting of
+    the model.
+    """
     name = config["architectures"][0]
     if name.endswith("Classification"):
         raise ValueError(f"a GGUF file has no head of {name}")
@@ -103,7 +148,10 @@ SETTINGS = {
     "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
     "attention.relative_buckets_count": "relative_attention_num_buckets",
 }
-DECODER_SETTINGS = {"decoder_block_count": "num_decoder_layers", "decoder_start_token_id": "decoder_start_token_id"}
+DECODER_SETTINGS = {
+    "decoder_block_count": "num_decoder_layers",
+    "decoder_start_token_id": "decoder_start_token_id",
+}
 GATED = "enc.blk.0.ffn_gate.weight"  # a tensor of files with gated MLPs
 
 
@@ -118,15 +166,20 @@ def t5_architecture(gated: bool) -> GGUFArchitecture:
             *gguf_stack("encoder", "enc", 1, gated),
             *gguf_stack("decoder", "dec", 2, gated),
             Row("dec.blk.{}.cross_attn_norm.weight", f"{cross}.layer_norm.weight"),
-            *(Row(f"dec.blk.{{}}.cross_attn_{part}.weight", f"{cross}.EncDecAttention.{part}.weight")
-              for part in "qkvo"),
+            *(
+                Row(
+                    f"dec.blk.{{}}.cross_attn_{part}.weight",
+                    f"{cross}.EncDecAttention.{part}.weight",
+                )
+                for part in "qkvo"
+            ),
             Row("dec.blk.0.cross_attn_rel_b.weight", (), drop),
             Row("output.weight", "lm_head.weight", optional=True),
         ),
         derive=lambda settings: {"feed_forward_proj": "gated-gelu" if gated else "relu"},
         encode=encode,
         alternative=None if gated else (GATED, t5_architecture(gated=True)),
-    )  # fmt: skip
+    )
 
 
 def encoder_architecture(gated: bool) -> GGUFArchitecture:
@@ -137,11 +190,12 @@ def encoder_architecture(gated: bool) -> GGUFArchitecture:
         settings=SETTINGS,
         rows=(Row("token_embd.weight", "shared.weight"), *gguf_stack("encoder", "enc", 1, gated)),
         derive=lambda settings: {
-            "feed_forward_proj": "gated-gelu" if gated else "relu", "architectures": ["T5EncoderModel"],
+            "feed_forward_proj": "gated-gelu" if gated else "relu",
+            "architectures": ["T5EncoderModel"],
         },
         alternative=None if gated else (GATED, encoder_architecture(gated=True)),
         class_suffix="EncoderModel",
-    )  # fmt: skip
+    )
 
 
 gguf = (t5_architecture(gated=False), encoder_architecture(gated=False))

@@ -18,7 +18,8 @@ from minhub_py.system.tables import Columns, Result
 POOLS = ("none", "last", "mean")
 
 
-ROW_COLUMNS = {"text": "texts", "position": "positions", "token": "tokens", "id": "ids"}  # and attributes
+# and attributes
+ROW_COLUMNS = {"text": "texts", "position": "positions", "token": "tokens", "id": "ids"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Activations(Result):
     """Activations at named points, with a row for each token, or for each text if they are pooled.
 
     Attributes:
-        values: The rows of each point, float32 (rows, size) on the CPU, in the order of the computation.
+        values: The rows of each point, float32 (rows, size) on the CPU, in the order of the
+            computation.
         texts: The text of each row, an index from 0.
         positions: The position of each row's token in its text, from 0; -1 for a mean.
         tokens: The string of each row's token; None for a mean, or without a tokenizer.
@@ -49,16 +51,30 @@ class Activations(Result):
         for name, rows in self.values.items():
             size = rows.size(1)
             numbers = np.arange(len(rows)).repeat(size)
-            part = Columns({column: np.array(getattr(self, source))[numbers] for column, source in ROW_COLUMNS.items()})
+            part = Columns(
+                {
+                    column: np.array(getattr(self, source))[numbers]
+                    for column, source in ROW_COLUMNS.items()
+                }
+            )
             part["point"] = np.full(rows.numel(), name)
             parts.append(
-                Columns(part | {"channel": np.tile(np.arange(size), len(rows)), "value": rows.flatten().numpy()})
+                Columns(
+                    part
+                    | {
+                        "channel": np.tile(np.arange(size), len(rows)),
+                        "value": rows.flatten().numpy(),
+                    }
+                )
             )
         return Columns({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def _repr_html_(self) -> str:
-        sizes: dict[str, list[Any]] = {"point": [*self.values], "rows": [len(rows) for rows in self.values.values()],
-                 "channels": [rows.size(1) for rows in self.values.values()]}  # fmt: skip
+        sizes: dict[str, list[Any]] = {
+            "point": [*self.values],
+            "rows": [len(rows) for rows in self.values.values()],
+            "channels": [rows.size(1) for rows in self.values.values()],
+        }
         return html.note([f"Activations of {len(set(self.texts)):,} texts"]) + html.table(sizes)
 
 
@@ -74,25 +90,27 @@ def activations(
 ) -> Activations:
     """Compute the activations of texts at named points of the model.
 
-        result = activations(model, tokenizer, "The cat sat", at=["layers.3.attn", "layers.*.resid"])
-        result["layers.3.attn"]    # (tokens, channels)
+        result = activations(model, tokenizer, "The cat sat", at=["layers.3.attn",
+        "layers.*.resid"]) result["layers.3.attn"]    # (tokens, channels)
 
     Args:
         model: A model of this package, or the result of `intervene`.
         tokenizer: The model's tokenizer; None if the texts are token IDs.
         text: A string or a list of token IDs, or a list of them. Each is computed separately.
-        at: The name of a point or a list of names (minhub_py/analysis/points.py). Default: the embeddings and the
-            output of each layer.
-        pool: "none" for a row per token, "last" for the last token of each text, "mean" for the mean over its tokens.
-        targets: For points in the decoder of an encoder-decoder: the decoder's output, one target per text. The
-            rows belong to the decoder's input tokens, the start token and the target without its last token.
+        at: The name of a point or a list of names (minhub_py/analysis/points.py). Default: the
+            embeddings and the output of each layer.
+        pool: "none" for a row per token, "last" for the last token of each text, "mean" for the
+            mean over its tokens.
+        targets: For points in the decoder of an encoder-decoder: the decoder's output, one target
+            per text. The rows belong to the decoder's input tokens, the start token and the target
+            without its last token.
 
     Returns:
         The activations, with the texts and tokens that they belong to.
 
     Raises:
-        ValueError: An unknown point; a text has no tokens or exceeds the context length; points of encoder and decoder
-            in one call; or a model with hooks or replaced methods.
+        ValueError: An unknown point; a text has no tokens or exceeds the context length; points of
+            encoder and decoder in one call; or a model with hooks or replaced methods.
     """
     model = model_of(model, "activations()")
     if pool not in POOLS:
@@ -101,18 +119,23 @@ def activations(
     selection = points.find(default_points(model, targets) if at is None else at)
     sides = {point.name.startswith(ENCODER) for point in selection}
     if len(sides) > 1:
-        raise ValueError("at names points of the encoder and of the decoder: call activations() once for each")
+        raise ValueError(
+            "at names points of the encoder and of the decoder: call activations() once for each"
+        )
     rows = rows_of_texts(model, tokenizer, text)
     inputs: list[Any] = [None] * len(rows)
     if model.encoder_decoder and sides == {False}:
         if targets is None:
             raise ValueError(
-                f"{selection[0].name} is a point of the decoder: pass targets, the decoder's output for each text, or "
-                f"the name of a point of the encoder, such as {ENCODER}{selection[0].name}"
+                f"{selection[0].name} is a point of the decoder: pass targets, the decoder's output"
+                " for each text, or the name of a point of the encoder, such as"
+                f" {ENCODER}{selection[0].name}"
             )
         inputs = rows_of_texts(model, tokenizer, targets, name="targets")
         if len(inputs) != len(rows):
-            raise ValueError(f"{len(inputs)} targets for {len(rows)} texts: pass one target per text")
+            raise ValueError(
+                f"{len(inputs)} targets for {len(rows)} texts: pass one target per text"
+            )
         inputs = [[model.decoder_start, *ids[:-1]] for ids in inputs]
     rows_of: dict[str, list[Tensor]] = {point.name: [] for point in selection}
     copy, recorded = recorder(model, selection, "activations()")
@@ -124,12 +147,22 @@ def activations(
         for name, x in recorded.items():
             rows_of[name].append(pooled(x.float(), pool).cpu())
         row = ids if target is None else target
-        chosen = {"none": range(len(row)), "last": range(len(row) - 1, len(row)), "mean": range(-1, 0)}[pool]
+        chosen = {
+            "none": range(len(row)),
+            "last": range(len(row) - 1, len(row)),
+            "mean": range(-1, 0),
+        }[pool]
         texts += [number] * len(chosen)
         positions += chosen
         token_ids += [-1 if position < 0 else row[position] for position in chosen]
     tokens = token_strings(None if pool == "mean" else tokenizer, token_ids)
-    return Activations({name: torch.cat(parts) for name, parts in rows_of.items()}, texts, positions, tokens, token_ids)
+    return Activations(
+        {name: torch.cat(parts) for name, parts in rows_of.items()},
+        texts,
+        positions,
+        tokens,
+        token_ids,
+    )
 
 
 def default_points(model: Any, targets: object = None) -> list[str]:
@@ -139,7 +172,8 @@ def default_points(model: Any, targets: object = None) -> list[str]:
 
 
 def recorder(model: Any, points: Iterable[Point], call: str) -> tuple[Any, dict[str, Tensor]]:
-    """A copy of the model, and the values (T, size) at the points in the first row of its last forward call.
+    """A copy of the model, and the values (T, size) at the points in the first row of its last
+    forward call.
 
     call: see `edited`.
     """
@@ -156,8 +190,11 @@ def pooled(x: Tensor, pool: str) -> Tensor:
     return x if pool == "none" else x[-1:] if pool == "last" else x.mean(dim=0, keepdim=True)
 
 
-def forward(model: Any, rows: Sequence[Sequence[int]], target: Sequence[int] | None = None) -> Tensor:
-    """The input (B, T, C) of the head for token IDs of equal length; empty for an encoder-decoder without `target`.
+def forward(
+    model: Any, rows: Sequence[Sequence[int]], target: Sequence[int] | None = None
+) -> Tensor:
+    """The input (B, T, C) of the head for token IDs of equal length; empty for an encoder-decoder
+    without `target`.
 
     target: the decoder's input in each row.
     """

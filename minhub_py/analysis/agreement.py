@@ -1,4 +1,5 @@
-"""Agreement of raters: percent, kappa, Krippendorff's alpha and F1, with bootstrap intervals over units.
+"""Agreement of raters: percent, kappa, Krippendorff's alpha and F1, with bootstrap intervals over
+units.
 
 With two raters, p_o is the share of units with equal labels.
 
@@ -10,25 +11,25 @@ With two raters, p_o is the share of units with equal labels.
     Krippendorff's alpha    1 - D_o / D_e; the pairs of a unit with m labels have the weight 1 / (m - 1)
     macro F1            the mean over categories of 2 TP / (2 TP + FP + FN), without categories that no rater uses
 
-Distances of alpha: 0 or 1 (nominal), the squared difference of mid-ranks (ordinal), (a - b)^2 (interval),
-((a - b) / (a + b))^2 (ratio).
+Distances of alpha: 0 or 1 (nominal), the squared difference of mid-ranks (ordinal), (a - b)^2
+(interval), ((a - b) / (a + b))^2 (ratio).
 
-Weights of AC2: 1 - (n over 2) / (K over 2) for n categories from one label to the other (ordinal), 1 - (a - b)^2 /
-(max - min)^2 (interval), 1 - ((a - b) / (a + b))^2 / ((max - min) / (max + min))^2 (ratio). AC1 and AC2 are less
-affected by unequal frequencies of the categories than kappa.
+Weights of AC2: 1 - (n over 2) / (K over 2) for n categories from one label to the other (ordinal),
+1 - (a - b)^2 / (max - min)^2 (interval), 1 - ((a - b) / (a + b))^2 / ((max - min) / (max + min))^2
+(ratio). AC1 and AC2 are less affected by unequal frequencies of the categories than kappa.
 
-With missing labels, generalizations of Fleiss' kappa differ: here, each label has the same weight in the marginals. The
-R package irrCAC averages the shares of units instead, so that a label of a unit with few labels counts more. Without
-missing labels, the values are equal.
+With missing labels, generalizations of Fleiss' kappa differ: here, each label has the same weight
+in the marginals. The R package irrCAC averages the shares of units instead, so that a label of a
+unit with few labels counts more. Without missing labels, the values are equal.
 
-Units with fewer than two labels are dropped, except in the shares of AC1 and AC2; the statistics of two raters use the
-units that both have labelled.
+Units with fewer than two labels are dropped, except in the shares of AC1 and AC2; the statistics of
+two raters use the units that both have labelled.
 
-This is our own code, because a bootstrap with one call of a library per sample takes minutes. The tests contain the
-values of the packages irr (R) and krippendorff (Python).
+This is our own code, because a bootstrap with one call of a library per sample takes minutes. The
+tests contain the values of the packages irr (R) and krippendorff (Python).
 
-Sources: Cohen (1960, 1968), Fleiss (1971), Gwet (2008, 2014; R package irrCAC), Krippendorff (2019), "Content
-Analysis", chapter 12.
+Sources: Cohen (1960, 1968), Fleiss (1971), Gwet (2008, 2014; R package irrCAC), Krippendorff
+(2019), "Content Analysis", chapter 12.
 """
 
 import os
@@ -57,8 +58,10 @@ BLOCK = 100  # bootstrap samples at a time
 class Agreement(Result):
     """The agreement of raters.
 
-    categories: the labels in order.    confusion: counts (K, K), rows for the first rater; None for three or more.
-    units: number of units with at least two labels.    values: statistics by name, NaN where undefined.
+    categories: the labels in order.    confusion: counts (K, K), rows for the first rater; None for
+    three or more.
+    units: number of units with at least two labels.    values: statistics by name, NaN where
+    undefined.
     intervals: (lower, upper) by name.    f1: F1 of each category, for two raters.
     """
 
@@ -82,7 +85,12 @@ class Agreement(Result):
     def columns(self) -> Columns:
         """Columns statistic, estimate, lower and upper."""
         lower, upper = zip(*(self.intervals[name] for name in self.values), strict=True)
-        return Columns(statistic=[*self.values], estimate=[*self.values.values()], lower=[*lower], upper=[*upper])
+        return Columns(
+            statistic=[*self.values],
+            estimate=[*self.values.values()],
+            lower=[*lower],
+            upper=[*upper],
+        )
 
     def __str__(self) -> str:
         return f"Agreement of {self.raters} raters, {self.units:,} units\n{self.columns}"
@@ -96,7 +104,9 @@ class Agreement(Result):
         return [f"Agreement of {self.raters} raters", f"{self.units:,} units"]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draw the confusion matrix of two raters. ValueError: three or more raters, or no matplotlib."""
+        """Draw the confusion matrix of two raters. ValueError: three or more raters, or no
+        matplotlib.
+        """
         if self.confusion is None:
             raise ValueError("a confusion matrix has two raters: call agreement() with two of them")
         title = f"Agreement {self.percent:.1%}, κ = {self.kappa:.2f}"
@@ -119,26 +129,33 @@ def agreement(
     Args:
         raters: The labels of each rater, one per unit; None and NaN for missing labels.
         level: Level of measurement: "nominal", "ordinal", "interval" or "ratio".
-        categories: All labels in order. Default: sorted. An order matters for ordinal text labels and weighted kappa.
+        categories: All labels in order. Default: sorted. An order matters for ordinal text labels
+            and weighted kappa.
         bootstrap: Number of bootstrap samples of units; 0 for no intervals.
         confidence: Confidence of the percentile intervals.
         seed: Seed of the bootstrap.
 
     Returns:
-        An `Agreement` with the statistics percent, fleiss_kappa, alpha and ac1, for a level other than "nominal" ac2,
-        and for two raters kappa, kappa_linear, kappa_quadratic and f1_macro.
+        An `Agreement` with the statistics percent, fleiss_kappa, alpha and ac1, for a level other
+        than "nominal" ac2, and for two raters kappa, kappa_linear, kappa_quadratic and f1_macro.
 
     Raises:
-        ValueError: Fewer than two raters, different numbers of units, no unit with two labels, a label that is not in
-            `categories`, or labels that are not numbers for "interval" and "ratio".
+        ValueError: Fewer than two raters, different numbers of units, no unit with two labels, a
+            label that is not in `categories`, or labels that are not numbers for "interval" and
+            "ratio".
     """
     for number, values in enumerate(raters, 1):
         check_list(f"rater {number}", values, "labels")
     rows = [list(values) for values in raters]
     if len(rows) < 2:
-        raise ValueError("agreement() needs at least two raters: pass the labels of each as one list")
+        raise ValueError(
+            "agreement() needs at least two raters: pass the labels of each as one list"
+        )
     if len({len(values) for values in rows}) > 1:
-        raise ValueError(f"raters must have one label per unit, but have {', '.join(str(len(v)) for v in rows)} labels")
+        raise ValueError(
+            f"raters must have one label per unit, but have {', '.join(str(len(v)) for v in rows)}"
+            " labels"
+        )
     if level not in LEVELS:
         raise ValueError(f"level must be one of {', '.join(LEVELS)}, not {level!r}")
     if not 0 < confidence < 1:
@@ -148,33 +165,46 @@ def agreement(
         try:
             names = sorted(present)
         except TypeError as error:
-            raise ValueError("labels must be all numbers or all text: convert them, or pass categories") from error
+            raise ValueError(
+                "labels must be all numbers or all text: convert them, or pass categories"
+            ) from error
     else:
         names = list(categories)
         if unknown := present - set(names):
             raise ValueError(f"the label {next(iter(unknown))!r} is not in categories")
-    if level in ("interval", "ratio") and not all(isinstance(name, int | float | np.number) for name in names):
-        raise ValueError(f"level {level!r} needs numbers: convert the labels, or use level 'ordinal' with categories")
+    if level in ("interval", "ratio") and not all(
+        isinstance(name, int | float | np.number) for name in names
+    ):
+        raise ValueError(
+            f"level {level!r} needs numbers: convert the labels, or use level 'ordinal' with"
+            " categories"
+        )
     index = {name: number for number, name in enumerate(names)}
-    codes = np.array([[-1 if is_missing(v) else index[v] for v in values] for values in rows])  # (R, U)
+    # (R, U)
+    codes = np.array([[-1 if is_missing(v) else index[v] for v in values] for values in rows])
     codes = codes[:, (codes >= 0).any(axis=0)]
     several = (codes >= 0).sum(axis=0) >= 2
     if not several.any():
         raise ValueError("no unit has labels of two raters: there is nothing to compare")
     units, count = codes.shape[1], len(names)
-    numbers = np.array(names, float) if level in ("interval", "ratio") else np.arange(count, dtype=float)
+    numbers = (
+        np.array(names, float) if level in ("interval", "ratio") else np.arange(count, dtype=float)
+    )
     counts = np.zeros((units, count))
     for labels in codes:
         np.add.at(counts, (np.flatnonzero(labels >= 0), labels[labels >= 0]), 1)
     pair = codes[:, several] if len(rows) == 2 else None
 
     values = {
-        name: float(value[0]) for name, value in statistics(counts, numbers, level, pair, np.ones((1, units))).items()
+        name: float(value[0])
+        for name, value in statistics(counts, numbers, level, pair, np.ones((1, units))).items()
     }
     samples: dict[str, list[Array]] = {name: [] for name in values}
     random = np.random.default_rng(seed)
     for first in range(0, check_integer("bootstrap", bootstrap, 0), BLOCK):
-        weights = random.multinomial(units, np.full(units, 1 / units), size=min(BLOCK, bootstrap - first)).astype(float)
+        weights = random.multinomial(
+            units, np.full(units, 1 / units), size=min(BLOCK, bootstrap - first)
+        ).astype(float)
         for name, sample in statistics(counts, numbers, level, pair, weights).items():
             samples[name].append(sample)
     tail = (1 - confidence) / 2
@@ -189,15 +219,18 @@ def agreement(
     return Agreement(names, level, len(rows), int(several.sum()), values, intervals, confusion, f1)
 
 
-def statistics(counts: Array, numbers: Array, level: str, pair: Array | None, weights: Array) -> dict[str, Array]:
+def statistics(
+    counts: Array, numbers: Array, level: str, pair: Array | None, weights: Array
+) -> dict[str, Array]:
     """The statistics of each sample, (B,).
 
-    counts: labels of units (U, K).    weights: of units in samples (B, U).    pair: the codes of two raters (2, U),
-    without units with one label.
+    counts: labels of units (U, K).    weights: of units in samples (B, U).    pair: the codes of
+    two raters (2, U), without units with one label.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         sizes = counts.sum(axis=1)
-        shares_of_units = weights @ (counts / sizes[:, None]) / weights.sum(axis=1, keepdims=True)  # (B, K)
+        # (B, K)
+        shares_of_units = weights @ (counts / sizes[:, None]) / weights.sum(axis=1, keepdims=True)
         counts, weights, sizes = counts[sizes >= 2], weights[:, sizes >= 2], sizes[sizes >= 2]
         agree = ((counts**2).sum(axis=1) - sizes) / (sizes * (sizes - 1))
         observed = weights @ agree / weights.sum(axis=1)
@@ -219,7 +252,11 @@ def statistics(counts: Array, numbers: Array, level: str, pair: Array | None, we
         shares = shares / shares.sum(axis=(1, 2), keepdims=True)
         chance = shares.sum(axis=2)[:, :, None] * shares.sum(axis=1)[:, None, :]
         distance = np.abs(np.subtract.outer(np.arange(counts.shape[1]), np.arange(counts.shape[1])))
-        for name, cost in (("kappa", distance > 0), ("kappa_linear", distance), ("kappa_quadratic", distance**2)):
+        for name, cost in (
+            ("kappa", distance > 0),
+            ("kappa_linear", distance),
+            ("kappa_quadratic", distance**2),
+        ):
             result[name] = 1 - (shares * cost).sum(axis=(1, 2)) / (chance * cost).sum(axis=(1, 2))
         used = ~np.isnan(f1)
         result["f1_macro"] = np.where(used, f1, 0).sum(axis=1) / used.sum(axis=1)
@@ -253,16 +290,28 @@ def alpha(counts: Array, numbers: Array, level: str, weights: Array) -> Array:
         else:
             sums = np.add.outer(numbers, numbers)
             distance = (
-                np.divide(np.subtract.outer(numbers, numbers), sums, out=np.zeros_like(sums), where=sums != 0) ** 2
+                np.divide(
+                    np.subtract.outer(numbers, numbers),
+                    sums,
+                    out=np.zeros_like(sums),
+                    where=sums != 0,
+                )
+                ** 2
             )
         observed = weights @ (((counts @ distance) * counts).sum(axis=1) / (sizes - 1))
         expected = ((marginals @ distance) * marginals).sum(axis=1)
     else:
         # An ordinal distance is the squared difference of mid-ranks, which depend on the sample.
         positions = (
-            marginals.cumsum(axis=1) - marginals / 2 if level == "ordinal" else np.tile(numbers, (len(weights), 1))
+            marginals.cumsum(axis=1) - marginals / 2
+            if level == "ordinal"
+            else np.tile(numbers, (len(weights), 1))
         )
-        within = 2 * (sizes * (positions**2 @ counts.T) - (positions @ counts.T) ** 2) / (sizes - 1)  # (B, U)
+        # (B, U)
+        within = 2 * (sizes * (positions**2 @ counts.T) - (positions @ counts.T) ** 2) / (sizes - 1)
         observed = (weights * within).sum(axis=1)
-        expected = 2 * (total * (marginals * positions**2).sum(axis=1) - (marginals * positions).sum(axis=1) ** 2)
+        expected = 2 * (
+            total * (marginals * positions**2).sum(axis=1)
+            - (marginals * positions).sum(axis=1) ** 2
+        )
     return 1 - (observed / total) / (expected / (total * (total - 1)))

@@ -1,6 +1,7 @@
 """Attention weights of each head.
 
-`RecordedPast` records the weights while the model's `forward` runs, so that they include replaced modules and hooks.
+`RecordedPast` records the weights while the model's `forward` runs, so that they include replaced
+modules and hooks.
 """
 
 import os
@@ -46,24 +47,37 @@ class AttentionWeights(Result):
     layer_count: int = 0
 
     def table(self) -> Columns:
-        """A row for each weight: layer and head (from 1), query and key (positions from 0) and weight."""
+        """A row for each weight: layer and head (from 1), query and key (positions from 0) and
+        weight.
+        """
         numbers = np.indices(tuple(self.weights.shape)).reshape(4, -1)
         names = ("layer", "head", "query", "key")
-        columns = Columns(zip(names, (np.array(self.layers)[numbers[0]], numbers[1] + 1, *numbers[2:]), strict=True))
+        columns = Columns(
+            zip(
+                names,
+                (np.array(self.layers)[numbers[0]], numbers[1] + 1, *numbers[2:]),
+                strict=True,
+            )
+        )
         return Columns(columns | {"weight": self.weights.flatten().numpy()})
 
     def _repr_html_(self) -> str:
         layers, heads = self.weights.shape[:2]
-        tokens = [str(id) if token is None else token for token, id in zip(self.tokens, self.ids, strict=True)]
-        return html.note([f"Attention weights of {layers} layers with {heads} heads", f"{len(tokens):,} tokens"]) + (
-            html.text(" ".join(tokens[: html.MAX_ROWS]))
-        )
+        tokens = [
+            str(id) if token is None else token
+            for token, id in zip(self.tokens, self.ids, strict=True)
+        ]
+        return html.note(
+            [f"Attention weights of {layers} layers with {heads} heads", f"{len(tokens):,} tokens"]
+        ) + (html.text(" ".join(tokens[: html.MAX_ROWS])))
 
     def rollout(self) -> Tensor:
-        """Attention rollout: how much of each token reaches each layer, if residual connections carry half of it.
+        """Attention rollout: how much of each token reaches each layer, if residual connections
+        carry half of it.
 
-        Abnar & Zuidema (2020), "Quantifying Attention Flow in Transformers". With the mean Ā of a layer's heads,
-        A = Ā / 2 + I / 2, its rows scaled to a sum of 1, and the result of layer l is A_l … A_1.
+        Abnar & Zuidema (2020), "Quantifying Attention Flow in Transformers". With the mean Ā of a
+        layer's heads, A = Ā / 2 + I / 2, its rows scaled to a sum of 1, and the result of layer l
+        is A_l … A_1.
 
         Returns:
             Weights (layers, T, T), float32: [layer, token, token of the text]. Rows sum to 1.
@@ -71,8 +85,13 @@ class AttentionWeights(Result):
         Raises:
             ValueError: The model has layers without attention.
         """
-        if self.layers != list(range(1, len(self.layers) + 1)) or len(self.layers) < self.layer_count:
-            raise ValueError("rollout() needs attention in each layer, which this model does not have")
+        if (
+            self.layers != list(range(1, len(self.layers) + 1))
+            or len(self.layers) < self.layer_count
+        ):
+            raise ValueError(
+                "rollout() needs attention in each layer, which this model does not have"
+            )
         mixed = (self.weights.mean(dim=1) + torch.eye(len(self.ids))) / 2
         mixed = mixed / mixed.sum(dim=-1, keepdim=True)
         results = [mixed[0]]
@@ -81,9 +100,14 @@ class AttentionWeights(Result):
         return torch.stack(results)
 
     def plot(
-        self, path: str | os.PathLike[str] | None = None, *, layer: int | None = None, head: int | None = None
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
     ) -> "Figure":
-        """Draw heat maps of all heads, the heads of one layer, one head of every layer, or a single head.
+        """Draw heat maps of all heads, the heads of one layer, one head of every layer, or a single
+        head.
 
         More than 144 heads are shown as the mean of each layer; `layer` and `head` select them.
 
@@ -103,7 +127,9 @@ class AttentionWeights(Result):
 
 
 class RecordedPast(Past):
-    """A forward call that records the attention weights of each layer in `recorded`, float32 (B, H, T, S)."""
+    """A forward call that records the attention weights of each layer in `recorded`, float32 (B, H,
+    T, S).
+    """
 
     allows_blocks = False
 
@@ -112,20 +138,33 @@ class RecordedPast(Past):
         self.recorded: dict[int, Tensor] = {}
 
     def attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float,
-        softcap: float | None, sinks: Tensor | None, dropout: float, upcast: bool,
-    ) -> Tensor:  # fmt: skip
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+        dropout: float,
+        upcast: bool,
+    ) -> Tensor:
         """Record the weights, and return the attention."""
         self.recorded[layer] = weights_of(q.float(), k.float(), mask, causal, scale, softcap, sinks)
-        return super().attention(layer, q, k, v, mask, causal, scale, softcap, sinks, dropout, upcast)
+        return super().attention(
+            layer, q, k, v, mask, causal, scale, softcap, sinks, dropout, upcast
+        )
 
 
 @torch.no_grad()
 def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeights:
     """Compute the attention weights of each head of each layer, as transformers' `attentions`.
 
-    The weights of a query sum to 1; in GPT-OSS they sum to less, because its sinks are not included. Layers without
-    attention, as in Qwen 3.5, are omitted. An encoder-decoder returns the weights of its encoder.
+    The weights of a query sum to 1; in GPT-OSS they sum to less, because its sinks are not
+    included. Layers without attention, as in Qwen 3.5, are omitted. An encoder-decoder returns the
+    weights of its encoder.
 
     Args:
         model: A model of this package.
@@ -136,10 +175,13 @@ def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeight
         The weights, and the tokens and layers that they belong to.
 
     Raises:
-        ValueError: The model has no attention; the text has no tokens or exceeds the context length; or as `embed`.
+        ValueError: The model has no attention; the text has no tokens or exceeds the context
+            length; or as `embed`.
     """
     model = model_of(model, "attention_weights()")
-    if not model.encoder_only and not any(isinstance(layer, KeyValues) for layer in model.cache_layout()):
+    if not model.encoder_only and not any(
+        isinstance(layer, KeyValues) for layer in model.cache_layout()
+    ):
         raise ValueError(f"{model.config.TITLE} has no attention: use a transformer model")
     ids, tokens, idx = encode_text(model, tokenizer, text)
     past = RecordedPast(idx)
@@ -152,9 +194,12 @@ def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeight
     weights = past.recorded
     layers = sorted(weights)
     return AttentionWeights(
-        tokens, ids, [layer + 1 for layer in layers], torch.cat([weights[layer] for layer in layers]).cpu(),
+        tokens,
+        ids,
+        [layer + 1 for layer in layers],
+        torch.cat([weights[layer] for layer in layers]).cpu(),
         len(layers) if model.encoder_only or model.encoder_decoder else len(model.cache_layout()),
-    )  # fmt: skip
+    )
 
 
 def encode_text(
@@ -167,4 +212,8 @@ def encode_text(
     ValueError: the text has no tokens or exceeds the context length.
     """
     ids = single_row(model, tokenizer, text, prompt=prompt)
-    return ids, token_strings(tokenizer, ids), torch.tensor([ids], device=next(model.parameters()).device)
+    return (
+        ids,
+        token_strings(tokenizer, ids),
+        torch.tensor([ids], device=next(model.parameters()).device),
+    )

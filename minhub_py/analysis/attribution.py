@@ -2,12 +2,14 @@
 
 Source: Elhage et al. (2021), "A Mathematical Framework for Transformer Circuits".
 
-The final norm is linear once its scale is fixed. With the scale of the whole residual stream x = Σ x_c,
+The final norm is linear once its scale is fixed. With the scale of the whole residual stream x = Σ
+x_c,
 
     logit = bias + Σ_c  w · (γ ⊙ center(x_c)) / σ(x),
 
-where w is the token's row of the head, center subtracts the mean (layer norm) or nothing (RMS norm), and σ is the
-standard deviation or the root mean square. `bias` collects the biases of the norm and of the head.
+where w is the token's row of the head, center subtracts the mean (layer norm) or nothing (RMS
+norm), and σ is the standard deviation or the root mean square. `bias` collects the biases of the
+norm and of the head.
 """
 
 import math
@@ -34,7 +36,8 @@ class Attribution(Result):
     """The parts of a logit, or of the difference of two logits.
 
     Attributes:
-        components: The name of each component: "embeddings", "layers.1.attn" or the heads of it, …, and "bias".
+        components: The name of each component: "embeddings", "layers.1.attn" or the heads of it, …,
+            and "bias".
         values: The part of each component; their sum is `logit` up to rounding.
         logit: The model's logit or difference of logits, before a soft cap.
     """
@@ -54,41 +57,53 @@ class Attribution(Result):
 
 @torch.no_grad()
 def attribution(
-    model: Any, tokenizer: Any, text: Text, token: str | int, against: str | int | None = None, *, position: int = -1,
-    heads: bool = False, target: Text = None,
-) -> Attribution:  # fmt: skip
-    """Split the logit of a token into the parts that the embeddings, attention and MLPs of all layers contribute.
+    model: Any,
+    tokenizer: Any,
+    text: Text,
+    token: str | int,
+    against: str | int | None = None,
+    *,
+    position: int = -1,
+    heads: bool = False,
+    target: Text = None,
+) -> Attribution:
+    """Split the logit of a token into the parts that the embeddings, attention and MLPs of all
+    layers contribute.
 
     Args:
-        model: A transformer of this package whose layers add to the residual stream, with a decoder.
+        model: A transformer of this package whose layers add to the residual stream, with a
+            decoder.
         tokenizer: The model's tokenizer; None if the text and the tokens are IDs.
         text: A string or a list of token IDs; for an encoder-decoder, the encoder's input.
         token: The token whose logit is split, a string of one token or an ID.
         against: A token whose logit is subtracted.
-        position: The position of the text, from 0, after which the token is predicted; negative numbers count from the
-            end.
+        position: The position of the text, from 0, after which the token is predicted; negative
+            numbers count from the end.
         heads: Split attention into its heads, and a part for the bias of the output projection.
-        target: For an encoder-decoder: the decoder's output so far; None for its beginning. Positions and parts, which
-            include `layers.1.cross` and so on, are the decoder's.
+        target: For an encoder-decoder: the decoder's output so far; None for its beginning.
+            Positions and parts, which include `layers.1.cross` and so on, are the decoder's.
 
     Returns:
         The parts.
 
     Raises:
-        ValueError: An encoder, an LSTM, or a model that applies norms to the residual stream itself; a string that is
-            not one token; a target for a decoder-only model; heads of an activated adapter; or as `activations`.
+        ValueError: An encoder, an LSTM, or a model that applies norms to the residual stream
+            itself; a string that is not one token; a target for a decoder-only model; heads of an
+            activated adapter; or as `activations`.
     """
     model = decoder_of(model, "attribution()")
     base = recipe_of(model).model
-    if any(isinstance(step, Recurrent) for step in base.steps()) or norms_between_additions(base.steps()):
+    if any(isinstance(step, Recurrent) for step in base.steps()) or norms_between_additions(
+        base.steps()
+    ):
         raise ValueError(
-            "attribution() supports transformers whose layers add to the residual stream, such as GPT-2, Llama and T5, "
-            f"not this {model.config.TITLE}: use patching()"
+            "attribution() supports transformers whose layers add to the residual stream, such as"
+            f" GPT-2, Llama and T5, not this {model.config.TITLE}: use patching()"
         )
     if heads and base.invocation is not None:
         raise ValueError(
-            "attribution(heads=True) needs one weight for all tokens, which an activated adapter does not have: use "
-            "heads=False"
+            "attribution(heads=True) needs one weight for all tokens, which an activated adapter"
+            " does not have: use heads=False"
         )
     ids = single_row(model, tokenizer, text, prompt=True)
     inputs = None
@@ -103,7 +118,10 @@ def attribution(
         tokens.append(token_id(model, tokenizer, against, "against"))
     points = Points(base)
     own = [name for name in points.sources if not name.startswith(ENCODER)]
-    names = ["embeddings", *(name for name in own if name.endswith((".attn", ".cross", ".mlp", ".per_layer_input")))]
+    names = [
+        "embeddings",
+        *(name for name in own if name.endswith((".attn", ".cross", ".mlp", ".per_layer_input"))),
+    ]
     head_inputs = [name for name in own if heads and name.endswith(".heads")]
     last = f"layers.{max(points.sources[name].layer for name in own)}.resid"
     copy, recorded = recorder(model, points.find([*names, *head_inputs, last]), "attribution()")
@@ -118,7 +136,10 @@ def attribution(
     x = torch.stack([vector * factor_of(name, factors) for name, vector in components.items()])
     for step in tail:
         if isinstance(step, Norm):
-            x, total = frozen(step.layer, x, total), step.layer(total.to(next(base.parameters()).dtype)).float()
+            x, total = (
+                frozen(step.layer, x, total),
+                step.layer(total.to(next(base.parameters()).dtype)).float(),
+            )
         elif isinstance(step, Linear):
             weight = torch.cat([layer.weight.float() for layer in step.layers])
             x, total = (
@@ -128,13 +149,19 @@ def attribution(
     values = (x @ rows * head.scale).tolist()
     bias = head.bias if head.bias is not None else getattr(head.layer, "bias", None)
     signs = [1.0, -1.0][: len(tokens)]
-    offset = 0.0 if bias is None else sum(sign * float(bias[id]) for sign, id in zip(signs, tokens, strict=True))
+    offset = (
+        0.0
+        if bias is None
+        else sum(sign * float(bias[id]) for sign, id in zip(signs, tokens, strict=True))
+    )
     logit = float(total @ rows * head.scale) + offset
     return Attribution([*components, "bias"], [*values, logit - sum(values)], logit)
 
 
 def factor_of(name: str, factors: Sequence[float]) -> float:
-    """The product of the factors of the residual stream, one at the end of each layer, that follow a component."""
+    """The product of the factors of the residual stream, one at the end of each layer, that follow
+    a component.
+    """
     layer = int(name.split(".")[1]) if name.startswith("layers.") else 1
     return math.prod(factors[layer - 1 :])
 
@@ -142,7 +169,9 @@ def factor_of(name: str, factors: Sequence[float]) -> float:
 def components_of(
     model: Any, points: Points, names: list[str], stored: dict[str, Tensor], heads: bool
 ) -> dict[str, Tensor]:
-    """The vector (C,) that each component adds to the residual stream. heads: split attention into its heads."""
+    """The vector (C,) that each component adds to the residual stream. heads: split attention into
+    its heads.
+    """
     if not heads:
         return {name: stored[name] for name in names}
     paths = {id(module): name for name, module in model.named_modules()}
@@ -172,9 +201,13 @@ def weights_of_rows(head: Logits, tokens: list[int]) -> Tensor:
 
 
 def head_outputs(layer: Any, z: Tensor, heads: int) -> Tensor:
-    """The output (H, C) of each head through the output projection without its bias, for z (H * D,)."""
+    """The output (H, C) of each head through the output projection without its bias, for z (H *
+    D,).
+    """
     weight = layer.weight.float()
-    return torch.stack([weight[:, part] @ z[part] for part in torch.arange(len(z), device=z.device).chunk(heads)])
+    return torch.stack(
+        [weight[:, part] @ z[part] for part in torch.arange(len(z), device=z.device).chunk(heads)]
+    )
 
 
 def bias_of(layer: Any, like: Tensor) -> Tensor:
@@ -183,7 +216,9 @@ def bias_of(layer: Any, like: Tensor) -> Tensor:
 
 
 def frozen(norm: Any, parts: Tensor, total: Tensor) -> Tensor:
-    """The parts (n, C) of a value through its norm, with the scale of the whole value (C,), and without bias."""
+    """The parts (n, C) of a value through its norm, with the scale of the whole value (C,), and
+    without bias.
+    """
     weight = norm.weight.float()
     if isinstance(norm, nn.LayerNorm):
         scale = (total.var(unbiased=False) + norm.eps).rsqrt()

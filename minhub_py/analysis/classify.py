@@ -1,6 +1,7 @@
 """Classification heads: labels of texts, zero-shot labels by an entailment model, and reranking.
 
-A decoder reranks by its answer to a question: the probability of "yes" against "no" (Qwen3-Reranker).
+A decoder reranks by its answer to a question: the probability of "yes" against "no"
+(Qwen3-Reranker).
 
 Sources
     Yin, Hay & Roth (2019), "Benchmarking Zero-shot Text Classification", for labels by entailment.
@@ -31,8 +32,11 @@ HYPOTHESIS = "This example is {}."
 # Qwen3-Reranker's prompt.
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 PROMPT = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
+    (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query"
+        ' and the Instruct provided. Note that the answer can only be "yes" or'
+        ' "no".<|im_end|>\n<|im_start|>user\n'
+    ),
     "<Instruct>: {}\n<Query>: {}\n<Document>: {}",
     "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
 )
@@ -53,8 +57,8 @@ def classify(
         classify(model, tokenizer, ["I enjoyed this film."])
         classify(nli_model, tokenizer, ["Who will win the election?"], ["politics", "sports"])
 
-    With `labels`, an entailment model (NLI) classifies without training: the probability of a label follows from the
-    entailment of `hypothesis` with the label, given the text.
+    With `labels`, an entailment model (NLI) classifies without training: the probability of a label
+    follows from the entailment of `hypothesis` with the label, given the text.
 
     Args:
         model: An encoder or decoder with a sequence classification head.
@@ -62,19 +66,21 @@ def classify(
         texts: Texts; None for a missing text.
         labels: Labels for zero-shot classification. Default: the labels of the checkpoint.
         hypothesis: A sentence with {} in place of the label.
-        multi_label: With `labels`: whether each label has its own probability, of entailment against contradiction.
+        multi_label: With `labels`: whether each label has its own probability, of entailment
+            against contradiction.
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Columns with one value per text: label (the most likely; None for a missing text, or a text without tokens),
-        prob, and one column of probabilities for each label, named `prob_LABEL`. Probabilities are a softmax over the
-        labels; for one label, for `problem_type` multi_label_classification and with `multi_label`, each is a sigmoid.
-        For a regression head (`problem_type` regression), only the predicted value: `value`, or `value_LABEL` for each
-        of several outputs.
+        Columns with one value per text: label (the most likely; None for a missing text, or a text
+            without tokens),
+        prob, and one column of probabilities for each label, named `prob_LABEL`. Probabilities are
+        a softmax over the labels; for one label, for `problem_type` multi_label_classification and
+        with `multi_label`, each is a sigmoid. For a regression head (`problem_type` regression),
+        only the predicted value: `value`, or `value_LABEL` for each of several outputs.
 
     Raises:
-        ValueError: The model has no sequence classification head; with `labels`, it has no label that begins with
-            "entail", or `hypothesis` has no {}.
+        ValueError: The model has no sequence classification head; with `labels`, it has no label
+            that begins with "entail", or `hypothesis` has no {}.
     """
     model = classifier(model, "classify()")
     rows = as_texts("texts", texts)
@@ -95,27 +101,42 @@ def classify(
 
 
 def zero_shot(
-    model: Encoder, tokenizer: Any, texts: Sequence[str], labels: Sequence[str], hypothesis: str, multi_label: bool,
+    model: Encoder,
+    tokenizer: Any,
+    texts: Sequence[str],
+    labels: Sequence[str],
+    hypothesis: str,
+    multi_label: bool,
     progress: Progress | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Probabilities (texts, labels) of labels by entailment."""
     if not labels:
         raise ValueError("labels must have at least one label")
     if "{}" not in hypothesis:
-        raise ValueError(f"hypothesis must contain {{}} in place of the label, not {brief(hypothesis)}")
+        raise ValueError(
+            f"hypothesis must contain {{}} in place of the label, not {brief(hypothesis)}"
+        )
     names = [name.lower() for name in model.config.labels]
     entailment = next((i for i, name in enumerate(names) if name.startswith("entail")), None)
     if entailment is None:
         raise ValueError(
-            f"labels need an entailment model, but this checkpoint has the labels {brief(model.config.labels)}: use a "
-            "model trained on natural language inference (NLI)"
+            "labels need an entailment model, but this checkpoint has the labels"
+            f" {brief(model.config.labels)}: use a model trained on natural language inference"
+            " (NLI)"
         )
-    contradiction = next((i for i, name in enumerate(names) if name.startswith("contra")), -1 if entailment == 0 else 0)
+    contradiction = next(
+        (i for i, name in enumerate(names) if name.startswith("contra")),
+        -1 if entailment == 0 else 0,
+    )
     first = [text for text in texts for _ in labels]
     second = [hypothesis.replace("{}", label) for _ in texts for label in labels]
     scores = scores_of(model, tokenizer, first, second, progress, only_first=True)
     if multi_label or len(labels) == 1:
-        return scores[:, [contradiction, entailment]].softmax(dim=1)[:, 1].view(len(texts), len(labels))
+        return (
+            scores[:, [contradiction, entailment]]
+            .softmax(dim=1)[:, 1]
+            .view(len(texts), len(labels))
+        )
     return scores[:, entailment].view(len(texts), len(labels)).softmax(dim=1)
 
 
@@ -135,13 +156,15 @@ def rerank(
         rerank(model, tokenizer, "How many people live in Berlin?", texts, k=3)
 
     Args:
-        model: An encoder or decoder with a sequence classification head of one label, or Qwen3-Reranker.
+        model: An encoder or decoder with a sequence classification head of one label, or
+            Qwen3-Reranker.
         tokenizer: The model's tokenizer.
         query: The query.
         texts: Texts.
         k: Number of texts to return; default: all.
-        instruction: For Qwen3-Reranker: the task of retrieval. Default: web search. With a classification head, the
-            texts are in its prompt only if an instruction is given, and otherwise a plain pair with the query.
+        instruction: For Qwen3-Reranker: the task of retrieval. Default: web search. With a
+            classification head, the texts are in its prompt only if an instruction is given, and
+            otherwise a plain pair with the query.
         raw_scores: Whether to return scores before the sigmoid.
         progress: Called with the number of processed tokens and the total.
 
@@ -149,30 +172,44 @@ def rerank(
         Columns, the most relevant text first: text (its number, from 0), rank (from 1) and score.
 
     Raises:
-        ValueError: The model has no sequence classification head, or one of several labels; it is a decoder whose
-            tokenizer lacks the tokens of the prompt; it is an encoder, and `instruction` is given.
+        ValueError: The model has no sequence classification head, or one of several labels; it is a
+            decoder whose tokenizer lacks the tokens of the prompt; it is an encoder, and
+            `instruction` is given.
     """
     model = model_of(model, "rerank()")
     rows = [text or "" for text in as_texts("texts", texts)]
     if not model.encoder_only and not model.encoder_decoder:
         model = decoder_of(model, "rerank()")
-        scores = answers(model, tokenizer, query, rows, INSTRUCTION if instruction is None else instruction, progress)
+        scores = answers(
+            model,
+            tokenizer,
+            query,
+            rows,
+            INSTRUCTION if instruction is None else instruction,
+            progress,
+        )
     else:
         model = classifier(model, "rerank()")
         if len(model.config.labels) != 1:
             raise ValueError(
-                f"rerank() needs a cross-encoder with one label, not {len(model.config.labels)}: use classify(), or "
-                "similarity() of embeddings"
+                f"rerank() needs a cross-encoder with one label, not {len(model.config.labels)}:"
+                " use classify(), or similarity() of embeddings"
             )
         if instruction is None:
             scores = scores_of(model, tokenizer, [query] * len(rows), rows, progress)[:, 0]
         elif isinstance(model, Classifier):
             prompts = reranker_prompts(model, tokenizer, query, rows, instruction)
-            scores = scores_of_inputs(model, [Input(ids, [0] * len(ids)) for ids in prompts], progress)[:, 0]
+            scores = scores_of_inputs(
+                model, [Input(ids, [0] * len(ids)) for ids in prompts], progress
+            )[:, 0]
         else:
-            raise ValueError("instruction is for decoders such as Qwen3-Reranker; this model is an encoder")
+            raise ValueError(
+                "instruction is for decoders such as Qwen3-Reranker; this model is an encoder"
+            )
     scores = scores if raw_scores else scores.sigmoid()
-    order = scores.argsort(descending=True, stable=True)[: len(rows) if k is None else check_integer("k", k, 1)]
+    order = scores.argsort(descending=True, stable=True)[
+        : len(rows) if k is None else check_integer("k", k, 1)
+    ]
     return Columns(
         {
             "text": order.numpy(),
@@ -183,7 +220,12 @@ def rerank(
 
 
 def answers(
-    model: Any, tokenizer: Any, query: str, texts: Sequence[str], instruction: str, progress: Progress | None
+    model: Any,
+    tokenizer: Any,
+    query: str,
+    texts: Sequence[str],
+    instruction: str,
+    progress: Progress | None,
 ) -> Tensor:
     """logit("yes") - logit("no") after the prompt with each text, (N,). Long texts are truncated."""
     prompts = check_prompts(model, reranker_prompts(model, tokenizer, query, texts, instruction))
@@ -193,11 +235,15 @@ def answers(
     def consume(logits: Tensor, rows: list[int], numbers: list[int], _: list[int]) -> None:
         scores[numbers] = (logits[rows, yes].float() - logits[rows, no].float()).cpu()
 
-    predict(model, [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts], consume, progress)
+    predict(
+        model, [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts], consume, progress
+    )
     return scores
 
 
-def reranker_prompts(model: Any, tokenizer: Any, query: str, texts: Sequence[str], instruction: str) -> list[list[int]]:
+def reranker_prompts(
+    model: Any, tokenizer: Any, query: str, texts: Sequence[str], instruction: str
+) -> list[list[int]]:
     """The token IDs of Qwen3-Reranker's prompt with each text. Long texts are truncated.
 
     ValueError: the tokenizer lacks tokens of the prompt.
@@ -205,11 +251,15 @@ def reranker_prompts(model: Any, tokenizer: Any, query: str, texts: Sequence[str
     check_tokenizer(tokenizer, "encode_batch")
     if any(tokenizer.token_to_id(token) is None for token in ("yes", "no", "<|im_start|>")):
         raise ValueError(
-            "rerank() needs a cross-encoder, or a decoder whose tokenizer has the tokens <|im_start|>, yes and no, "
-            "such as Qwen3-Reranker"
+            "rerank() needs a cross-encoder, or a decoder whose tokenizer has the tokens"
+            " <|im_start|>, yes and no, such as Qwen3-Reranker"
         )
     head, _, tail = (tokenizer.encode(part, add_special_tokens=False).ids for part in PROMPT)
-    limits = (model.config.context_length, getattr(model.embedding_settings, "max_length", None), 2**31)
+    limits = (
+        model.config.context_length,
+        getattr(model.embedding_settings, "max_length", None),
+        2**31,
+    )
     room = max(min(limit for limit in limits if limit is not None) - len(head) - len(tail), 0)
     with working(tokenizer):
         encoded = tokenizer.encode_batch(
@@ -226,13 +276,20 @@ def probabilities(scores: Tensor, problem_type: str | None) -> Tensor:
 
 
 def scores_of(
-    model: Encoder, tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, progress: Progress | None,
-    *, only_first: bool = False,
-) -> Tensor:  # fmt: skip
+    model: Encoder,
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    progress: Progress | None,
+    *,
+    only_first: bool = False,
+) -> Tensor:
     """Scores (N, labels), float32, of texts or pairs of texts."""
     settings = model.embedding_settings
     max_length = None if settings is None else settings.max_length
-    inputs = list(inputs_of(model, tokenizer, texts, pairs, max_length=max_length, only_first=only_first))
+    inputs = list(
+        inputs_of(model, tokenizer, texts, pairs, max_length=max_length, only_first=only_first)
+    )
     return scores_of_inputs(model, inputs, progress)
 
 
@@ -245,7 +302,9 @@ def scores_of_inputs(model: Encoder, inputs: Sequence[Input], progress: Progress
     parameter = next(model.parameters())
     processed, total = 0, sum(len(row.ids) for row in inputs)
     for i, x in hidden_states(model, inputs):
-        scores[numbers[i]] = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
+        scores[numbers[i]] = (
+            model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
+        )
         processed += len(x)
         if progress is not None:
             progress(processed, total)
@@ -267,4 +326,7 @@ def check_classifier(config: Any, call: str) -> None:
     solution = "use a checkpoint with an architecture …ForSequenceClassification"
     if head == "tokens":
         solution = f"use {call_name('entities')} for its token classification head"
-    raise ValueError(f"{call} needs a sequence classification head, which this checkpoint does not have: {solution}")
+    raise ValueError(
+        f"{call} needs a sequence classification head, which this checkpoint does not have:"
+        f" {solution}"
+    )

@@ -60,26 +60,36 @@ class Codebook:
     def to_dict(self) -> dict[str, Any]:
         """The codebook as plain values, which `codebook_of` reads."""
         labels = [
-            {"label": label.name, "definition": label.definition, "words": [*label.words]} for label in self.labels
+            {"label": label.name, "definition": label.definition, "words": [*label.words]}
+            for label in self.labels
         ]
         examples = [{"text": text, "label": label} for text, label in self.examples]
         return {"labels": labels, "instruction": self.instruction, "examples": examples}
 
 
-def codebook_of(labels: Any, instruction: str | None = None, examples: Iterable[Any] = ()) -> Codebook:
+def codebook_of(
+    labels: Any, instruction: str | None = None, examples: Iterable[Any] = ()
+) -> Codebook:
     """A codebook from labels in any form that `annotate` accepts.
 
     instruction, examples: replace the codebook's.
 
-    ValueError: fewer than two labels, a repeated or empty label, or an example with an unknown label.
+    ValueError: fewer than two labels, a repeated or empty label, or an example with an unknown
+    label.
     """
     if isinstance(labels, Codebook):
         book = labels
     elif isinstance(labels, str | os.PathLike):
         if isinstance(labels, str) and not labels.lower().endswith((".yaml", ".yml", ".json")):
-            raise ValueError(f'labels must be a list such as ["positive", "negative"], not {brief(labels)}')
+            raise ValueError(
+                f'labels must be a list such as ["positive", "negative"], not {brief(labels)}'
+            )
         book = read_codebook(labels)
-    elif isinstance(labels, Mapping) and "labels" in labels and not isinstance(labels["labels"], str | None):
+    elif (
+        isinstance(labels, Mapping)
+        and "labels" in labels
+        and not isinstance(labels["labels"], str | None)
+    ):
         book = from_mapping(labels)
     else:
         book = Codebook(labels_of(labels))
@@ -100,7 +110,11 @@ def read_codebook(path: str | os.PathLike[str]) -> Codebook:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     try:
-        book = from_mapping(value) if isinstance(value, Mapping) and "labels" in value else Codebook(labels_of(value))
+        book = (
+            from_mapping(value)
+            if isinstance(value, Mapping) and "labels" in value
+            else Codebook(labels_of(value))
+        )
         check(book)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -110,19 +124,30 @@ def read_codebook(path: str | os.PathLike[str]) -> Codebook:
 def from_mapping(value: Mapping[str, Any]) -> Codebook:
     """A codebook from its entries. ValueError: an unknown entry."""
     if unknown := [name for name in value if name not in ENTRIES]:
-        raise ValueError(f"a codebook has no entry {brief(unknown[0])}: its entries are {', '.join(ENTRIES)}")
+        raise ValueError(
+            f"a codebook has no entry {brief(unknown[0])}: its entries are {', '.join(ENTRIES)}"
+        )
     instruction = value.get("instruction")
     if not isinstance(instruction, str | None):
         raise ValueError(f"the instruction of a codebook must be text, not {brief(instruction)}")
-    return Codebook(labels_of(value["labels"]), instruction, examples_of(value.get("examples") or ()))
+    return Codebook(
+        labels_of(value["labels"]), instruction, examples_of(value.get("examples") or ())
+    )
 
 
 def labels_of(values: Any) -> tuple[Label, ...]:
-    """Labels from a list of names, of mappings or of both, or from a mapping of names to definitions."""
+    """Labels from a list of names, of mappings or of both, or from a mapping of names to
+    definitions.
+    """
     if isinstance(values, Mapping):
-        return tuple(label_of({"label": name, "definition": definition}) for name, definition in values.items())
+        return tuple(
+            label_of({"label": name, "definition": definition})
+            for name, definition in values.items()
+        )
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f'labels must be a list such as ["positive", "negative"], not {brief(values)}')
+        raise ValueError(
+            f'labels must be a list such as ["positive", "negative"], not {brief(values)}'
+        )
     return tuple(label_of(value) for value in values)
 
 
@@ -135,7 +160,10 @@ def label_of(value: Any) -> Label:
             [(name, definition)] = value.items()
             value = {"label": name, "definition": definition}
         if unknown := [name for name in value if name not in LABEL_ENTRIES]:
-            raise ValueError(f"a label has no entry {brief(unknown[0])}: its entries are {', '.join(LABEL_ENTRIES)}")
+            raise ValueError(
+                f"a label has no entry {brief(unknown[0])}: its entries are"
+                f" {', '.join(LABEL_ENTRIES)}"
+            )
         words = value.get("words") or ()
         words = (words,) if isinstance(words, str) else tuple(words)
         name, definition = value.get("label"), value.get("definition") or ""
@@ -144,7 +172,9 @@ def label_of(value: Any) -> Label:
     # YAML reads `yes` and `1` as other types than text.
     for text in (name, definition, *words):
         if not isinstance(text, str):
-            raise ValueError(f"labels, definitions and words must be text, not {brief(text)}: put it in quotes")
+            raise ValueError(
+                f"labels, definitions and words must be text, not {brief(text)}: put it in quotes"
+            )
     return Label(name.strip(), definition.strip(), tuple(word.strip() for word in words))
 
 
@@ -155,7 +185,11 @@ def examples_of(values: Iterable[Any]) -> tuple[tuple[str, str], ...]:
     pairs: list[tuple[str, str]] = []
     for value in values:
         pair: Any = (value.get("text"), value.get("label")) if isinstance(value, Mapping) else value
-        if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+        if (
+            isinstance(pair, str)
+            or len(pair) != 2
+            or not all(isinstance(text, str) for text in pair)
+        ):
             raise ValueError(f"an example must be a pair (text, label), not {brief(value)}")
         pairs.append((pair[0], pair[1].strip()))
     return tuple(pairs)
@@ -173,4 +207,7 @@ def check(book: Codebook) -> None:
             raise ValueError(f"the label {repeated[0]!r} occurs twice: remove one of them")
     for _, label in book.examples:
         if label not in book.names:
-            raise ValueError(f"an example has the label {label!r}, which is not in labels: {', '.join(book.names)}")
+            raise ValueError(
+                f"an example has the label {label!r}, which is not in labels:"
+                f" {', '.join(book.names)}"
+            )

@@ -12,7 +12,9 @@ def label_columns(values: np.ndarray[Any, Any], names: Sequence[str]) -> Columns
     """The columns label, prob and `prob_NAME` for values (N, K). A row with NaN has no label."""
     labels = [None if np.isnan(row).any() else names[int(row.argmax())] for row in values]
     columns = {"label": labels, "prob": values.max(axis=1)}
-    return Columns(columns | {f"prob_{name}": values[:, number] for number, name in enumerate(names)})
+    return Columns(
+        columns | {f"prob_{name}": values[:, number] for number, name in enumerate(names)}
+    )
 
 
 def value_names(names: Sequence[str]) -> list[str]:

@@ -1,8 +1,10 @@
 """Directions in the space of activations that separate two groups of texts.
 
 Sources
-    Difference of means: Rimsky et al. (2024), "Steering Llama 2 via Contrastive Activation Addition".
-    First principal component of paired differences: Zou et al. (2023), "Representation Engineering".
+    Difference of means: Rimsky et al. (2024), "Steering Llama 2 via Contrastive Activation
+        Addition".
+    First principal component of paired differences: Zou et al. (2023), "Representation
+        Engineering".
 """
 
 from collections.abc import Sequence
@@ -29,9 +31,10 @@ class Direction(Result):
     Attributes:
         at: The name of the point.
         method: How the direction was computed.
-        vector: float32 (size,). For "mean", its length is the distance between the means; otherwise 1.
-        projections: The dot product of the activations of each text with the unit vector, the positive texts first:
-            (positive,) and (negative,).
+        vector: float32 (size,). For "mean", its length is the distance between the means; otherwise
+            1.
+        projections: The dot product of the activations of each text with the unit vector, the
+            positive texts first: (positive,) and (negative,).
     """
 
     at: str
@@ -47,7 +50,12 @@ class Direction(Result):
 
     def heading(self) -> list[str]:
         """The point, the method and the accuracy."""
-        return [f"Direction at {self.at}", f"{len(self.vector)} channels", self.method, f"accuracy {self.accuracy:.2f}"]
+        return [
+            f"Direction at {self.at}",
+            f"{len(self.vector)} channels",
+            self.method,
+            f"accuracy {self.accuracy:.2f}",
+        ]
 
     @property
     def unit(self) -> Tensor:
@@ -72,7 +80,8 @@ def direction(
     method: Literal["mean", "pca", "logistic"] = "mean",
     pool: Literal["last", "mean"] = "last",
 ) -> Direction:
-    """Compute the direction from the mean activation of negative texts to the mean of positive texts.
+    """Compute the direction from the mean activation of negative texts to the mean of positive
+    texts.
 
         love = direction(model, tokenizer, ["I love you"], ["I hate you"], at="layers.6.resid")
         generate(intervene(model, "layers.6.resid", "add", love, scale=2), prompts)
@@ -83,18 +92,18 @@ def direction(
         positive: Texts, at least one.
         negative: Texts, at least one.
         at: The name of one point, such as "layers.6.resid".
-        method: "mean": mean of the positive minus mean of the negative activations. "pca": the first principal
-            component of the differences of pairs (the i-th positive and the i-th negative text), without centering,
-            oriented towards the positive texts. "logistic": the weights of a logistic regression with an L2 penalty of
-            1 (requires scikit-learn).
+        method: "mean": mean of the positive minus mean of the negative activations. "pca": the
+            first principal component of the differences of pairs (the i-th positive and the i-th
+            negative text), without centering, oriented towards the positive texts. "logistic": the
+            weights of a logistic regression with an L2 penalty of 1 (requires scikit-learn).
         pool: The activation of a text: of its "last" token, or the "mean" over its tokens.
 
     Returns:
         The direction, and the projections of the texts onto it.
 
     Raises:
-        ValueError: A group is empty, "pca" without pairs, groups with equal means, an encoder-decoder's decoder, or as
-            `activations`.
+        ValueError: A group is empty, "pca" without pairs, groups with equal means, an
+            encoder-decoder's decoder, or as `activations`.
     """
     model = model_of(model, "direction()")
     point = Points(recipe_of(model).model).find_one(at)
@@ -110,7 +119,9 @@ def direction(
         groups.append(activations(model, tokenizer, texts, point.name, pool=pool)[point.name])
     vector = vector_of(groups[0], groups[1], method)
     if not vector.norm() > 0:
-        raise ValueError("the positive and the negative texts have the same activations: pass texts that differ")
+        raise ValueError(
+            "the positive and the negative texts have the same activations: pass texts that differ"
+        )
     unit = vector / vector.norm()
     return Direction(point.name, method, vector, (groups[0] @ unit, groups[1] @ unit))
 
@@ -123,8 +134,8 @@ def vector_of(positive: Tensor, negative: Tensor, method: str) -> Tensor:
     if method == "pca":
         if len(positive) != len(negative):
             raise ValueError(
-                f'method "pca" needs pairs: pass as many positive texts ({len(positive)}) as negative texts '
-                f"({len(negative)})"
+                f'method "pca" needs pairs: pass as many positive texts ({len(positive)}) as'
+                f" negative texts ({len(negative)})"
             )
         vector = torch.linalg.svd(positive - negative, full_matrices=False).Vh[0]
         return -vector if vector @ difference < 0 else vector

@@ -26,18 +26,32 @@ POOLS = {"mean": "mean", "last": "lasttoken", "cls": "cls", "max": "max", "none"
 
 @overload
 def embed(
-    model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Pool | None = None,
-    prompt: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
+    model: Any,
+    tokenizer: Any,
+    texts: Iterable[Text],
+    *,
+    layer: int = -1,
+    pool: Pool | None = None,
+    prompt: str | None = None,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
     progress: Progress | None = None,
-) -> Tensor: ...  # fmt: skip
+) -> Tensor: ...
 
 
 @overload
 def embed(
-    model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Literal["none"],
-    prompt: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
+    model: Any,
+    tokenizer: Any,
+    texts: Iterable[Text],
+    *,
+    layer: int = -1,
+    pool: Literal["none"],
+    prompt: str | None = None,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
     progress: Progress | None = None,
-) -> list[Tensor]: ...  # fmt: skip
+) -> list[Tensor]: ...
 
 
 @torch.no_grad()
@@ -58,35 +72,42 @@ def embed(
         vectors = embed(model, tokenizer, ["A good film.", "A bad film."])
         similarity(vectors)
 
-    For repositories of sentence-transformers, the defaults equal its `encode`: pooling, dense layers,
-    normalization, maximum length and default prompt follow the repository. Other models use the mean of the last
-    layer's hidden states.
+    For repositories of sentence-transformers, the defaults equal its `encode`: pooling, dense
+    layers, normalization, maximum length and default prompt follow the repository. Other models use
+    the mean of the last layer's hidden states.
 
-    An encoder, or a decoder in a repository of sentence-transformers, truncates a text at the maximum length; the
-    special tokens that the tokenizer adds remain. Another decoder splits a text longer than its context length into
-    overlapping windows, as in `score`: each token is preceded by at least half a context.
+    An encoder, or a decoder in a repository of sentence-transformers, truncates a text at the
+    maximum length; the special tokens that the tokenizer adds remain. Another decoder splits a text
+    longer than its context length into overlapping windows, as in `score`: each token is preceded
+    by at least half a context.
 
     Args:
         model: A model of this package.
         tokenizer: The model's tokenizer; None if all texts are token IDs.
         texts: Strings or lists of token IDs. None and NaN are missing texts.
-        layer: Number of the hidden states, as in transformers' `hidden_states`: 0 for the embeddings, -1 for the last
-            layer after the final norm. An encoder-decoder has the layers of its encoder.
-        pool: "mean" of all tokens of a text, including special tokens of the tokenizer; "last" or first ("cls") token;
-            "max"; or "none". Default: the repository's pooling, with its dense layers and normalization, or "mean".
-        prompt: Name of a prompt of the repository, such as "query", which is put before each text. Default: the
-            repository's default prompt.
-        dimensions: Number of leading dimensions to return, for models trained with Matryoshka representation learning.
-        normalize: Whether to divide each embedding by its length at the end. Default: as the repository.
+        layer: Number of the hidden states, as in transformers' `hidden_states`: 0 for the
+            embeddings, -1 for the last layer after the final norm. An encoder-decoder has the
+            layers of its encoder.
+        pool: "mean" of all tokens of a text, including special tokens of the tokenizer; "last" or
+            first ("cls") token; "max"; or "none". Default: the repository's pooling, with its dense
+            layers and normalization, or "mean".
+        prompt: Name of a prompt of the repository, such as "query", which is put before each text.
+            Default: the repository's default prompt.
+        dimensions: Number of leading dimensions to return, for models trained with Matryoshka
+            representation learning.
+        normalize: Whether to divide each embedding by its length at the end. Default: as the
+            repository.
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Embeddings of shape (N, C), float32, on the CPU. With pool="none", a list of N tensors of shape (T, C). A
-        missing text has a row of NaN, or a tensor of shape (0, C); an empty text, too, unless the model is an encoder.
+        Embeddings of shape (N, C), float32, on the CPU. With pool="none", a list of N tensors of
+        shape (T, C). A missing text has a row of NaN, or a tensor of shape (0, C); an empty text,
+        too, unless the model is an encoder.
 
     Raises:
-        ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the prompt is unknown; the
-            tokenizer does not match the model; the model has hooks or is not a model of this package.
+        ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the prompt is
+            unknown; the tokenizer does not match the model; the model has hooks or is not a model
+            of this package.
     """
     model = model_of(model, "embed()")
     if pool not in (None, *POOLS):
@@ -102,7 +123,9 @@ def embed(
     text = prompt_of(settings, prompt)
     compute_all = embeddings_of_inputs if truncates(model) else embeddings_of_windows
     vectors = compute_all(model, tokenizer, list(texts), settings, layer, text, progress)
-    return vectors if isinstance(vectors, list) else finished(vectors, settings, dimensions, normalize)
+    return (
+        vectors if isinstance(vectors, list) else finished(vectors, settings, dimensions, normalize)
+    )
 
 
 def truncates(model: Any) -> bool:
@@ -120,20 +143,31 @@ def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
     return settings.prompts.get(name, "")
 
 
-def embedded_ids(model: Any, tokenizer: Any, texts: Iterable[Text], prompt: str | None = None) -> list[list[int]]:
-    """The token IDs of each text whose states `embed` computes, with the prompt; empty for a missing text."""
+def embedded_ids(
+    model: Any, tokenizer: Any, texts: Iterable[Text], prompt: str | None = None
+) -> list[list[int]]:
+    """The token IDs of each text whose states `embed` computes, with the prompt; empty for a
+    missing text.
+    """
     settings = model.embedding_settings or EmbeddingSettings()
     text = prompt_of(settings, prompt)
     if truncates(model):
         inputs = truncated_inputs(model, tokenizer, list(texts), settings, text)
         return [[] if row is None else list(row.ids) for row in inputs]
-    return ids_of_texts(model, tokenizer, [text + row if isinstance(row, str) else row for row in texts])
+    return ids_of_texts(
+        model, tokenizer, [text + row if isinstance(row, str) else row for row in texts]
+    )
 
 
 def embeddings_of_inputs(
-    model: Any, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
+    model: Any,
+    tokenizer: Any,
+    texts: list[Any],
+    settings: EmbeddingSettings,
+    layer: int,
+    prompt: str,
     progress: Progress | None,
-) -> Tensor | list[Tensor]:  # fmt: skip
+) -> Tensor | list[Tensor]:
     """The pooled hidden states of texts that are truncated at the maximum length."""
     inputs = truncated_inputs(model, tokenizer, texts, settings, prompt)
     numbers = [number for number, row in enumerate(inputs) if row is not None]
@@ -142,7 +176,11 @@ def embeddings_of_inputs(
         size, states = hidden_states_of_decoder(model, rows, layer)
     else:
         size = model.size
-        states = hidden_states(model, rows) if layer == -1 else hidden_states_of_layer(model, rows, layer)
+        states = (
+            hidden_states(model, rows)
+            if layer == -1
+            else hidden_states_of_layer(model, rows, layer)
+        )
     no_pooling = settings.pooling == ("none",)
     matrices = [torch.empty(0, size)] * len(texts) if no_pooling else []
     # Written to in place: a list of vectors would take as much memory again.
@@ -166,34 +204,53 @@ def truncated_inputs(
     inputs: list[Input | None] = [None] * len(texts)
     strings = [number for number, text in enumerate(texts) if isinstance(text, str)]
     if strings:
-        rows = [texts[number].lower() if settings.lower_case else texts[number] for number in strings]
+        rows = [
+            texts[number].lower() if settings.lower_case else texts[number] for number in strings
+        ]
         encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
         for number, row in zip(strings, encoded, strict=True):
             inputs[number] = row.packed() if row.ids else None
-    lists = [n for n, text in enumerate(texts) if not isinstance(text, str) and not is_missing(text)]
-    for number, ids in zip(lists, ids_of_texts(model, tokenizer, [texts[n] for n in lists]), strict=True):
+    lists = [
+        n for n, text in enumerate(texts) if not isinstance(text, str) and not is_missing(text)
+    ]
+    for number, ids in zip(
+        lists, ids_of_texts(model, tokenizer, [texts[n] for n in lists]), strict=True
+    ):
         if ids:
             inputs[number] = Input(ids, [0] * len(ids)).packed()
     return inputs
 
 
-def hidden_states_of_layer(model: Encoder, inputs: Sequence[Input], layer: int) -> Iterator[tuple[int, Tensor]]:
+def hidden_states_of_layer(
+    model: Encoder, inputs: Sequence[Input], layer: int
+) -> Iterator[tuple[int, Tensor]]:
     """(index, hidden states (T, C), float32) of each input in a layer, one input after the other."""
     states = HiddenStates(model, "embed()")
     number = states.number(layer)
     device = next(model.parameters()).device
     for i, row in enumerate(inputs):
-        yield i, states.compute(torch.tensor([row.ids], device=device), (number,))[number][0].float().cpu()
+        yield (
+            i,
+            states.compute(torch.tensor([row.ids], device=device), (number,))[number][0]
+            .float()
+            .cpu(),
+        )
 
 
 def hidden_states_of_decoder(
     model: Any, inputs: Sequence[Input], layer: int
 ) -> tuple[int, Iterator[tuple[int, Tensor]]]:
-    """The size of hidden states in a layer, and (index, hidden states (T, C), float32) of each input."""
+    """The size of hidden states in a layer, and (index, hidden states (T, C), float32) of each
+    input.
+    """
     states = HiddenStates(model, "embed()")
     number = states.number(layer)
     spans = [Span(row.ids, 1, len(row.ids) + 1) for row in inputs]
-    windows = [window for i, span in enumerate(spans) for window in windows_of(i, span, None, states.model.invocation)]
+    windows = [
+        window
+        for i, span in enumerate(spans)
+        for window in windows_of(i, span, None, states.model.invocation)
+    ]
 
     def generate() -> Iterator[tuple[int, Tensor]]:
         for batch in batches(windows, ragged=not states.encoder):
@@ -205,13 +262,20 @@ def hidden_states_of_decoder(
 
 
 def embeddings_of_windows(
-    model: Any, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
+    model: Any,
+    tokenizer: Any,
+    texts: list[Any],
+    settings: EmbeddingSettings,
+    layer: int,
+    prompt: str,
     progress: Progress | None,
-) -> Tensor | list[Tensor]:  # fmt: skip
+) -> Tensor | list[Tensor]:
     """The pooled hidden states of a decoder, or of the encoder of an encoder-decoder."""
     [mode] = settings.pooling if len(settings.pooling) == 1 else ("several",)
     if mode not in ("mean", "lasttoken", "none"):
-        raise ValueError(f'{model.config.TITLE}: pool must be "mean", "last" or "none", not {brief(mode)}')
+        raise ValueError(
+            f'{model.config.TITLE}: pool must be "mean", "last" or "none", not {brief(mode)}'
+        )
     states = HiddenStates(model, "embed()")
     number = states.number(layer)
     if prompt:
@@ -221,7 +285,9 @@ def embeddings_of_windows(
     # The windows in which `score` predicts the token after each token.
     spans = [Span(ids, 1, len(ids) + 1) for ids in rows]
     windows = [
-        window for row, span in enumerate(spans) for window in windows_of(row, span, context, states.model.invocation)
+        window
+        for row, span in enumerate(spans)
+        for window in windows_of(row, span, context, states.model.invocation)
     ]
     size = compute(states, [Window([0], 0, 0, 0)], number).size(-1)
     vectors = torch.full((0 if mode == "none" else len(rows), size), torch.nan)
@@ -234,8 +300,10 @@ def embeddings_of_windows(
             for window, part in zip(batch, new, strict=True):
                 matrices[window.text] = torch.cat((matrices[window.text], part.cpu()))
         else:
-            parts = [part[-1] if mode == "lasttoken" else part.sum(dim=0) / len(rows[window.text])
-                     for window, part in zip(batch, new, strict=True)]  # fmt: skip
+            parts = [
+                part[-1] if mode == "lasttoken" else part.sum(dim=0) / len(rows[window.text])
+                for window, part in zip(batch, new, strict=True)
+            ]
             for window, vector in zip(batch, torch.stack(parts).cpu(), strict=True):
                 adds = mode == "mean" and window.start > 0
                 vectors[window.text] = vectors[window.text] + vector if adds else vector
@@ -248,13 +316,16 @@ def embeddings_of_windows(
 def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:
     """Batches of windows of similar length, or, unless `ragged`, of equal length.
 
-    Windows are sorted by length, the longest first, so that running out of memory shows at once. The sort is stable and
-    all windows of a text except the last have the context length, so that a text's windows stay in order.
+    Windows are sorted by length, the longest first, so that running out of memory shows at once.
+    The sort is stable and all windows of a text except the last have the context length, so that a
+    text's windows stay in order.
     """
     batch: list[Window] = []
     for window in sorted(windows, key=lambda window: len(window.ids), reverse=True):
         longest = len(batch[0].ids) if batch else 0
-        if batch and ((len(batch) + 1) * longest > TOKENS or not (ragged or len(window.ids) == longest)):
+        if batch and (
+            (len(batch) + 1) * longest > TOKENS or not (ragged or len(window.ids) == longest)
+        ):
             yield batch
             batch = []
         batch.append(window)
@@ -263,16 +334,21 @@ def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:
 
 
 def compute(states: HiddenStates, windows: Sequence[Window], layer: int) -> Tensor:
-    """The states (B, T, C) of windows, the longest first. Values at padding positions are undefined.
+    """The states (B, T, C) of windows, the longest first. Values at padding positions are
+    undefined.
 
     Rows are padded at the end, where padding does not change the states of a causal model.
     """
     device = next(states.model.parameters()).device
     longest = len(windows[0].ids)
-    idx = torch.tensor([window.ids + [0] * (longest - len(window.ids)) for window in windows], device=device)
+    idx = torch.tensor(
+        [window.ids + [0] * (longest - len(window.ids)) for window in windows], device=device
+    )
     if longest <= TOKENS or states.encoder or states.recurrent:
         with starting_at(states.model, [window.adapter_start for window in windows]):
             return states.compute(idx, (layer,))[layer]
     cache = states.model.new_cache(1, longest)
     cache.adapter_starts = [windows[0].adapter_start]
-    return torch.cat([states.compute(chunk, (layer,), cache)[layer] for chunk in idx.split(CHUNK, dim=1)], dim=1)
+    return torch.cat(
+        [states.compute(chunk, (layer,), cache)[layer] for chunk in idx.split(CHUNK, dim=1)], dim=1
+    )

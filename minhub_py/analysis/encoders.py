@@ -22,7 +22,8 @@ TEXTS = 1000  # per call of the tokenizer: an encoding takes a hundred times the
 class Input:
     """The token IDs of a text or a pair, with special tokens, and their token types.
 
-    prompt: its number of tokens.    removed: number of tokens that were removed because the text is too long.
+    prompt: its number of tokens.    removed: number of tokens that were removed because the text is
+    too long.
     """
 
     ids: Sequence[int]
@@ -47,15 +48,17 @@ def inputs_of(
 ) -> Iterator[Input]:
     """The inputs of texts, or of pairs of `texts` and `pairs`, with the tokenizer's special tokens.
 
-    A longer input is truncated to `max_length` tokens, and to the model's positions: the longer text of a pair first,
-    or with `only_first` the first text.
-    ValueError: not a tokenizer, or the tokenizer of another model.
+    A longer input is truncated to `max_length` tokens, and to the model's positions: the longer
+    text of a pair first, or with `only_first` the first text. ValueError: not a tokenizer, or the
+    tokenizer of another model.
     """
     check_tokenizer(tokenizer, "encode_batch")
     limit = limit_of(model, max_length)
     room = max(limit - tokenizer.num_special_tokens_to_add(pairs is not None), 0)
     prompt_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids) if prompt else 0
-    if prompt:  # the first special token, such as [CLS], counts as the prompt's, but not the last one, such as [SEP]
+    # the first special token, such as [CLS], counts as the prompt's, but not the last one, such as
+    # [SEP]
+    if prompt:
         before = special_tokens_before(tokenizer)
         has_last = tokenizer.num_special_tokens_to_add(False) > before
         prompt_tokens = min(prompt_tokens + before, limit - has_last)
@@ -63,9 +66,13 @@ def inputs_of(
         batch = [prompt + text for text in texts[start : start + TEXTS]]
         with working(tokenizer):
             first = tokenizer.encode_batch(batch, add_special_tokens=False)
-            second = None if pairs is None else tokenizer.encode_batch(
-                list(pairs[start : start + TEXTS]), add_special_tokens=False
-            )  # fmt: skip
+            second = (
+                None
+                if pairs is None
+                else tokenizer.encode_batch(
+                    list(pairs[start : start + TEXTS]), add_special_tokens=False
+                )
+            )
             for number, encoding in enumerate(first):
                 pair = None if second is None else second[number]
                 removed = max(len(encoding.ids) + (0 if pair is None else len(pair.ids)) - room, 0)
@@ -76,31 +83,48 @@ def inputs_of(
 
 
 def windows_of_texts(
-    model: Encoder, tokenizer: Any, texts: Sequence[str], *, max_length: int | None = None, stride: int | None = None
+    model: Encoder,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    max_length: int | None = None,
+    stride: int | None = None,
 ) -> list[tuple[Any, list[tuple[Input, int, int, int]]]]:
-    """The encoding of each text without special tokens, and its windows, which together contain all tokens.
+    """The encoding of each text without special tokens, and its windows, which together contain all
+    tokens.
 
-    A window is (input, start, first, end): the input begins with token `start` of the text, after special tokens;
-    tokens `first` to `end` have more context in this window than in others. Windows overlap by `stride` tokens;
-    default: half of their tokens.
-    ValueError: not a tokenizer, the tokenizer of another model, or a stride that leaves no room for new tokens.
+    A window is (input, start, first, end): the input begins with token `start` of the text, after
+    special tokens; tokens `first` to `end` have more context in this window than in others. Windows
+    overlap by `stride` tokens; default: half of their tokens. ValueError: not a tokenizer, the
+    tokenizer of another model, or a stride that leaves no room for new tokens.
     """
     check_tokenizer(tokenizer, "encode_batch")
     limit = limit_of(model, max_length)
     room = limit - tokenizer.num_special_tokens_to_add(False)
     overlap = max(room, 0) // 2 if stride is None else stride
     if room <= overlap:
-        raise ValueError(f"stride must be less than {max(room, 0)}, the number of tokens of a window, not {overlap}")
+        raise ValueError(
+            f"stride must be less than {max(room, 0)}, the number of tokens of a window, not"
+            f" {overlap}"
+        )
     results = []
     with working(tokenizer):
         add_special_tokens = special_tokens_of(tokenizer)
         for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False):
             check_ids(model, encoding.ids)
             count = len(encoding.ids)
-            starts = [0, *range(room - overlap, count - overlap, room - overlap)] if count > room else [0]
+            starts = (
+                [0, *range(room - overlap, count - overlap, room - overlap)]
+                if count > room
+                else [0]
+            )
             ends = [min(start + room, count) for start in starts]
             # In an overlap, the first half belongs to the window before it.
-            borders = [0, *((end + start) // 2 for end, start in zip(ends, starts[1:], strict=False)), count]
+            borders = [
+                0,
+                *((end + start) // 2 for end, start in zip(ends, starts[1:], strict=False)),
+                count,
+            ]
             windows = []
             for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
                 row = add_special_tokens(encoding.ids[start:end], encoding.type_ids[start:end])
@@ -127,25 +151,30 @@ def special_tokens_of(tokenizer: Any) -> Callable[[list[int], list[int]], Input]
 
 def limit_of(model: Encoder, max_length: int | None) -> int:
     """Maximum number of tokens of a text, with special tokens."""
-    return min(length for length in (max_length, model.config.context_length, 2**31) if length is not None)
+    return min(
+        length for length in (max_length, model.config.context_length, 2**31) if length is not None
+    )
 
 
 def check_ids(model: Encoder, ids: Sequence[int]) -> None:
     """ValueError: the token IDs do not belong to the model's tokenizer."""
     if (largest := max(ids, default=0)) >= model.config.vocab_size:
         raise ValueError(
-            f"the tokenizer does not match the model: it returned token ID {largest}, but the model's "
-            f"vocabulary ends at {model.config.vocab_size - 1}; pass the model's tokenizer"
+            f"the tokenizer does not match the model: it returned token ID {largest}, but the"
+            f" model's vocabulary ends at {model.config.vocab_size - 1}; pass the model's tokenizer"
         )
 
 
 def without_padding(encoding: Any, model: Encoder) -> Any:
-    """An encoding without padding tokens at its end, if the model is a decoder that classifies its last token.
+    """An encoding without padding tokens at its end, if the model is a decoder that classifies its
+    last token.
 
     Tokenizers such as Qwen's append a token that is also the padding token.
     """
     if isinstance(model, Classifier):
-        length = next((i for i in range(len(encoding.ids), 1, -1) if encoding.ids[i - 1] != model.pad), 1)
+        length = next(
+            (i for i in range(len(encoding.ids), 1, -1) if encoding.ids[i - 1] != model.pad), 1
+        )
         encoding.truncate(length)
     return encoding
 
@@ -187,7 +216,9 @@ def hidden_states(model: Encoder, inputs: Sequence[Input]) -> Iterator[tuple[int
 
 def run(runner: EncoderRunner, model: Encoder, inputs: Sequence[Input]) -> Sequence[Tensor]:
     """The hidden states (T, C), float32, of each input of one batch."""
-    has_types = any(any(row.types) for row in inputs) and getattr(model, "embed_types", None) is not None
+    has_types = (
+        any(any(row.types) for row in inputs) and getattr(model, "embed_types", None) is not None
+    )
     types = [row.types for row in inputs] if has_types else None
     x = runner.hidden_states([row.ids for row in inputs], types)
     return x.split([len(row.ids) for row in inputs])
@@ -208,14 +239,18 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def pooled(x: Tensor, settings: EmbeddingSettings, prompt: int = 0) -> Tensor:
-    """The pooled hidden states (C',) of a text's hidden states (T, C). prompt: tokens to leave out of the pooling.
+    """The pooled hidden states (C',) of a text's hidden states (T, C). prompt: tokens to leave out
+    of the pooling.
 
     If a text is truncated within its prompt and no special token follows, no token remains. As in
-    sentence-transformers, the result is then the first token's hidden state with pooling "cls", and otherwise zeros.
+    sentence-transformers, the result is then the first token's hidden state with pooling "cls", and
+    otherwise zeros.
     """
     first = 0 if settings.include_prompt else prompt
     if first >= len(x):
-        return torch.cat([x[0] if mode == "cls" else torch.zeros_like(x[0]) for mode in settings.pooling])
+        return torch.cat(
+            [x[0] if mode == "cls" else torch.zeros_like(x[0]) for mode in settings.pooling]
+        )
     x = x[first:]
     parts = []
     for mode in settings.pooling:
@@ -236,8 +271,12 @@ def pooled(x: Tensor, settings: EmbeddingSettings, prompt: int = 0) -> Tensor:
     return torch.cat(parts)
 
 
-def finished(x: Tensor, settings: EmbeddingSettings, dimensions: int | None, normalize: bool | None) -> Tensor:
-    """Embeddings (N, C'') after dense layers, normalization and `dimensions`; overwrites x if possible."""
+def finished(
+    x: Tensor, settings: EmbeddingSettings, dimensions: int | None, normalize: bool | None
+) -> Tensor:
+    """Embeddings (N, C'') after dense layers, normalization and `dimensions`; overwrites x if
+    possible.
+    """
     for dense in settings.dense:
         x = dense(x)
     if settings.normalize:

@@ -1,32 +1,37 @@
-"""Estimates from a model's labels that human labels correct, and the choice of texts for human coding.
+"""Estimates from a model's labels that human labels correct, and the choice of texts for human
+coding.
 
-A model's labels Ŷ are known for all N texts, human labels Y for n of them. Intervals from Ŷ alone ignore the model's
-errors and are too narrow and in the wrong position. All methods here are valid for any model, if the texts for human
-coding were drawn with known probabilities π > 0.
+A model's labels Ŷ are known for all N texts, human labels Y for n of them. Intervals from Ŷ alone
+ignore the model's errors and are too narrow and in the wrong position. All methods here are valid
+for any model, if the texts for human coding were drawn with known probabilities π > 0.
 
-    ppi, ppi++    a simple random sample of texts. Mean: λ mean(Ŷ of other texts) + mean(Y - λŶ of coded texts);
+    ppi, ppi++    a simple random sample of texts. Mean: λ mean(Ŷ of other texts) + mean(Y - λŶ of
+    coded texts);
                   ppi has λ = 1, ppi++ the λ in [0, 1] with the smallest variance
     dsl           any known π: a regression on Ỹ = Ŷ + R/π (Y - Ŷ), R = 1 for coded texts
-    confidence    as dsl, with λŶ instead of Ŷ and the λ in [0, 1] with the smallest variance; λ of a text is computed
+    confidence    as dsl, with λŶ instead of Ŷ and the λ in [0, 1] with the smallest variance; λ of
+    a text is computed
                   from the labels of other texts
     naive         Ŷ instead of Y, for comparison only
     human         the coded texts only, weighted by 1/π
 
-A mean is a regression on a constant, a group difference the coefficient of a group. Intervals have t quantiles for
-n - C degrees of freedom (C coefficients) and sandwich standard errors. The residual of a coded text is divided by 1 - h
-for its leverage h ("human", "ppi", "ppi++": HC3) or by the root of it ("dsl", "confidence": HC2), and has the λ of
-other texts: without this, intervals are too narrow if few texts are coded. With clusters, such as the author of several
-texts, the influences of a cluster's texts are summed, the covariance has the factor G/(G - 1) for G clusters, and there
-are at most G - 1 degrees of freedom. Cross-fitting: see analysis/cross_fit.py.
+A mean is a regression on a constant, a group difference the coefficient of a group. Intervals have
+t quantiles for n - C degrees of freedom (C coefficients) and sandwich standard errors. The residual
+of a coded text is divided by 1 - h for its leverage h ("human", "ppi", "ppi++": HC3) or by the root
+of it ("dsl", "confidence": HC2), and has the λ of other texts: without this, intervals are too
+narrow if few texts are coded. With clusters, such as the author of several texts, the influences of
+a cluster's texts are summed, the covariance has the factor G/(G - 1) for G clusters, and there are
+at most G - 1 degrees of freedom. Cross-fitting: see analysis/cross_fit.py.
 
-In simulated studies with 50 coded of 400 texts, 95 % intervals covered mean and slope in 93 to 97 % for all methods;
-the intercept of a logistic regression is covered more often (up to 98 %).
+In simulated studies with 50 coded of 400 texts, 95 % intervals covered mean and slope in 93 to 97 %
+for all methods; the intercept of a logistic regression is covered more often (up to 98 %).
 
 Sources
     Angelopoulos et al. (2023), "Prediction-powered inference", and "PPI++" (package ppi_py).
     Egami et al. (2023), "Using Imperfect Surrogates for Downstream Inference" (R package dsl).
     Gligorić et al. (2024), "Can Unconfident LLM Annotations Be Used for Confident Conclusions?"
-    MacKinnon & White (1985), "Some Heteroskedasticity-Consistent Covariance Matrix Estimators", for HC2 and HC3.
+    MacKinnon & White (1985), "Some Heteroskedasticity-Consistent Covariance Matrix Estimators", for
+    HC2 and HC3.
 """
 
 import os
@@ -49,7 +54,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Method = Literal["auto", "ppi", "ppi++", "dsl", "confidence", "naive", "human"]
 METHODS = ("auto", "ppi", "ppi++", "dsl", "confidence", "naive", "human")
-NO_SOLUTION = "the regression has no solution: a covariate separates the labels, or too few texts are coded"
+NO_SOLUTION = (
+    "the regression has no solution: a covariate separates the labels, or too few texts are coded"
+)
 ROUNDS = 100  # of Newton's method
 MAX_LEVERAGE = 0.9  # a text that determines a coefficient alone has 1
 
@@ -58,9 +65,9 @@ MAX_LEVERAGE = 0.9  # a text that determines a coefficient alone has 1
 class Estimates(Result):
     """Coefficients with standard errors and intervals.
 
-    covariance: of the coefficients.    power: λ, the weight of the model's labels.    coded: number of human labels.
-    freedom: degrees of freedom of the intervals.    naive: the same estimates from the model's labels alone; None for
-    method "naive".
+    covariance: of the coefficients.    power: λ, the weight of the model's labels.    coded: number
+    of human labels. freedom: degrees of freedom of the intervals.    naive: the same estimates from
+    the model's labels alone; None for method "naive".
     """
 
     term: list[str]
@@ -84,14 +91,17 @@ class Estimates(Result):
         """Columns term, estimate, std_error, lower and upper."""
         half = t_quantile((1 + self.confidence) / 2, self.freedom) * self.std_error
         return Columns(
-            term=self.term, estimate=self.estimate, std_error=self.std_error, lower=self.estimate - half,
+            term=self.term,
+            estimate=self.estimate,
+            std_error=self.std_error,
+            lower=self.estimate - half,
             upper=self.estimate + half,
-        )  # fmt: skip
+        )
 
     def __str__(self) -> str:
         return (
-            f"{self.texts:,} texts, {self.coded:,} with a human label, method {self.method}, {self.confidence:.0%} "
-            f"intervals\n{self.columns}"
+            f"{self.texts:,} texts, {self.coded:,} with a human label, method {self.method},"
+            f" {self.confidence:.0%} intervals\n{self.columns}"
         )
 
     def table(self) -> Columns:
@@ -100,11 +110,17 @@ class Estimates(Result):
 
     def heading(self) -> list[str]:
         """The numbers of texts, and the method."""
-        return [f"{self.texts:,} texts", f"{self.coded:,} with a human label", f"method {self.method}",
-                f"{self.confidence:.0%} intervals"]  # fmt: skip
+        return [
+            f"{self.texts:,} texts",
+            f"{self.coded:,} with a human label",
+            f"method {self.method}",
+            f"{self.confidence:.0%} intervals",
+        ]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draw the estimates with intervals, next to estimates from the model's labels alone. Requires matplotlib."""
+        """Draw the estimates with intervals, next to estimates from the model's labels alone.
+        Requires matplotlib.
+        """
         series = {f"corrected ({self.method})": self.columns}
         if self.naive is not None:
             series["model's labels alone"] = self.naive.columns
@@ -112,23 +128,31 @@ class Estimates(Result):
 
 
 def choose_for_coding(
-    margin: Iterable[float], n: int, *, minimum: float = 0.1, uncertainty: Iterable[float] | None = None, seed: int = 0
+    margin: Iterable[float],
+    n: int,
+    *,
+    minimum: float = 0.1,
+    uncertainty: Iterable[float] | None = None,
+    seed: int = 0,
 ) -> Columns:
     """Choose texts for human coding, uncertain ones more often, each with a known probability.
 
-    The probability of a text is n/N (minimum + (1 - minimum) u / mean(u)), at most 1, with u = sqrt((1 - margin) / 2):
-    the root of the error probability of a calibrated model with two labels. Exactly `n` texts are chosen, by systematic
-    sampling in random order.
+    The probability of a text is n/N (minimum + (1 - minimum) u / mean(u)), at most 1, with u =
+    sqrt((1 - margin) / 2): the root of the error probability of a calibrated model with two labels.
+    Exactly `n` texts are chosen, by systematic sampling in random order.
 
     Args:
-        margin: The margin of each text, from `annotate`. NaN: the text is not available, with probability 0.
+        margin: The margin of each text, from `annotate`. NaN: the text is not available, with
+            probability 0.
         n: Number of texts to choose.
-        minimum: The share of the probability that does not depend on the margin, in (0, 1]. 1: a simple random sample.
+        minimum: The share of the probability that does not depend on the margin, in (0, 1]. 1: a
+            simple random sample.
         uncertainty: Expected root of the squared error of each text, instead of u.
         seed: Seed of the choice.
 
     Returns:
-        Columns selected (bool) and probability. Store the probability with the texts: `estimate` requires it.
+        Columns selected (bool) and probability. Store the probability with the texts: `estimate`
+        requires it.
 
     Raises:
         ValueError: A margin or uncertainty out of range, or more texts than available.
@@ -138,7 +162,8 @@ def choose_for_coding(
     n = check_integer("n", n, 1)
     if not 0 < minimum <= 1:
         raise ValueError(
-            f"minimum must be above 0 and at most 1, not {minimum!r}: estimates need a probability above 0"
+            f"minimum must be above 0 and at most 1, not {minimum!r}: estimates need a probability"
+            " above 0"
         )
     if np.any((values < 0) | (values > 1)):
         raise ValueError("margin must be between 0 and 1: pass the column margin of annotate()")
@@ -184,7 +209,8 @@ def estimate(
     splits: int = 10,
     seed: int = 0,
 ) -> Estimates:
-    """Estimate a mean, a group difference or a regression from a model's labels, corrected by human labels.
+    """Estimate a mean, a group difference or a regression from a model's labels, corrected by human
+    labels.
 
         estimate(human, model_labels)                                  # a mean
         estimate(human, model_labels, {"party": party})                # group differences
@@ -193,16 +219,19 @@ def estimate(
     Args:
         human: Human labels, as numbers such as 0 and 1; None or NaN for texts without one.
         model: The model's labels or probabilities for the same texts, as numbers.
-        x: Covariates by name. Text is a group: its sorted first value is the reference. Default: the mean only.
+        x: Covariates by name. Text is a group: its sorted first value is the reference. Default:
+            the mean only.
         family: "linear", or "logistic" for labels between 0 and 1.
-        method: See the module's documentation. "auto" is "ppi++" without `probability`, or if it is the same for all
-            coded texts, and "confidence" otherwise or with `cross_fit`.
-        probability: The probability with which each text was chosen, from `choose_for_coding`. Default:
-            a simple random sample.
+        method: See the module's documentation. "auto" is "ppi++" without `probability`, or if it is
+            the same for all coded texts, and "confidence" otherwise or with `cross_fit`.
+        probability: The probability with which each text was chosen, from `choose_for_coding`.
+            Default: a simple random sample.
         confidence: Confidence of the intervals.
-        cluster: The cluster of each text, such as its author, for standard errors that allow for dependent texts.
-        cross_fit: Number of folds in which labels are predicted from the model's labels, the covariates and the human
-            labels of the other folds, for shorter intervals. 0: the model's labels.
+        cluster: The cluster of each text, such as its author, for standard errors that allow for
+            dependent texts.
+        cross_fit: Number of folds in which labels are predicted from the model's labels, the
+            covariates and the human labels of the other folds, for shorter intervals. 0: the
+            model's labels.
         splits: Number of divisions into folds; the result is their median.
         seed: Seed of the divisions.
 
@@ -210,14 +239,17 @@ def estimate(
         `Estimates`, whose `columns` are term, estimate, std_error, lower and upper.
 
     Raises:
-        ValueError: Columns of different length, missing or infinite numbers, too few coded texts, collinear
-            covariates, a coded text without probability, or a method that does not fit the probabilities.
+        ValueError: Columns of different length, missing or infinite numbers, too few coded texts,
+            collinear covariates, a coded text without probability, or a method that does not fit
+            the probabilities.
     """
     y, predicted = numbers_of("human", human), numbers_of("model", model)
     names, X = design({} if x is None else x, len(y))
     groups = None if cluster is None else codes_of(cluster, len(y))
     folds, splits = check_integer("cross_fit", cross_fit, 0), check_integer("splits", splits, 1)
-    return fit(y, predicted, names, X, family, method, probability, confidence, groups, folds, splits, seed)
+    return fit(
+        y, predicted, names, X, family, method, probability, confidence, groups, folds, splits, seed
+    )
 
 
 def numbers_of(name: str, values: Iterable[float | None]) -> Array:
@@ -225,14 +257,18 @@ def numbers_of(name: str, values: Iterable[float | None]) -> Array:
     try:
         return np.array([np.nan if is_missing(value) else float(value) for value in values])  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be numbers, such as 1 for a label and 0 for others: {error}") from error
+        raise ValueError(
+            f"{name} must be numbers, such as 1 for a label and 0 for others: {error}"
+        ) from error
 
 
 def codes_of(cluster: Iterable[Any], count: int) -> Array:
     """The number of each text's cluster. ValueError: a missing cluster, or fewer than two."""
     values = list(cluster)
     if len(values) != count or any(map(is_missing, values)):
-        raise ValueError(f"cluster must have one value for each of {count} texts, without missing values")
+        raise ValueError(
+            f"cluster must have one value for each of {count} texts, without missing values"
+        )
     numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
     if len(numbers) < 2:
         raise ValueError("cluster must have at least two different values")
@@ -240,11 +276,22 @@ def codes_of(cluster: Iterable[Any], count: int) -> Array:
 
 
 def fit(
-    y: Array, predicted: Array, names: list[str], X: Array, family: str, method: str,
-    probability: Iterable[float] | None, confidence: float, groups: Array | None = None, folds: int = 0,
-    splits: int = 10, seed: int = 0,
-) -> Estimates:  # fmt: skip
-    """`estimate` with a design matrix X (N, C) and the names of its columns. groups: the number of each cluster."""
+    y: Array,
+    predicted: Array,
+    names: list[str],
+    X: Array,
+    family: str,
+    method: str,
+    probability: Iterable[float] | None,
+    confidence: float,
+    groups: Array | None = None,
+    folds: int = 0,
+    splits: int = 10,
+    seed: int = 0,
+) -> Estimates:
+    """`estimate` with a design matrix X (N, C) and the names of its columns. groups: the number of
+    each cluster.
+    """
     coded = ~np.isnan(y)
     n, N = int(coded.sum()), len(y)
     if method not in METHODS:
@@ -254,43 +301,68 @@ def fit(
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, not {confidence!r}")
     if len(predicted) != N:
-        raise ValueError(f"{len(predicted)} labels of the model for {N} human labels: pass one per text, with NaN for "
-                         "texts without a human label")  # fmt: skip
-    if not np.isfinite(predicted).all() or not np.isfinite(X).all() or not np.isfinite(y[coded]).all():
-        raise ValueError("a label of the model or a covariate is missing or infinite: remove those texts")
+        raise ValueError(
+            f"{len(predicted)} labels of the model for {N} human labels: pass one per text, with"
+            " NaN for texts without a human label"
+        )
+    if (
+        not np.isfinite(predicted).all()
+        or not np.isfinite(X).all()
+        or not np.isfinite(y[coded]).all()
+    ):
+        raise ValueError(
+            "a label of the model or a covariate is missing or infinite: remove those texts"
+        )
     logistic = family == "logistic"
-    if logistic and (np.any((y[coded] < 0) | (y[coded] > 1)) or np.any((predicted < 0) | (predicted > 1))):
+    if logistic and (
+        np.any((y[coded] < 0) | (y[coded] > 1)) or np.any((predicted < 0) | (predicted > 1))
+    ):
         raise ValueError("family 'logistic' needs labels between 0 and 1")
     if n <= X.shape[1] and method != "naive":
-        raise ValueError(f"{n} coded texts are too few for {X.shape[1]} coefficients: code more texts")
+        raise ValueError(
+            f"{n} coded texts are too few for {X.shape[1]} coefficients: code more texts"
+        )
     if np.linalg.matrix_rank(X) < X.shape[1]:
         raise ValueError("the covariates are collinear: remove one of them")
     pi = np.full(N, n / N) if probability is None else np.array(list(probability), float)
     if len(pi) != N or np.any(~((pi[coded] > 0) & (pi[coded] <= 1))):
-        raise ValueError("probability must be above 0 and at most 1 for every coded text, one value per text")
+        raise ValueError(
+            "probability must be above 0 and at most 1 for every coded text, one value per text"
+        )
     constant = n == 0 or bool(np.ptp(pi[coded]) < 1e-9)
     if method == "auto":
         method = "ppi++" if constant and n < N and not folds else "confidence"
     if method in ("ppi", "ppi++") and not constant:
-        raise ValueError(f"method {method!r} needs a simple random sample: use 'confidence' or 'dsl' with probability")
+        raise ValueError(
+            f"method {method!r} needs a simple random sample: use 'confidence' or 'dsl' with"
+            " probability"
+        )
     if method in ("ppi", "ppi++") and n == N:
         raise ValueError(f"method {method!r} needs texts without a human label: use 'human'")
     if method in ("dsl", "confidence") and np.any(~((pi > 0) & (pi <= 1))):
-        raise ValueError("probability must be above 0 for every text, so that the coded texts represent all: remove "
-                         "texts that could not be chosen")  # fmt: skip
+        raise ValueError(
+            "probability must be above 0 for every text, so that the coded texts represent all:"
+            " remove texts that could not be chosen"
+        )
     if folds == 1 or (folds and method in ("human", "naive")):
-        raise ValueError(f"cross_fit must be 0, or at least 2 with another method than {method!r}, not {folds}")
+        raise ValueError(
+            f"cross_fit must be 0, or at least 2 with another method than {method!r}, not {folds}"
+        )
     if folds:
         random, results = np.random.default_rng(seed), []
         weights = np.where(coded, 1 / np.where(coded, pi, 1), 0)
         for _ in range(splits):
-            labels = cross_fitted(np.where(coded, y, 0), predicted, X, coded, weights, folds, groups, random)
+            labels = cross_fitted(
+                np.where(coded, y, 0), predicted, X, coded, weights, folds, groups, random
+            )
             results.append(coefficients(X, y, labels, coded, pi, logistic, method, groups))
         estimates, covariances, powers = map(np.array, zip(*results, strict=True))
         theta, covariance = median_of(estimates, covariances)
         power = float(np.median(powers))
     else:
-        theta, covariance, power = coefficients(X, y, predicted, coded, pi, logistic, method, groups)
+        theta, covariance, power = coefficients(
+            X, y, predicted, coded, pi, logistic, method, groups
+        )
     freedom = degrees_of_freedom(X, groups, np.ones(N, bool) if method == "naive" else coded)
     naive = None
     if method != "naive":
@@ -299,13 +371,22 @@ def fit(
 
 
 def degrees_of_freedom(X: Array, groups: Array | None, used: Array) -> int:
-    """The degrees of freedom of the t quantiles. used: the texts whose labels determine the coefficients (N,)."""
+    """The degrees of freedom of the t quantiles. used: the texts whose labels determine the
+    coefficients (N,).
+    """
     freedom = int(used.sum()) - X.shape[1]
     return max(freedom if groups is None else min(freedom, len(np.unique(groups[used])) - 1), 1)
 
 
 def coefficients(
-    X: Array, y: Array, predicted: Array, coded: Array, pi: Array, logistic: bool, method: str, groups: Array | None
+    X: Array,
+    y: Array,
+    predicted: Array,
+    coded: Array,
+    pi: Array,
+    logistic: bool,
+    method: str,
+    groups: Array | None,
 ) -> tuple[Array, Array, float]:
     """Coefficients, their covariance and λ by a method."""
     if method in ("ppi", "ppi++"):
@@ -316,7 +397,11 @@ def coefficients(
         return *regression(X, predicted, logistic, groups=groups), 1.0
     if method == "human":
         return *regression(X, labels, logistic, ratio, groups, ratio, 1.0), 0.0
-    power = np.ones(len(X)) if method == "dsl" else best_power(X, labels, predicted, ratio, pi, logistic, groups)
+    power = (
+        np.ones(len(X))
+        if method == "dsl"
+        else best_power(X, labels, predicted, ratio, pi, logistic, groups)
+    )
     targets = power * predicted + ratio * (labels - power * predicted)
     return *regression(X, targets, logistic, None, groups, ratio, 0.5), float(power.mean())
 
@@ -327,7 +412,9 @@ def design(x: Mapping[str, Iterable[Any]], count: int) -> tuple[list[str], Array
     for name, column in x.items():
         values = list(column)
         if len(values) != count:
-            raise ValueError(f"{name} has {len(values)} values for {count} texts: pass one per text")
+            raise ValueError(
+                f"{name} has {len(values)} values for {count} texts: pass one per text"
+            )
         if any(map(is_missing, values)):
             raise ValueError(f"{name} has missing values: remove those texts")
         if any(isinstance(value, str) for value in values):
@@ -350,12 +437,16 @@ def expected(X: Array, theta: Array, logistic: bool) -> tuple[Array, Array]:
 
 
 def solve(X: Array, targets: Array, weights: Array, logistic: bool) -> Array:
-    """The solution θ of Σ weights x (mean(xθ) - targets) = 0 by Newton's method. ValueError: it does not converge."""
+    """The solution θ of Σ weights x (mean(xθ) - targets) = 0 by Newton's method. ValueError: it
+    does not converge.
+    """
     theta = np.zeros(X.shape[1])
     for _ in range(ROUNDS if logistic else 1):
         mean, slope = expected(X, theta, logistic)
         try:
-            step = np.linalg.solve((X * (weights * slope)[:, None]).T @ X, X.T @ (weights * (mean - targets)))
+            step = np.linalg.solve(
+                (X * (weights * slope)[:, None]).T @ X, X.T @ (weights * (mean - targets))
+            )
         except np.linalg.LinAlgError:
             break
         theta = theta - step
@@ -365,12 +456,18 @@ def solve(X: Array, targets: Array, weights: Array, logistic: bool) -> Array:
 
 
 def regression(
-    X: Array, targets: Array, logistic: bool, weights: Array | None = None, groups: Array | None = None,
-    ratio: Array | None = None, exponent: float = 0.0,
-) -> tuple[Array, Array]:  # fmt: skip
+    X: Array,
+    targets: Array,
+    logistic: bool,
+    weights: Array | None = None,
+    groups: Array | None = None,
+    ratio: Array | None = None,
+    exponent: float = 0.0,
+) -> tuple[Array, Array]:
     """Coefficients and their sandwich covariance.
 
-    ratio: the weights of coded texts, 0 for others, whose scores are divided by (1 - leverage) ** exponent.
+    ratio: the weights of coded texts, 0 for others, whose scores are divided by (1 - leverage) **
+    exponent.
     """
     weights = np.ones(len(X)) if weights is None else weights
     theta = solve(X, targets, weights, logistic)
@@ -386,7 +483,9 @@ def leverage(X: Array, weights: Array, groups: Array | None) -> Array:
     """The leverage of each text (N,) in a weighted regression, or the sum of its cluster."""
     inverse = np.linalg.pinv((X * weights[:, None]).T @ X)
     single = weights * ((X @ inverse) * X).sum(axis=1)
-    return np.clip(single if groups is None else np.bincount(groups, single)[groups], 0, MAX_LEVERAGE)
+    return np.clip(
+        single if groups is None else np.bincount(groups, single)[groups], 0, MAX_LEVERAGE
+    )
 
 
 def summed_squares(scores: Array, groups: Array | None) -> Array:
@@ -399,12 +498,20 @@ def summed_squares(scores: Array, groups: Array | None) -> Array:
 
 
 def best_power(
-    X: Array, y: Array, predicted: Array, ratio: Array, pi: Array, logistic: bool, groups: Array | None
+    X: Array,
+    y: Array,
+    predicted: Array,
+    ratio: Array,
+    pi: Array,
+    logistic: bool,
+    groups: Array | None,
 ) -> Array:
-    """λ of the confidence-driven method (N,), which minimizes the summed variance of the coefficients.
+    """λ of the confidence-driven method (N,), which minimizes the summed variance of the
+    coefficients.
 
-    λ of a text is computed without its own label, and without those of its cluster: otherwise λ depends on whether the
-    text was chosen, which biases the coefficients by a fourth of a standard error with 120 coded texts.
+    λ of a text is computed without its own label, and without those of its cluster: otherwise λ
+    depends on whether the text was chosen, which biases the coefficients by a fourth of a standard
+    error with 120 coded texts.
     """
     theta = solve(X, predicted + ratio * (y - predicted), np.ones(len(X)), logistic)
     _, slope = expected(X, theta, logistic)
@@ -418,15 +525,22 @@ def best_power(
 
 
 def prediction_powered(
-    X: Array, y: Array, predicted: Array, coded: Array, logistic: bool, tune: bool, groups: Array | None = None
+    X: Array,
+    y: Array,
+    predicted: Array,
+    coded: Array,
+    logistic: bool,
+    tune: bool,
+    groups: Array | None = None,
 ) -> tuple[Array, Array, float]:
     """Coefficients, covariance and λ of PPI (λ = 1) and PPI++.
 
-    The coefficients and λ have ppi_py's formulas. The covariance is larger: the remainder of a coded text is divided by
-    1 - its leverage, and has the λ of the other texts, because λ minimizes the variance of the data that determine it.
+    The coefficients and λ have ppi_py's formulas. The covariance is larger: the remainder of a
+    coded text is divided by 1 - its leverage, and has the λ of the other texts, because λ minimizes
+    the variance of the data that determine it.
 
-    With clusters, the influence of a text is that of its gradient on the two means, so that coded and other texts of a
-    cluster are summed.
+    With clusters, the influence of a text is that of its gradient on the two means, so that coded
+    and other texts of a cluster are summed.
     """
     n, N = int(coded.sum()), int((~coded).sum())
     labelled, unlabelled = X[coded], X[~coded]
@@ -479,7 +593,9 @@ def solve_sums(X: Array, targets: Array, weights: Array) -> Array:
     for _ in range(ROUNDS):
         mean, slope = expected(X, theta, True)
         try:
-            step = np.linalg.solve((X * (weights * slope)[:, None]).T @ X, X.T @ (weights * mean - targets))
+            step = np.linalg.solve(
+                (X * (weights * slope)[:, None]).T @ X, X.T @ (weights * mean - targets)
+            )
         except np.linalg.LinAlgError:
             break
         theta = theta - step

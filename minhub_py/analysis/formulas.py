@@ -6,7 +6,8 @@
     & |               of two truth values, evaluated last, from left to right
     ( ) [ ]           groups; the published suites use brackets, which the package syntaxgym rejects
 
-Source: Gauthier, Hu, Wilcox, Qian & Levy (2020), "SyntaxGym", and the grammar of the package syntaxgym.
+Source: Gauthier, Hu, Wilcox, Qian & Levy (2020), "SyntaxGym", and the grammar of the package
+syntaxgym.
 """
 
 import math
@@ -15,7 +16,9 @@ from collections.abc import Callable, Mapping
 
 Surprisals = Mapping[tuple[str, int], float]  # by condition and region number
 Formula = Callable[[Surprisals], float | bool]
-TOKEN = re.compile(r"\s*(?:\((\d+|\*);%([\w-]+)%\)|(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)|([][()<>=&|+-]))")
+TOKEN = re.compile(
+    r"\s*(?:\((\d+|\*);%([\w-]+)%\)|(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)|([][()<>=&|+-]))"
+)
 
 
 def parse(text: str) -> Formula:
@@ -35,7 +38,8 @@ def tokens_of(text: str) -> list[tuple[str, ...]]:
         match = TOKEN.match(text, position)
         if match is None:
             raise ValueError(
-                f"the formula {text!r} has an error at {text[position:]!r}: see minhub_py.analysis.formulas"
+                f"the formula {text!r} has an error at {text[position:]!r}: see"
+                " minhub_py.analysis.formulas"
             )
         tokens.append(tuple(group for group in match.groups() if group is not None))
         position = match.end()
@@ -43,14 +47,18 @@ def tokens_of(text: str) -> list[tuple[str, ...]]:
 
 
 class Parser:
-    """A recursive descent parser. Each method consumes the tokens of an expression and returns its function."""
+    """A recursive descent parser. Each method consumes the tokens of an expression and returns its
+    function.
+    """
 
     def __init__(self, text: str) -> None:
         self.text, self.tokens = text, tokens_of(text)
 
     def error(self) -> ValueError:
         position = "its end" if not self.tokens else repr(";".join(self.tokens[0]))
-        return ValueError(f"the formula {self.text!r} has an error at {position}: see minhub_py.analysis.formulas")
+        return ValueError(
+            f"the formula {self.text!r} has an error at {position}: see minhub_py.analysis.formulas"
+        )
 
     def take(self, *operators: str) -> str | None:
         """Consume one of `operators`, if it is next."""
@@ -86,7 +94,9 @@ class Parser:
         if not self.tokens or self.tokens[0][0] in "()[]<>=&|+-":
             raise self.error()
         token = self.tokens.pop(0)
-        return number(sign * float(token[0])) if len(token) == 1 else region(token[0], token[1], sign)
+        return (
+            number(sign * float(token[0])) if len(token) == 1 else region(token[0], token[1], sign)
+        )
 
 
 def number(value: float) -> Formula:
@@ -98,10 +108,13 @@ def region(name: str, condition: str, sign: float) -> Formula:
     """The surprisal of a region, or of all regions of a condition."""
 
     def value(surprisals: Surprisals) -> float:
-        numbers = [number for of, number in surprisals if of == condition and name in ("*", str(number))]
+        numbers = [
+            number for of, number in surprisals if of == condition and name in ("*", str(number))
+        ]
         if not numbers:
             raise ValueError(
-                f"a formula refers to region {name} of condition {condition!r}, which an item does not have"
+                f"a formula refers to region {name} of condition {condition!r}, which an item does"
+                " not have"
             )
         return sign * sum(surprisals[condition, number] for number in numbers)
 

@@ -23,7 +23,8 @@ class HeadScores(Result):
 
     Attributes:
         layers: Numbers of the layers with attention, from 1.
-        induction: Mean weight from a token of the repetition to the token after its first occurrence.
+        induction: Mean weight from a token of the repetition to the token after its first
+            occurrence.
         previous_token: Mean weight from a token to the token before it.
         duplicate_token: Mean weight from a token of the repetition to its first occurrence.
     """
@@ -34,7 +35,9 @@ class HeadScores(Result):
     duplicate_token: Tensor
 
     def table(self) -> Columns:
-        """A row for each head: layer and head (from 1), induction, previous_token and duplicate_token."""
+        """A row for each head: layer and head (from 1), induction, previous_token and
+        duplicate_token.
+        """
         count = self.induction.size(1)
         scores = {name: getattr(self, name).flatten().numpy() for name in SCORES}
         heads = np.tile(np.arange(1, count + 1), len(self.layers))
@@ -48,9 +51,10 @@ class HeadScores(Result):
 def head_scores(model: Any, *, length: int = 50, samples: int = 4, seed: int = 0) -> HeadScores:
     """Score each head on sequences of `length` random tokens that are repeated once.
 
-    With L = `length`, the induction score is the mean attention weight from position i to i - L + 1 over the positions
-    of the repetition, the duplicate-token score that to i - L, and the previous-token score the mean weight from i to
-    i - 1 over all positions except the first. The model's bos_token_id, if any, precedes the sequence.
+    With L = `length`, the induction score is the mean attention weight from position i to i - L + 1
+    over the positions of the repetition, the duplicate-token score that to i - L, and the
+    previous-token score the mean weight from i to i - 1 over all positions except the first. The
+    model's bos_token_id, if any, precedes the sequence.
 
     Args:
         model: A decoder-only transformer of this package, or the result of `intervene`.
@@ -62,18 +66,23 @@ def head_scores(model: Any, *, length: int = 50, samples: int = 4, seed: int = 0
         The scores of each head.
 
     Raises:
-        ValueError: An encoder, an encoder-decoder or a model without attention; a sequence that exceeds the context
-            length.
+        ValueError: An encoder, an encoder-decoder or a model without attention; a sequence that
+            exceeds the context length.
     """
     model = decoder_of(model, "head_scores()")
     if model.encoder_decoder:
-        raise ValueError(f"head_scores() needs a decoder-only model, not {model.config.TITLE}: use attention_weights()")
+        raise ValueError(
+            f"head_scores() needs a decoder-only model, not {model.config.TITLE}: use"
+            " attention_weights()"
+        )
     length, samples = check_integer("length", length, 2), check_integer("samples", samples, 1)
     limit = model.config.context_length
     bos = getattr(model.config, "bos_token_id", None)
     start = [bos] if isinstance(bos, int) and 0 <= bos < model.config.vocab_size else []
     if limit is not None and 2 * length + len(start) > limit:
-        raise ValueError(f"length must be at most {(limit - len(start)) // 2} for a context length of {limit:,}")
+        raise ValueError(
+            f"length must be at most {(limit - len(start)) // 2} for a context length of {limit:,}"
+        )
     generator = torch.Generator().manual_seed(seed)
     totals: list[Tensor] = []
     layers: list[int] = []
@@ -84,5 +93,9 @@ def head_scores(model: Any, *, length: int = 50, samples: int = 4, seed: int = 0
         second = torch.arange(len(start) + length, len(start) + 2 * length)
         later = torch.arange(1, len(start) + 2 * length)
         pairs = ((second, second - length + 1), (later, later - 1), (second, second - length))
-        totals.append(torch.stack([result.weights[:, :, queries, keys].mean(dim=-1) for queries, keys in pairs]))
+        totals.append(
+            torch.stack(
+                [result.weights[:, :, queries, keys].mean(dim=-1) for queries, keys in pairs]
+            )
+        )
     return HeadScores(layers, *torch.stack(totals).mean(dim=0))

@@ -1,7 +1,8 @@
 """Hidden states of every architecture, recorded at the points between its layers (points.py).
 
-States are numbered as transformers' `output_hidden_states`: 0 is the embeddings, i the output of layer i, and the last,
-n, the input of the head, after the final norm. An encoder-decoder has the states of its encoder.
+States are numbered as transformers' `output_hidden_states`: 0 is the embeddings, i the output of
+layer i, and the last, n, the input of the head, after the final norm. An encoder-decoder has the
+states of its encoder.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,20 +18,29 @@ from minhub_py.models.steps import Add, Embed, Experts, Norm, Recurrent, ScaleRe
 
 
 class HiddenStates:
-    """Computes hidden states with a copy of the model that shares its weights; the model itself is not changed.
+    """Computes hidden states with a copy of the model that shares its weights; the model itself is
+    not changed.
 
     count: number of the last state.    recurrent: whether the model is an LSTM.
     """
 
     def __init__(self, model: LanguageModel, call: str) -> None:
-        """call: the public function, for the error message.    ValueError: the model has hooks or replaced methods."""
+        """call: the public function, for the error message.    ValueError: the model has hooks or
+        replaced methods.
+        """
         points = Points(model)
         self.encoder, self.count = model.encoder_decoder, points.layers
         self.recurrent = any(isinstance(step, Recurrent) for step in model.steps())
         prefix = ENCODER if self.encoder else ""
-        names = ["embeddings", *(f"layers.{number}.resid" for number in range(1, self.count)), "final"]
+        names = [
+            "embeddings",
+            *(f"layers.{number}.resid" for number in range(1, self.count)),
+            "final",
+        ]
         selection = [points.find_one(prefix + name) for name in names]
-        self.model = edited(model, [(point, partial(self._record, i)) for i, point in enumerate(selection)], call)
+        self.model = edited(
+            model, [(point, partial(self._record, i)) for i, point in enumerate(selection)], call
+        )
         self.requested: Collection[int] = ()
         self.states: dict[int, Tensor] = {}
 
@@ -38,16 +48,18 @@ class HiddenStates:
         """The number of a state; a negative `layer` counts from the end. ValueError: out of range."""
         if not is_whole(layer) or not -self.count - 1 <= layer <= self.count:
             raise ValueError(
-                f"layer must be a whole number from 0 (embeddings) to {self.count} (last layer), or from -1 (last "
-                f"layer) to {-self.count - 1}, not {layer!r}"
+                f"layer must be a whole number from 0 (embeddings) to {self.count} (last layer), or"
+                f" from -1 (last layer) to {-self.count - 1}, not {layer!r}"
             )
         return int(layer) % (self.count + 1)
 
-    def compute(self, idx: Tensor, layers: Collection[int], cache: Cache | None = None) -> dict[int, Tensor]:
+    def compute(
+        self, idx: Tensor, layers: Collection[int], cache: Cache | None = None
+    ) -> dict[int, Tensor]:
         """The states `layers`, (B, T, C) each, of token IDs (B, T) that follow the cached ones.
 
-        `forward` stops after the last requested state. An encoder supports neither padding nor a cache; an LSTM
-        supports a cache for its last state only.
+        `forward` stops after the last requested state. An encoder supports neither padding nor a
+        cache; an LSTM supports a cache for its last state only.
         """
         self.requested, self.states = layers, {}
         try:
@@ -57,7 +69,8 @@ class HiddenStates:
                 self.model.hidden(idx, cache)
         except StopForwardError:
             if cache is not None:
-                cache.advance([idx.size(1)] * idx.size(0))  # `hidden` advances the cache only at its end
+                # `hidden` advances the cache only at its end
+                cache.advance([idx.size(1)] * idx.size(0))
         states, self.states, self.requested = self.states, {}, ()
         return states
 

@@ -1,6 +1,8 @@
-"""Logit lens: the predictions of each layer (nostalgebraist, 2020, "interpreting GPT: the logit lens").
+"""Logit lens: the predictions of each layer (nostalgebraist, 2020, "interpreting GPT: the logit
+lens").
 
-The steps after the last layer, the final norm and the head, are applied to the hidden states of every layer.
+The steps after the last layer, the final norm and the head, are applied to the hidden states of
+every layer.
 """
 
 import os
@@ -34,7 +36,8 @@ class LayerPredictions(Result):
     Attributes:
         tokens: The string of each token.
         ids: The token IDs.
-        layers: Numbers of the hidden states: 0 for the embeddings, the last for the model's own predictions.
+        layers: Numbers of the hidden states: 0 for the embeddings, the last for the model's own
+            predictions.
         predicted: IDs of the most likely tokens in descending order, int64 (layers, T, n).
         probs: Their probabilities, float32 (layers, T, n).
         names: The string of each predicted token ID.
@@ -48,20 +51,29 @@ class LayerPredictions(Result):
     names: dict[int, str | None] = field(repr=False)
 
     def table(self) -> Columns:
-        """A row for each prediction: layer, position (from 0), token, rank (from 1), predicted and prob."""
+        """A row for each prediction: layer, position (from 0), token, rank (from 1), predicted and
+        prob.
+        """
         layer, position, rank = np.indices(tuple(self.predicted.shape)).reshape(3, -1)
         ids = self.predicted.flatten().tolist()
-        return Columns({
-            "layer": np.array(self.layers)[layer], "position": position,
-            "token": [self.tokens[number] for number in position], "rank": rank + 1,
-            "predicted": [self.names[id] for id in ids], "prob": self.probs.flatten().numpy(),
-        })  # fmt: skip
+        return Columns(
+            {
+                "layer": np.array(self.layers)[layer],
+                "position": position,
+                "token": [self.tokens[number] for number in position],
+                "rank": rank + 1,
+                "predicted": [self.names[id] for id in ids],
+                "prob": self.probs.flatten().numpy(),
+            }
+        )
 
     def heading(self) -> list[str]:
         """The numbers of layers and tokens."""
         return [f"Predictions of {len(self.layers)} layers", f"{len(self.ids):,} tokens"]
 
-    def plot(self, path: str | os.PathLike[str] | None = None, *, start: int = 0, most: int = 14) -> "Figure":
+    def plot(
+        self, path: str | os.PathLike[str] | None = None, *, start: int = 0, most: int = 14
+    ) -> "Figure":
         """Draw the most likely token of each layer (rows) at each token of the text (columns).
 
         Args:
@@ -83,9 +95,15 @@ class LayerPredictions(Result):
 
 @torch.no_grad()
 def logit_lens(
-    model: Any, tokenizer: Any, text: Text, n: int = 5, *, lens: Callable[[int, Tensor], Tensor] | None = None
+    model: Any,
+    tokenizer: Any,
+    text: Text,
+    n: int = 5,
+    *,
+    lens: Callable[[int, Tensor], Tensor] | None = None,
 ) -> LayerPredictions:
-    """Compute each layer's predictions of the next token: its hidden states, after the final norm and the head.
+    """Compute each layer's predictions of the next token: its hidden states, after the final norm
+    and the head.
 
     Args:
         model: A model of this package.
@@ -98,22 +116,29 @@ def logit_lens(
         The most likely tokens of each layer after each token of the text, and their probabilities.
 
     Raises:
-        ValueError: The model is an encoder-decoder; the text has no tokens or exceeds the context length; or as
-            `embed`.
+        ValueError: The model is an encoder-decoder; the text has no tokens or exceeds the context
+            length; or as `embed`.
     """
     model = decoder_of(model, "logit_lens()")
     if model.encoder_decoder:
         raise ValueError(
-            f"{model.config.TITLE}: the layers of an encoder predict no next token. embed(), in R text_embeddings(), "
-            "returns their states"
+            f"{model.config.TITLE}: the layers of an encoder predict no next token. embed(), in R"
+            " text_embeddings(), returns their states"
         )
     n = min(check_integer("n", n, 1), model.config.vocab_size)
     states = HiddenStates(model, "logit_lens()")
     ids, tokens, idx = encode_text(model, tokenizer, text, prompt=True)
     hidden = states.compute(idx, range(states.count + 1))
     # The embeddings of an LSTM can differ in size from the input of its head.
-    layers = [layer for layer in hidden if layer > 0 or not states.recurrent or hidden[0].shape == hidden[1].shape]
-    mapped = {layer: hidden[layer][0] if lens is None else lens(layer, hidden[layer][0]) for layer in layers}
+    layers = [
+        layer
+        for layer in hidden
+        if layer > 0 or not states.recurrent or hidden[0].shape == hidden[1].shape
+    ]
+    mapped = {
+        layer: hidden[layer][0] if lens is None else lens(layer, hidden[layer][0])
+        for layer in layers
+    }
     best = [most_likely(states, layer, mapped[layer], n) for layer in layers]
     predicted, probs = (torch.stack(tensors).cpu() for tensors in zip(*best, strict=True))
     unique = predicted.unique().tolist()
@@ -131,7 +156,9 @@ def most_likely(states: HiddenStates, layer: int, x: Tensor, n: int) -> tuple[Te
 
 
 def final(steps: Sequence[Step], x: Tensor) -> Tensor:
-    """The input of the head, for the output of the last layer: most architectures have a norm between them."""
+    """The input of the head, for the output of the last layer: most architectures have a norm
+    between them.
+    """
     h = x
     for step in steps:
         if isinstance(step, Norm):

@@ -1,10 +1,12 @@
-"""Masked language models: tokens at a mask, probabilities of words in context, and pseudo-log-likelihood of texts.
+"""Masked language models: tokens at a mask, probabilities of words in context, and
+pseudo-log-likelihood of texts.
 
 Sources
     Devlin et al. (2019), "BERT", for masked language models.
     Salazar et al. (2020), "Masked Language Model Scoring", for the pseudo-log-likelihood (PLL).
     Kauf & Ivanova (2023), "A Better Way to Do Masked Language Model Scoring", for PLL-word-l2r.
-    The R package pangoling (Nicenboim, Emmerly and Cassani), for the probabilities of targets in context.
+    The R package pangoling (Nicenboim, Emmerly and Cassani), for the probabilities of targets in
+    context.
 """
 
 import warnings
@@ -43,23 +45,26 @@ def masked_tokens(
         masked_tokens(model, tokenizer, "The capital of France is [MASK].", n=3)
 
     "[MASK]" is replaced by the tokenizer's mask token. Several masks of a text are predicted
-    independently. A mask beyond the model's maximum length has no rows, and a warning names its text.
+    independently. A mask beyond the model's maximum length has no rows, and a warning names its
+    text.
 
     Args:
         model: An encoder with a masked-LM head.
         tokenizer: The model's tokenizer.
         texts: One or more texts, each with at least one mask.
         n: Number of tokens per mask.
-        targets: Tokens to report instead of the most likely tokens. Each is looked up in the vocabulary as it is; for a
-            byte-level BPE such as RoBERTa's, a target within a text begins with a space.
+        targets: Tokens to report instead of the most likely tokens. Each is looked up in the
+            vocabulary as it is; for a byte-level BPE such as RoBERTa's, a target within a text
+            begins with a space.
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Columns with `n` rows per mask, the most likely token first: text and mask (their numbers, from 0), token (its
-        string), id, prob and logprob (nats).
+        Columns with `n` rows per mask, the most likely token first: text and mask (their numbers,
+        from 0), token (its string), id, prob and logprob (nats).
 
     Raises:
-        ValueError: The model has no masked-LM head; a text has no mask; a target is not one token of the vocabulary.
+        ValueError: The model has no masked-LM head; a text has no mask; a target is not one token
+            of the vocabulary.
     """
     rows = [texts] if isinstance(texts, str) else as_texts("texts", texts)
     columns, truncated = predict_masks(model, tokenizer, rows, n, targets, progress)
@@ -68,10 +73,16 @@ def masked_tokens(
 
 
 def predict_masks(
-    model: Any, tokenizer: Any, texts: Sequence[str | None], n: int, targets: Iterable[str] | None = None,
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str | None],
+    n: int,
+    targets: Iterable[str] | None = None,
     progress: Progress | None = None,
-) -> tuple[Columns, list[int]]:  # fmt: skip
-    """The columns of `masked_tokens`, and the numbers of texts with a mask beyond the maximum length."""
+) -> tuple[Columns, list[int]]:
+    """The columns of `masked_tokens`, and the numbers of texts with a mask beyond the maximum
+    length.
+    """
     model = masked_model(model, "masked_tokens()")
     n = min(check_integer("n", n, 1), model.config.vocab_size)
     mask = mask_of(tokenizer)
@@ -80,7 +91,12 @@ def predict_masks(
         raise ValueError(f"text {without[0]} has no mask: write [MASK] in place of a word")
     inputs = list(inputs_of(model, tokenizer, masked))
     mask_id = tokenizer.token_to_id(mask)
-    positions = [(number, i) for number, row in enumerate(inputs) for i, id in enumerate(row.ids) if id == mask_id]
+    positions = [
+        (number, i)
+        for number, row in enumerate(inputs)
+        for i, id in enumerate(row.ids)
+        if id == mask_id
+    ]
     target_ids = None if targets is None else [target_id(tokenizer, target) for target in targets]
     logprobs = logprobs_at(model, inputs, positions, progress)  # (masks, V)
     if target_ids is None:
@@ -95,21 +111,28 @@ def predict_masks(
     columns = Columns(
         {
             "text": np.repeat(np.array([number for number, _ in positions], np.int64), count),
-            "mask": np.repeat(np.array([i for masks in counts for i in range(masks)], np.int64), count),
+            "mask": np.repeat(
+                np.array([i for masks in counts for i in range(masks)], np.int64), count
+            ),
             "token": token_strings(tokenizer, ids.flatten().tolist()),
             "id": ids.flatten().numpy(),
             "prob": values.flatten().double().exp().numpy(),
             "logprob": values.flatten().numpy(),
         }
     )
-    return columns, [number for number, text in enumerate(masked) if counts[number] < text.count(mask)]
+    return columns, [
+        number for number, text in enumerate(masked) if counts[number] < text.count(mask)
+    ]
 
 
 def warn_truncated(model: Encoder, numbers: Sequence[int], what: str) -> None:
     """Warn about texts with a part beyond the maximum length."""
     if numbers:
         names = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
-        warnings.warn(f"no result for {what} beyond {limit_of(model)}, in text {names}: shorten the text", stacklevel=3)
+        warnings.warn(
+            f"no result for {what} beyond {limit_of(model)}, in text {names}: shorten the text",
+            stacklevel=3,
+        )
 
 
 def limit_of(model: Encoder) -> str:
@@ -130,9 +153,9 @@ def masked_logprobs(
 
         masked_logprobs(model, tokenizer, ["The"], ["apple"], ["doesn't fall far from the tree."])
 
-    All tokens of a target are masked at once; its log-probability is the sum over its tokens. The text is the context,
-    a space, the masks, a space, and the text after. A target is tokenized without its context. This is the
-    definition of pangoling's `masked_targets_pred`.
+    All tokens of a target are masked at once; its log-probability is the sum over its tokens. The
+    text is the context, a space, the masks, a space, and the text after. A target is tokenized
+    without its context. This is the definition of pangoling's `masked_targets_pred`.
 
     Args:
         model: An encoder with a masked-LM head.
@@ -143,7 +166,8 @@ def masked_logprobs(
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Columns with one value per target: tokens (their number) and logprob (nats). Missing targets have 0 tokens and
+        Columns with one value per target: tokens (their number) and logprob (nats). Missing targets
+            have 0 tokens and
         NaN. A target beyond the model's maximum length has NaN, and a warning names it.
 
     Raises:
@@ -155,24 +179,35 @@ def masked_logprobs(
 
 
 def score_targets(
-    model: Any, tokenizer: Any, contexts: Iterable[str | None], targets: Iterable[str | None],
-    after: Iterable[str | None] | str, progress: Progress | None = None,
-) -> tuple[Columns, list[int]]:  # fmt: skip
+    model: Any,
+    tokenizer: Any,
+    contexts: Iterable[str | None],
+    targets: Iterable[str | None],
+    after: Iterable[str | None] | str,
+    progress: Progress | None = None,
+) -> tuple[Columns, list[int]]:
     """The columns of `masked_logprobs`, and the numbers of targets beyond the maximum length."""
     model = masked_model(model, "masked_logprobs()")
     contexts, targets = as_texts("contexts", contexts), as_texts("targets", targets)
     following = [after] * len(targets) if isinstance(after, str) else as_texts("after", after)
     if not len(contexts) == len(targets) == len(following):
         raise ValueError(
-            f"contexts, targets and after must have equal lengths, not {len(contexts)}, {len(targets)} and "
-            f"{len(following)}"
+            f"contexts, targets and after must have equal lengths, not {len(contexts)},"
+            f" {len(targets)} and {len(following)}"
         )
     mask = mask_of(tokenizer)
     mask_id = tokenizer.token_to_id(mask)
-    ids = [tokenizer.encode(target, add_special_tokens=False).ids if target else [] for target in targets]
+    ids = [
+        tokenizer.encode(target, add_special_tokens=False).ids if target else []
+        for target in targets
+    ]
     used = [number for number, tokens in enumerate(ids) if tokens]
     texts = [
-        " ".join(part for part in (contexts[number] or "", mask * len(ids[number]), following[number] or "") if part)
+        " ".join(
+            part
+            for part in (contexts[number] or "", mask * len(ids[number]), following[number] or "")
+            if part
+        )
         for number in used
     ]
     inputs = list(inputs_of(model, tokenizer, texts))
@@ -190,7 +225,10 @@ def score_targets(
     if positions:
         values = logprobs_at(model, inputs, positions, progress, expected).double().numpy()
         np.add.at(result, owners, values)
-    return Columns(tokens=np.array([len(tokens) for tokens in ids], np.int64), logprob=result), truncated
+    return (
+        Columns(tokens=np.array([len(tokens) for tokens in ids], np.int64), logprob=result),
+        truncated,
+    )
 
 
 def pseudo_logprobs(
@@ -201,20 +239,23 @@ def pseudo_logprobs(
     method: Literal["original", "within_word_l2r"] = "within_word_l2r",
     progress: Progress | None = None,
 ) -> Columns:
-    """Compute the pseudo-log-likelihood of texts: each token is masked and predicted from the other tokens.
+    """Compute the pseudo-log-likelihood of texts: each token is masked and predicted from the other
+    tokens.
 
     Args:
         model: An encoder with a masked-LM head.
         tokenizer: The model's tokenizer.
         texts: Texts. None and "" are missing.
-        method: "original" masks one token at a time (Salazar et al., 2020). "within_word_l2r" also masks the later
-            tokens of the same word, because they would reveal it (Kauf & Ivanova, 2023).
+        method: "original" masks one token at a time (Salazar et al., 2020). "within_word_l2r" also
+            masks the later tokens of the same word, because they would reveal it (Kauf & Ivanova,
+            2023).
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Columns with one row per token without special tokens: text (its number, from 0), token, id and logprob (nats).
-        The pseudo-log-likelihood of a text is the sum of its rows. A text beyond the model's maximum length has no
-        rows, and a warning names it.
+        Columns with one row per token without special tokens: text (its number, from 0), token, id
+            and logprob (nats).
+        The pseudo-log-likelihood of a text is the sum of its rows. A text beyond the model's
+        maximum length has no rows, and a warning names it.
 
     Raises:
         ValueError: The model has no masked-LM head, or `method` is unknown.
@@ -225,7 +266,11 @@ def pseudo_logprobs(
 
 
 def score_tokens(
-    model: Any, tokenizer: Any, texts: Iterable[str | None], method: str, progress: Progress | None = None
+    model: Any,
+    tokenizer: Any,
+    texts: Iterable[str | None],
+    method: str,
+    progress: Progress | None = None,
 ) -> tuple[Columns, list[int]]:
     """The columns of `pseudo_logprobs`, and the numbers of texts beyond the maximum length."""
     model = masked_model(model, "pseudo_logprobs()")
@@ -240,7 +285,9 @@ def score_tokens(
         if len(encoding.ids) > (model.config.context_length or len(encoding.ids)):
             truncated.append(number)
             continue
-        for i, (id, special) in enumerate(zip(encoding.ids, encoding.special_tokens_mask, strict=True)):
+        for i, (id, special) in enumerate(
+            zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+        ):
             if special:
                 continue
             word = encoding.word_ids[i]
@@ -274,14 +321,17 @@ def logprobs_at(
     progress: Progress | None = None,
     expected: Sequence[int] | None = None,
 ) -> Tensor:
-    """Log-probabilities at positions of inputs, float32: (positions, V), or (positions,) of the `expected` token IDs.
+    """Log-probabilities at positions of inputs, float32: (positions, V), or (positions,) of the
+    `expected` token IDs.
 
     positions: (index of the input, position) of each. The head is computed at these positions only.
     """
     by_input: dict[int, list[int]] = {}
     for number, (row, _) in enumerate(positions):
         by_input.setdefault(row, []).append(number)
-    result = torch.empty(len(positions) if expected is not None else (len(positions), model.config.vocab_size))
+    result = torch.empty(
+        len(positions) if expected is not None else (len(positions), model.config.vocab_size)
+    )
     waiting: list[int] = []
     rows: list[Tensor] = []
     device = next(model.parameters()).device
@@ -319,12 +369,13 @@ def masked_model(model: Any, call: str) -> Any:
     model = model_of(model, call)
     if not isinstance(model, Encoder):
         raise ValueError(
-            f"{call} needs an encoder such as BERT; for a {model.config.TITLE} use next_tokens() or word_logprobs()"
+            f"{call} needs an encoder such as BERT; for a {model.config.TITLE} use next_tokens() or"
+            " word_logprobs()"
         )
     if not isinstance(model.head, MaskedLMHead):
         raise ValueError(
-            f"{call} needs a masked-LM head, which this checkpoint does not have: use a checkpoint with "
-            f"an architecture …ForMaskedLM, not {(model.config.architectures or ['none'])[0]}"
+            f"{call} needs a masked-LM head, which this checkpoint does not have: use a checkpoint"
+            f" with an architecture …ForMaskedLM, not {(model.config.architectures or ['none'])[0]}"
         )
     return model
 
@@ -335,7 +386,10 @@ def mask_of(tokenizer: Any) -> str:
     for token in MASKS:
         if tokenizer.token_to_id(token) is not None:
             return token
-    raise ValueError("the tokenizer has no mask token ([MASK] or <mask>): use the tokenizer of a masked language model")
+    raise ValueError(
+        "the tokenizer has no mask token ([MASK] or <mask>): use the tokenizer of a masked language"
+        " model"
+    )
 
 
 def target_id(tokenizer: Any, target: str) -> int:
@@ -345,5 +399,8 @@ def target_id(tokenizer: Any, target: str) -> int:
         return int(id)
     ids = tokenizer.encode(target, add_special_tokens=False).ids
     if len(ids) != 1:
-        raise ValueError(f"target {target!r} is {len(ids)} tokens, not one: masked_logprobs() scores longer targets")
+        raise ValueError(
+            f"target {target!r} is {len(ids)} tokens, not one: masked_logprobs() scores longer"
+            " targets"
+        )
     return int(ids[0])

@@ -24,7 +24,8 @@ def logprob_matrix(
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
-    """Compute the log-probability of every token of the vocabulary at every position, given the tokens before it.
+    """Compute the log-probability of every token of the vocabulary at every position, given the
+    tokens before it.
 
     A row of GPT-2's vocabulary takes 200 kB.
 
@@ -38,12 +39,13 @@ def logprob_matrix(
     Returns:
         Columns that describe the rows: text and position (from 0), token (its string), and id.
 
-        The matrix of shape (tokens, vocabulary), float32, in nats. The row of a text's first token is NaN, because it
-        has no context. With `out`, the matrix is `numpy.load(out, mmap_mode="r")`.
+        The matrix of shape (tokens, vocabulary), float32, in nats. The row of a text's first token
+        is NaN, because it has no context. With `out`, the matrix is `numpy.load(out,
+        mmap_mode="r")`.
 
     Raises:
-        ValueError: The model is an encoder-decoder; the tokenizer does not match the model; a token ID is out of range;
-            or `out` is not a .npy file.
+        ValueError: The model is an encoder-decoder; the tokenizer does not match the model; a token
+            ID is out of range; or `out` is not a .npy file.
     """
     model = decoder_of(model, "logprob_matrix()")
     refuse_encoder_decoder(model)
@@ -58,7 +60,9 @@ def logprob_matrix(
     offsets = np.cumsum([0, *lengths])
     matrix = MatrixWriter(out, int(offsets[-1]), model.config.vocab_size)
 
-    def consume(logits: Tensor, sources: list[int], numbers: list[int], positions: list[int]) -> None:
+    def consume(
+        logits: Tensor, sources: list[int], numbers: list[int], positions: list[int]
+    ) -> None:
         logprobs = (logits.float() - log_normalizers(logits)[0].unsqueeze(1)).cpu().numpy()
         for source, row in zip(sources, (offsets[numbers] + positions).tolist(), strict=True):
             matrix.write(row, logprobs[source])
@@ -81,8 +85,8 @@ def logprob_matrix(
 class MatrixWriter:
     """A float32 matrix whose rows are written in any order, to memory or to a .npy file.
 
-    The file is temporary until it is complete. It is not memory-mapped: written pages would count as memory of this
-    process.
+    The file is temporary until it is complete. It is not memory-mapped: written pages would count
+    as memory of this process.
     """
 
     def __init__(self, out: str | os.PathLike[str] | None, rows: int, columns: int) -> None:

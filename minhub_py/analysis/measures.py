@@ -1,25 +1,28 @@
 """Further measures of words: the correction at word boundaries, Rényi entropies, PMI, and lags.
 
-Correction. Tokenizers such as GPT-2's mark the beginning of a word, so that a word's end is known only from the next
-token. With B(t) = the probability that the token at position t begins a word, f a word's first and l its last token:
+Correction. Tokenizers such as GPT-2's mark the beginning of a word, so that a word's end is known
+only from the next token. With B(t) = the probability that the token at position t begins a word, f
+a word's first and l its last token:
 
     log p(word | context) = Σ log p(token) − log B(f) + log B(l + 1)
 
 Both methods compute B from the logits of the same pass. They differ in the tokens that B includes:
 
-    "pimentel"  tokens that begin with the mark, and the end tokens of the model. The first word of a text has no mark
-                before it: its B(f) is the probability of the tokens without the mark, and of the end tokens.
+    "pimentel"  tokens that begin with the mark, and the end tokens of the model. The first word of
+    a text has no mark
+                before it: its B(f) is the probability of the tokens without the mark, and of the
+                    end tokens.
     "oh"        tokens that begin with the mark. The first word of a text has no B(f).
 
-The last word of a text has B(l + 1), computed at the position after the text. If the tokenizer marks the first word,
-too, its B(f) is computed as for other words.
+The last word of a text has B(l + 1), computed at the position after the text. If the tokenizer
+marks the first word, too, its B(f) is computed as for other words.
 
 Sources
-    Pimentel & Meister (2024), "How to Compute the Probability of a Word", and their package wordsprobability 0.17,
-    which counts the end token twice in B of the first word; here it counts once.
-    Oh & Schuler (2024), "Leading Whitespaces of Language Models' Subword Vocabulary Pose a Confound for Calculating
-    Word Probabilities", and their code (wt_decoding).
-    Pimentel, Meister, Wilcox, Levy & Cotterell (2023), "On the Effect of Anticipation on Reading Times", for Rényi
+    Pimentel & Meister (2024), "How to Compute the Probability of a Word", and their package
+    wordsprobability 0.17, which counts the end token twice in B of the first word; here it counts
+    once. Oh & Schuler (2024), "Leading Whitespaces of Language Models' Subword Vocabulary Pose a
+    Confound for Calculating Word Probabilities", and their code (wt_decoding). Pimentel, Meister,
+    Wilcox, Levy & Cotterell (2023), "On the Effect of Anticipation on Reading Times", for Rényi
     entropies.
 """
 
@@ -41,7 +44,8 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
 
 METHODS = ("pimentel", "oh")
-MARKS = ("Ġ", "▁", " ")  # of byte-level BPE, SentencePiece, and of tokens that contain the space itself
+# of byte-level BPE, SentencePiece, and of tokens that contain the space itself
+MARKS = ("Ġ", "▁", " ")
 MIN_TOKENS = 2  # tokens with the mark; a vocabulary of characters contains the space only
 
 
@@ -49,8 +53,8 @@ MIN_TOKENS = 2  # tokens with the mark; a vocabulary of characters contains the 
 class Measures:
     """Requested measures of words, in addition to log-probability, surprisal and entropy.
 
-    correct: "pimentel", "oh" or None.    renyi: orders of Rényi entropies.    premise: the text before each word for
-    PMI, or None.    lags: the number of previous words whose values are added.
+    correct: "pimentel", "oh" or None.    renyi: orders of Rényi entropies.    premise: the text
+    before each word for PMI, or None.    lags: the number of previous words whose values are added.
     """
 
     correct: str | None = None
@@ -67,13 +71,24 @@ class Measures:
     def columns(self) -> list[str]:
         """The names of the additional columns, in order."""
         names = [*self.renyi_columns, *([] if self.premise is None else ["pmi"])]
-        return names + [f"{name}_lag{lag}" for lag in range(1, self.lags + 1) for name in ("surprisal", "entropy")]
+        return names + [
+            f"{name}_lag{lag}"
+            for lag in range(1, self.lags + 1)
+            for name in ("surprisal", "entropy")
+        ]
 
 
 def measures_of(
-    correct: Any = None, renyi: Any = None, premise: Any = None, lags: Any = 0, *, ignored: bool = False
+    correct: Any = None,
+    renyi: Any = None,
+    premise: Any = None,
+    lags: Any = 0,
+    *,
+    ignored: bool = False,
 ) -> Measures:
-    """Check the arguments of `word_logprobs`. ignored: tokens are ignored. ValueError: an argument is wrong."""
+    """Check the arguments of `word_logprobs`. ignored: tokens are ignored. ValueError: an argument
+    is wrong.
+    """
     if correct is not None and correct not in METHODS:
         raise ValueError(f'correct must be "pimentel", "oh" or None, not {brief(correct)}')
     if correct is not None and ignored:
@@ -81,7 +96,9 @@ def measures_of(
     orders = [] if renyi is None else list(renyi) if isinstance(renyi, Iterable) else [renyi]
     for order in orders:
         if isinstance(order, bool) or not isinstance(order, Real) or not float(order) >= 0:
-            raise ValueError(f"renyi must be an order of 0 or more, such as 0.5, not {brief(order)}")
+            raise ValueError(
+                f"renyi must be an order of 0 or more, such as 0.5, not {brief(order)}"
+            )
     if premise is not None and not isinstance(premise, str):
         raise ValueError(f"premise must be a text, not {brief(premise)}")
     unique = tuple(dict.fromkeys(float(order) for order in orders))
@@ -121,8 +138,8 @@ class Boundaries:
     """The tokens at which words begin and end.
 
     marked: tokens with the mark.    plain: all tokens of text.
-    following: the tokens of B after a word, and before a word with the mark.    opening: the tokens of B before the
-    first word of a text, if it has no mark; empty: no B.
+    following: the tokens of B after a word, and before a word with the mark.    opening: the tokens
+    of B before the first word of a text, if it has no mark; empty: no B.
     """
 
     marked: frozenset[int]
@@ -137,24 +154,33 @@ class Boundaries:
 
 
 def boundaries_of(model: LanguageModel, tokenizer: Any, method: str) -> Boundaries:
-    """The tokens at which words begin. ValueError: the tokenizer does not mark the beginning of words."""
+    """The tokens at which words begin. ValueError: the tokenizer does not mark the beginning of
+    words.
+    """
     end = [id for id in end_tokens(model) if id < model.config.vocab_size]
     special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     special |= {*end, bos_token_id(tokenizer, model.config), model.decoder_start}
-    vocabulary = {token: id for token, id in tokenizer.get_vocab().items() if id < model.config.vocab_size}
+    vocabulary = {
+        token: id for token, id in tokenizer.get_vocab().items() if id < model.config.vocab_size
+    }
     plain = {token: id for token, id in vocabulary.items() if id not in special}
-    by_mark = {mark: {id for token, id in plain.items() if token.startswith(mark)} for mark in MARKS}
+    by_mark = {
+        mark: {id for token, id in plain.items() if token.startswith(mark)} for mark in MARKS
+    }
     marked = max(by_mark.values(), key=len)
     if len(marked) < MIN_TOKENS:
         raise ValueError(
-            f"{setting('correct')} needs a tokenizer whose tokens mark the beginning of a word, as GPT-2's or Llama's "
-            f"do, but this tokenizer does not: leave {setting('correct')} unset"
+            f"{setting('correct')} needs a tokenizer whose tokens mark the beginning of a word, as"
+            f" GPT-2's or Llama's do, but this tokenizer does not: leave {setting('correct')} unset"
         )
     if method == "oh":
         return Boundaries(frozenset(marked), frozenset(plain.values()), sorted(marked), [])
     opening = {id for id in plain.values() if id not in marked}
     return Boundaries(
-        frozenset(marked), frozenset(plain.values()), sorted(marked.union(end)), sorted(opening.union(end))
+        frozenset(marked),
+        frozenset(plain.values()),
+        sorted(marked.union(end)),
+        sorted(opening.union(end)),
     )
 
 
@@ -165,9 +191,13 @@ def end_tokens(model: LanguageModel) -> list[int]:
 
 
 def correction(
-    values: Mapping[str, Any], slots: Any, ids: Sequence[Sequence[int]], token_rows: Sequence[Sequence[int]],
-    count: int, boundaries: Boundaries,
-) -> Any:  # fmt: skip
+    values: Mapping[str, Any],
+    slots: Any,
+    ids: Sequence[Sequence[int]],
+    token_rows: Sequence[Sequence[int]],
+    count: int,
+    boundaries: Boundaries,
+) -> Any:
     """The change of the log-probability of each row.
 
     Args:
@@ -189,8 +219,9 @@ def correction(
                     result[row] -= values["following"][slot + position]
                 elif any(earlier in boundaries.plain for earlier in text[:position]):
                     raise ValueError(
-                        f"{setting('correct')} needs words that are separated by a space, but a word follows another "
-                        f"text without one: join the two words, or leave {setting('correct')} unset"
+                        f"{setting('correct')} needs words that are separated by a space, but a"
+                        " word follows another text without one: join the two words, or leave"
+                        f" {setting('correct')} unset"
                     )
                 elif boundaries.opening:
                     result[row] -= values["opening"][slot + position]
@@ -201,7 +232,9 @@ def correction(
 
 
 def add_lags(columns: dict[str, Any], texts: Iterable[Sequence[int | None]], lags: int) -> None:
-    """Add the surprisal and the entropy of the previous words. texts: the rows of each text's words, in order."""
+    """Add the surprisal and the entropy of the previous words. texts: the rows of each text's
+    words, in order.
+    """
     order = [[row for row in rows if row is not None] for rows in texts]
     for lag in range(1, lags + 1):
         for name in ("surprisal", "entropy"):

@@ -1,19 +1,21 @@
-"""Minimal pairs: whether a model prefers the grammatical sentence, or fulfils the predictions of a test suite.
+"""Minimal pairs: whether a model prefers the grammatical sentence, or fulfils the predictions of a
+test suite.
 
-BLiMP (JSONL): a pair is correct if log p(good) > log p(bad), the log-probabilities of the complete sentences, as in the
-"simple LM method" of BLiMP and in lm-eval's task. A tie is not correct.
+BLiMP (JSONL): a pair is correct if log p(good) > log p(bad), the log-probabilities of the complete
+sentences, as in the "simple LM method" of BLiMP and in lm-eval's task. A tie is not correct.
 
-SyntaxGym (JSON): the surprisal (bits) of a region is the sum over its tokens, or the metric of the suite (mean, median,
-range, max, min). Formulas compare regions of the conditions of an item (analysis/formulas.py). The regions of a
-sentence are joined by spaces, and a token belongs to the region of its last character.
+SyntaxGym (JSON): the surprisal (bits) of a region is the sum over its tokens, or the metric of the
+suite (mean, median, range, max, min). Formulas compare regions of the conditions of an item
+(analysis/formulas.py). The regions of a sentence are joined by spaces, and a token belongs to the
+region of its last character.
 
-A sentence begins after the model's beginning-of-sequence token, if it has one. Otherwise, its first token is not
-scored.
+A sentence begins after the model's beginning-of-sequence token, if it has one. Otherwise, its first
+token is not scored.
 
 Sources
     Warstadt et al. (2020), "BLiMP: The Benchmark of Linguistic Minimal Pairs for English".
-    Gauthier, Hu, Wilcox, Qian & Levy (2020), "SyntaxGym: An Online Platform for Targeted Evaluation of Language
-    Models".
+    Gauthier, Hu, Wilcox, Qian & Levy (2020), "SyntaxGym: An Online Platform for Targeted Evaluation
+        of Language Models".
     Wilson (1927) for the intervals of accuracies.
 """
 
@@ -42,7 +44,8 @@ from minhub_py.system.tables import Columns, Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PHENOMENA = ("UID", "phenomenon", "linguistics_term", "field")  # of BLiMP's files and of similar files
+# of BLiMP's files and of similar files
+PHENOMENA = ("UID", "phenomenon", "linguistics_term", "field")
 GOOD, BAD = "sentence_good", "sentence_bad"
 Pair = TypedDict("Pair", {GOOD: str | None, BAD: str | None})  # type: ignore[misc]
 METRICS: dict[str, Any] = {
@@ -61,10 +64,12 @@ Z = 1.959963984540054  # of a 95 % interval
 class MinimalPairs(Result):
     """The result of `minimal_pairs`.
 
-    columns: one value per pair: phenomenon, good, bad (the sentences), logprob_good, logprob_bad (nats), difference
-    and correct (None for a missing sentence). For test suites, one per item and prediction: phenomenon (the suite's
-    name and the prediction's number), item, formula and correct.
-    accuracy: one value per phenomenon, the last for all: phenomenon, n, accuracy, lower and upper (95 % interval).
+    columns: one value per pair: phenomenon, good, bad (the sentences), logprob_good, logprob_bad
+    (nats), difference and correct (None for a missing sentence). For test suites, one per item and
+    prediction: phenomenon (the suite's name and the prediction's number), item, formula and
+    correct.
+    accuracy: one value per phenomenon, the last for all: phenomenon, n, accuracy, lower and upper
+    (95 % interval).
     """
 
     columns: Columns = field(repr=False)
@@ -81,7 +86,9 @@ class MinimalPairs(Result):
         return self.accuracy._repr_html_()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Accuracies with intervals. path: a picture to write.    ValueError: matplotlib is missing."""
+        """Accuracies with intervals. path: a picture to write.    ValueError: matplotlib is
+        missing.
+        """
         return plots.plot_accuracy(self.accuracy, path)
 
 
@@ -103,16 +110,16 @@ def minimal_pairs(
     Args:
         model: A language model of this package, not an encoder-decoder.
         tokenizer: The model's tokenizer.
-        pairs: Pairs (good, bad); mappings with the keys of BLiMP; or the path of a BLiMP file (.jsonl), of a SyntaxGym
-            suite (.json), or of a folder with such files.
-        by: The key that names the phenomenon of a pair. Default: UID, phenomenon, linguistics_term or field, else the
-            file's name.
+        pairs: Pairs (good, bad); mappings with the keys of BLiMP; or the path of a BLiMP file
+            (.jsonl), of a SyntaxGym suite (.json), or of a folder with such files.
+        by: The key that names the phenomenon of a pair. Default: UID, phenomenon, linguistics_term
+            or field, else the file's name.
         bos: Whether sentences begin after the BOS token. Default: if the model has one.
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        The results of each pair and the accuracies. Pairs with a missing sentence, and predictions of a region without
-        tokens, count in no accuracy.
+        The results of each pair and the accuracies. Pairs with a missing sentence, and predictions
+        of a region without tokens, count in no accuracy.
 
     Raises:
         ValueError: A file is corrupt; pairs and suites are mixed; or the model is invalid.
@@ -121,7 +128,10 @@ def minimal_pairs(
     refuse_encoder_decoder(model)
     records, suites = read_pairs(pairs)
     if records and suites:
-        raise ValueError("pairs contains .jsonl files of pairs and .json files of suites: pass one kind at a time")
+        raise ValueError(
+            "pairs contains .jsonl files of pairs and .json files of suites: pass one kind at a"
+            " time"
+        )
     if suites:
         columns = suite_columns(model, tokenizer, suites, bos, progress)
     else:
@@ -130,56 +140,88 @@ def minimal_pairs(
 
 
 def pair_columns(
-    model: LanguageModel, tokenizer: Any, records: Sequence[Mapping[str, Any]], by: str | None, bos: bool | None,
+    model: LanguageModel,
+    tokenizer: Any,
+    records: Sequence[Mapping[str, Any]],
+    by: str | None,
+    bos: bool | None,
     progress: Progress | None,
-) -> Columns:  # fmt: skip
+) -> Columns:
     """The columns of `MinimalPairs` for pairs."""
     name = phenomenon_key(records, by)
     good, bad = ([record[key] or "" for record in records] for key in (GOOD, BAD))
     logprobs = sentence_logprobs(model, tokenizer, [*good, *bad], bos, progress)
     first, second = np.array(logprobs[: len(good)]), np.array(logprobs[len(good) :])
     defined = ~np.isnan(first - second)
-    return Columns({
-        "phenomenon": [str(record[name]) for record in records],
-        "good": good,
-        "bad": bad,
-        "logprob_good": first,
-        "logprob_bad": second,
-        "difference": first - second,
-        "correct": [bool(a > b) if valid else None for a, b, valid in zip(first, second, defined, strict=True)],
-    })  # fmt: skip
+    return Columns(
+        {
+            "phenomenon": [str(record[name]) for record in records],
+            "good": good,
+            "bad": bad,
+            "logprob_good": first,
+            "logprob_bad": second,
+            "difference": first - second,
+            "correct": [
+                bool(a > b) if valid else None
+                for a, b, valid in zip(first, second, defined, strict=True)
+            ],
+        }
+    )
 
 
 def phenomenon_key(records: Sequence[Mapping[str, Any]], by: str | None) -> str:
     """The key that names the phenomenon of each record. ValueError: a record does not have it."""
-    name = by or next((name for name in PHENOMENA if records and all(name in record for record in records)), "file")
+    name = by or next(
+        (name for name in PHENOMENA if records and all(name in record for record in records)),
+        "file",
+    )
     missing = next((number for number, record in enumerate(records) if name not in record), None)
     if missing is not None:
-        raise ValueError(f"pair {missing} has no {name!r}: set by to one of {', '.join(records[missing])}")
+        raise ValueError(
+            f"pair {missing} has no {name!r}: set by to one of {', '.join(records[missing])}"
+        )
     return name
 
 
 def sentence_logprobs(
-    model: LanguageModel, tokenizer: Any, sentences: Sequence[str], bos: bool | None, progress: Progress | None = None
+    model: LanguageModel,
+    tokenizer: Any,
+    sentences: Sequence[str],
+    bos: bool | None,
+    progress: Progress | None = None,
 ) -> list[float]:
     """The log-probability (nats) of each sentence; NaN for a sentence without scored tokens."""
-    tokens = part_surprisals(model, tokenizer, [[sentence] for sentence in sentences], bos, progress)
+    tokens = part_surprisals(
+        model, tokenizer, [[sentence] for sentence in sentences], bos, progress
+    )
     return [-float(np.sum(bits)) * math.log(2) if len(bits) else math.nan for [bits] in tokens]
 
 
 def suite_columns(
-    model: LanguageModel, tokenizer: Any, suites: Sequence[tuple[str, Mapping[str, Any]]], bos: bool | None,
+    model: LanguageModel,
+    tokenizer: Any,
+    suites: Sequence[tuple[str, Mapping[str, Any]]],
+    bos: bool | None,
     progress: Progress | None,
-) -> Columns:  # fmt: skip
+) -> Columns:
     """The columns of `MinimalPairs` for test suites."""
     columns = Columns({"phenomenon": [], "item": [], "formula": [], "correct": []})
     sentences = [
-        condition for _, suite in suites for item in suite["items"] for condition in item["conditions"]
-    ]  # fmt: skip
-    parts = [[str(region["content"]).strip() for region in condition["regions"]] for condition in sentences]
+        condition
+        for _, suite in suites
+        for item in suite["items"]
+        for condition in item["conditions"]
+    ]
+    parts = [
+        [str(region["content"]).strip() for region in condition["regions"]]
+        for condition in sentences
+    ]
     surprisals = iter(part_surprisals(model, tokenizer, parts, bos, progress))
     for name, suite in suites:
-        formulas = [(prediction["formula"], parse(prediction["formula"])) for prediction in suite["predictions"]]
+        formulas = [
+            (prediction["formula"], parse(prediction["formula"]))
+            for prediction in suite["predictions"]
+        ]
         metric = METRICS[suite["meta"].get("metric") or "sum"]
         for item in suite["items"]:
             values: dict[tuple[str, int], float] = {}
@@ -196,20 +238,29 @@ def suite_columns(
 
 
 def part_surprisals(
-    model: LanguageModel, tokenizer: Any, texts: Sequence[Sequence[str]], bos: bool | None, progress: Progress | None
+    model: LanguageModel,
+    tokenizer: Any,
+    texts: Sequence[Sequence[str]],
+    bos: bool | None,
+    progress: Progress | None,
 ) -> list[list[Array]]:
-    """The surprisals (bits) of the tokens of each part of each text. The parts are joined by spaces.
+    """The surprisals (bits) of the tokens of each part of each text. The parts are joined by
+    spaces.
 
     The first token of a text without BOS is not scored. Empty parts have no tokens.
     """
     use_bos = bos_token_id(tokenizer, model.config) is not None if bos is None else bos
     bos_id = required_bos(model, tokenizer) if use_bos else None
     segments = [
-        Segments([part for part in parts if part], [number for number, part in enumerate(parts) if part])
+        Segments(
+            [part for part in parts if part], [number for number, part in enumerate(parts) if part]
+        )
         for parts in texts
     ]
     spans, owners = [], []
-    for text, ids, owner, _ in encode_parts(model, tokenizer, segments, " ", add_special_tokens=use_bos):
+    for text, ids, owner, _ in encode_parts(
+        model, tokenizer, segments, " ", add_special_tokens=use_bos
+    ):
         if bos_id is not None and ids[:1] != [bos_id]:
             ids.insert(0, bos_id)
             owner.insert(0, None)
@@ -234,7 +285,9 @@ def accuracies(phenomena: Sequence[str], correct: Sequence[bool | None]) -> Colu
             groups[name].append(bool(value))
     if len(groups) != 1:
         groups["all"] = [value for values in groups.values() for value in values]
-    rows = [(name, len(values), *interval(sum(values), len(values))) for name, values in groups.items()]
+    rows = [
+        (name, len(values), *interval(sum(values), len(values))) for name, values in groups.items()
+    ]
     names = ("phenomenon", "n", "accuracy", "lower", "upper")
     return Columns(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
@@ -250,7 +303,9 @@ def interval(successes: int, n: int) -> tuple[float, float, float]:
 
 
 def read_pairs(pairs: Any) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:
-    """The records of pairs, and the suites with their names. ValueError: a file or a value is not as expected."""
+    """The records of pairs, and the suites with their names. ValueError: a file or a value is not
+    as expected.
+    """
     if isinstance(pairs, str | os.PathLike):
         return read_files(Path(pairs))
     if not isinstance(pairs, Iterable) or isinstance(pairs, Mapping):
@@ -265,9 +320,16 @@ def read_pairs(pairs: Any) -> tuple[list[Mapping[str, Any]], list[tuple[str, Map
 
 def read_files(path: Path) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:
     """`read_pairs` for a file, or for the .jsonl and .json files of a folder."""
-    files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json")) if path.is_dir() else [path]
+    files = (
+        sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
+        if path.is_dir()
+        else [path]
+    )
     if not files:
-        raise ValueError(f"{path} contains no .jsonl or .json file: pass the folder of BLiMP's or SyntaxGym's files")
+        raise ValueError(
+            f"{path} contains no .jsonl or .json file: pass the folder of BLiMP's or SyntaxGym's"
+            " files"
+        )
     records: list[Mapping[str, Any]] = []
     suites: list[tuple[str, Mapping[str, Any]]] = []
     for file in files:
@@ -288,7 +350,10 @@ def read_blimp(path: Path) -> Iterator[Mapping[str, Any]]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 where = f"{path}, line {number}"
-                yield {"file": path.stem, **check_record(parse_json(line.encode(), Any, where), where)}
+                yield {
+                    "file": path.stem,
+                    **check_record(parse_json(line.encode(), Any, where), where),
+                }
 
 
 def check_record(record: Any, where: str) -> Mapping[str, Any]:
@@ -340,15 +405,25 @@ class Suite(TypedDict):
 
 
 def read_suite(path: Path) -> tuple[str, Suite]:
-    """A suite and its name. ValueError: the file is not a suite of SyntaxGym, or has an unsupported metric."""
+    """A suite and its name. ValueError: the file is not a suite of SyntaxGym, or has an unsupported
+    metric.
+    """
     content = read_json(path, Any)
     try:
         suite: Suite = convert(content, Suite)
-        _ = [int(region["region_number"]) for item in suite["items"] for condition in item["conditions"]
-             for region in condition["regions"]]  # fmt: skip
+        _ = [
+            int(region["region_number"])
+            for item in suite["items"]
+            for condition in item["conditions"]
+            for region in condition["regions"]
+        ]
     except ValueError as error:
-        raise ValueError(f"{path} is not a suite of SyntaxGym, with meta, predictions and items ({error})") from error
+        raise ValueError(
+            f"{path} is not a suite of SyntaxGym, with meta, predictions and items ({error})"
+        ) from error
     metric = suite["meta"].get("metric") or "sum"
     if metric not in METRICS:
-        raise ValueError(f"{path} has the metric {brief(metric)}: supported are {', '.join(METRICS)}")
+        raise ValueError(
+            f"{path} has the metric {brief(metric)}: supported are {', '.join(METRICS)}"
+        )
     return suite["meta"].get("name") or path.stem, suite

@@ -1,8 +1,9 @@
 """Activation patching: which values of a clean run restore its result in a corrupted run.
 
 Sources
-    Vig et al. (2020), "Causal Mediation Analysis"; Meng et al. (2022), "Locating and Editing Factual Associations in
-    GPT"; Heimersheim & Nanda (2024), "How to Use and Interpret Activation Patching".
+    Vig et al. (2020), "Causal Mediation Analysis"; Meng et al. (2022), "Locating and Editing
+    Factual Associations in GPT"; Heimersheim & Nanda (2024), "How to Use and Interpret Activation
+    Patching".
 """
 
 import os
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 KINDS = ("resid", "attn", "mlp", "heads")
 BATCH_TOKENS = 2048  # per forward call
 
-# The correct and the incorrect token, as strings or token IDs, or a function of the logits (T, V) of a run.
+# The correct and the incorrect token, as strings or token IDs, or a function of the logits (T, V)
+# of a run.
 Metric = tuple[str | int, str | int] | Callable[[Tensor], float]
 
 
@@ -39,9 +41,10 @@ class Patching(Result):
         corrupted_tokens: The string of each token of the corrupted text.
         clean: The metric of the clean run.
         corrupted: The metric of the corrupted run.
-        values: The metric of the patched runs. "resid", "attn", "mlp": (layers, T), the value at one layer and position
-            patched; the first row of "resid" is the embeddings (layer 0). "heads": (layers, heads), one head patched at
-            all positions. NaN: the layer lacks this value.
+        values: The metric of the patched runs. "resid", "attn", "mlp": (layers, T), the value at
+            one layer and position patched; the first row of "resid" is the embeddings (layer 0).
+            "heads": (layers, heads), one head patched at all positions. NaN: the layer lacks this
+            value.
     """
 
     tokens: list[str | None]
@@ -58,7 +61,9 @@ class Patching(Result):
         if kind not in self.values:
             raise ValueError(f"kind must be {' or '.join(self.values)}, not {kind!r}")
         if self.clean == self.corrupted:
-            raise ValueError("the clean and the corrupted run have the same metric: use texts that differ in it")
+            raise ValueError(
+                "the clean and the corrupted run have the same metric: use texts that differ in it"
+            )
         return (self.values[kind] - self.corrupted) / (self.clean - self.corrupted)
 
     def heading(self) -> list[str]:
@@ -70,18 +75,28 @@ class Patching(Result):
 
         Layers and heads count from 1, positions from 0; None where a column does not apply.
         """
-        columns = Columns({name: [] for name in ("kind", "layer", "position", "head", "token", "value")})
+        columns = Columns(
+            {name: [] for name in ("kind", "layer", "position", "head", "token", "value")}
+        )
         for kind, values in self.values.items():
             for row, numbers in enumerate(values.tolist()):
                 for column, number in enumerate(numbers):
                     heads = kind == "heads"
-                    cells = (kind, row + (kind != "resid"), None if heads else column, column + 1 if heads else None,
-                             None if heads else self.tokens[column], number)  # fmt: skip
+                    cells = (
+                        kind,
+                        row + (kind != "resid"),
+                        None if heads else column,
+                        column + 1 if heads else None,
+                        None if heads else self.tokens[column],
+                        number,
+                    )
                     for name, cell in zip(columns, cells, strict=True):
                         columns[name].append(cell)
         return columns
 
-    def plot(self, path: str | os.PathLike[str] | None = None, *, kind: str | None = None) -> "Figure":
+    def plot(
+        self, path: str | os.PathLike[str] | None = None, *, kind: str | None = None
+    ) -> "Figure":
         """Draw heat maps of the effects: 0 as in the corrupted run, 1 as in the clean run.
 
         Args:
@@ -94,9 +109,17 @@ class Patching(Result):
         Raises:
             ValueError: As for `effects`, or matplotlib is not installed.
         """
-        effects = {name: self.effects(name).numpy() for name in (self.values if kind is None else [kind])}
-        texts = (plots.token_labels(tokens, range(len(tokens))) for tokens in (self.tokens, self.corrupted_tokens))
-        tokens = [token if token == other else f"{token} → {other}" for token, other in zip(*texts, strict=True)]
+        effects = {
+            name: self.effects(name).numpy() for name in (self.values if kind is None else [kind])
+        }
+        texts = (
+            plots.token_labels(tokens, range(len(tokens)))
+            for tokens in (self.tokens, self.corrupted_tokens)
+        )
+        tokens = [
+            token if token == other else f"{token} → {other}"
+            for token, other in zip(*texts, strict=True)
+        ]
         return plots.plot_patching(effects, tokens, path)
 
 
@@ -113,23 +136,24 @@ def patching(
     target: Text = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Patching:
-    """Replace values of a corrupted run by values of a clean run, one at a time, and measure the result.
+    """Replace values of a corrupted run by values of a clean run, one at a time, and measure the
+    result.
 
-        result = patching(model, tokenizer, "The capital of France is", "The capital of Italy is", (" Paris", " Rome"))
-        result.plot("patching.png")
+        result = patching(model, tokenizer, "The capital of France is", "The capital of Italy is",
+        (" Paris", " Rome")) result.plot("patching.png")
 
     Args:
-        model: A model of this package. An encoder needs a masked-LM head. In an encoder-decoder, values of the encoder
-            are patched.
+        model: A model of this package. An encoder needs a masked-LM head. In an encoder-decoder,
+            values of the encoder are patched.
         tokenizer: The model's tokenizer; None if texts and metric are token IDs.
         clean: A text.
         corrupted: A text with as many tokens.
-        metric: The correct and the incorrect token, strings or IDs: the metric is the difference of their logits. Or a
-            function that returns a number for the logits (T, V) of a run.
-        kinds: The patched values: "resid", "attn" and "mlp" for each layer and position; "heads" for each layer and
-            head at all positions.
-        position: The position, from 0, whose logits a pair of tokens is compared at; negative numbers count from the
-            end. Default: the last position; required for an encoder.
+        metric: The correct and the incorrect token, strings or IDs: the metric is the difference of
+            their logits. Or a function that returns a number for the logits (T, V) of a run.
+        kinds: The patched values: "resid", "attn" and "mlp" for each layer and position; "heads"
+            for each layer and head at all positions.
+        position: The position, from 0, whose logits a pair of tokens is compared at; negative
+            numbers count from the end. Default: the last position; required for an encoder.
         target: For an encoder-decoder: the decoder's previous output. Default: nothing.
         progress: Called with the numbers of completed and of all runs.
 
@@ -137,12 +161,16 @@ def patching(
         The metric of each patched run.
 
     Raises:
-        ValueError: Texts with different numbers of tokens; a metric that is not a pair of single tokens; a model
-            without head; an LSTM with other kinds than "resid"; or as `activations`.
+        ValueError: Texts with different numbers of tokens; a metric that is not a pair of single
+            tokens; a model without head; an LSTM with other kinds than "resid"; or as
+            `activations`.
     """
     model = model_of(model, "patching()")
     if model.without_head or (model.encoder_only and model.config.head != "masked_lm"):
-        raise ValueError(f"patching() needs logits of tokens: this {model.config.TITLE} has no language model head")
+        raise ValueError(
+            f"patching() needs logits of tokens: this {model.config.TITLE} has no language model"
+            " head"
+        )
     points = Points(recipe_of(model).model)
     prefix = ENCODER if model.encoder_decoder else ""
     selected = check_kinds(kinds, points, prefix)
@@ -153,8 +181,8 @@ def patching(
     ]
     if len(rows[0]) != len(rows[1]):
         raise ValueError(
-            f"clean has {len(rows[0])} tokens and corrupted {len(rows[1])}: pass texts with as many tokens, so that "
-            "positions correspond"
+            f"clean has {len(rows[0])} tokens and corrupted {len(rows[1])}: pass texts with as many"
+            " tokens, so that positions correspond"
         )
     inputs = None
     if model.encoder_decoder:
@@ -181,7 +209,9 @@ def patching(
             if progress is not None:
                 progress(completed, total)
     values = {kind: matrix_of(points, prefix, kind, results) for kind in selected}
-    return Patching(token_strings(tokenizer, rows[0]), token_strings(tokenizer, rows[1]), best, base, values)
+    return Patching(
+        token_strings(tokenizer, rows[0]), token_strings(tokenizer, rows[1]), best, base, values
+    )
 
 
 def check_kinds(kinds: str | Iterable[str], points: Points, prefix: str) -> tuple[str, ...]:
@@ -216,7 +246,9 @@ def variants(points: Points, point: Point, length: int) -> list[tuple[slice, sli
 
 
 def patch(value: Tensor, cells: Sequence[tuple[slice, slice]]) -> Edit:
-    """An edit that replaces another part of x (B, T, size) in each row by the part of `value` (T, size)."""
+    """An edit that replaces another part of x (B, T, size) in each row by the part of `value` (T,
+    size).
+    """
 
     def replace(x: Tensor, positions: Tensor) -> Tensor:
         x = x.clone()
@@ -233,10 +265,14 @@ def metric_function(
     """A function of the model and the input (B, T, C) of the head: the metric of each row."""
     if callable(metric):
         function = metric
-        return lambda running, x: [float(function(logits_of(running, row.unsqueeze(0))[0].float())) for row in x]
+        return lambda running, x: [
+            float(function(logits_of(running, row.unsqueeze(0))[0].float())) for row in x
+        ]
     correct, incorrect = pair_of_tokens(model, tokenizer, metric)
     if position is None and model.encoder_only:
-        raise ValueError("an encoder needs position=, the index of the mask token whose logits are compared")
+        raise ValueError(
+            "an encoder needs position=, the index of the mask token whose logits are compared"
+        )
     offset = check_position(-1 if position is None else position, length)
 
     def difference(running: Any, x: Tensor) -> list[float]:
@@ -250,7 +286,9 @@ def metric_function(
 def check_position(position: object, length: int) -> int:
     """A position from 0; a negative one counts from the end. ValueError: out of range."""
     if not is_whole(position) or not -length <= position < length:
-        raise ValueError(f"position must be a whole number from {-length} to {length - 1}, not {position!r}")
+        raise ValueError(
+            f"position must be a whole number from {-length} to {length - 1}, not {position!r}"
+        )
     return int(position) % length
 
 
@@ -265,8 +303,8 @@ def pair_of_tokens(model: Any, tokenizer: Any, metric: object) -> tuple[int, int
     pair = all_of(metric, lambda value: is_text(value) or is_whole(value))
     if pair is None or len(pair) != 2:
         raise ValueError(
-            f"metric must be a pair of tokens, the correct and the incorrect one, or a function of the logits, not "
-            f"{metric!r}"
+            "metric must be a pair of tokens, the correct and the incorrect one, or a function of"
+            f" the logits, not {metric!r}"
         )
     first, second = (token_id(model, tokenizer, token, "metric") for token in pair)
     return first, second
@@ -276,7 +314,9 @@ def token_id(model: Any, tokenizer: Any, token: Any, name: str) -> int:
     """The ID of a token that is a string or an ID. ValueError: no token, or several."""
     if is_whole(token):
         if not 0 <= token < model.config.vocab_size:
-            raise ValueError(f"{name}: token IDs must be 0 to {model.config.vocab_size - 1}, not {token}")
+            raise ValueError(
+                f"{name}: token IDs must be 0 to {model.config.vocab_size - 1}, not {token}"
+            )
         return int(token)
     if not is_text(token):
         raise ValueError(f"{name} must be a token, a string or an ID, not {token!r}")
@@ -284,8 +324,8 @@ def token_id(model: Any, tokenizer: Any, token: Any, name: str) -> int:
     ids = tokenizer.encode(token, add_special_tokens=False).ids
     if len(ids) != 1:
         raise ValueError(
-            f"{name}: {token!r} has {len(ids)} tokens: pass a string of one token, with the space in front if the text "
-            "needs one, or a token ID"
+            f"{name}: {token!r} has {len(ids)} tokens: pass a string of one token, with the space"
+            " in front if the text needs one, or a token ID"
         )
     return int(ids[0])
 

@@ -1,6 +1,7 @@
 """Plots of results, as matplotlib figures.
 
-The functions receive arrays and labels. The result classes call them, and this module knows none of these classes.
+The functions receive arrays and labels. The result classes call them, and this module knows none of
+these classes.
 """
 
 import math
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Picture = str | os.PathLike[str] | None
-INK, GREY, BLUE, VERMILLION = "#30343b", "#70757d", "#0072B2", "#D55E00"  # the last two as in the R package
-# Tokens up to which axes are labelled, for a single panel and for a grid: more labels would be too small to read.
+# the last two as in the R package
+INK, GREY, BLUE, VERMILLION = "#30343b", "#70757d", "#0072B2", "#D55E00"
+# Tokens up to which axes are labelled, for a single panel and for a grid: more labels would be too
+# small to read.
 LABELLED_SINGLE, LABELLED_GRID = 60, 28
 MAX_THUMBNAILS = 144  # heads of all layers; more are shown as means
 MAX_LABEL = 14  # characters of a token
@@ -26,12 +29,19 @@ WORDS_PER_LINE, MAX_LINES = 25, 20  # of a plot of surprisal
 
 
 def plot_attention(
-    weights: "Tensor", layers: Sequence[int], tokens: Sequence[str], path: Picture, layer: int | None, head: int | None
+    weights: "Tensor",
+    layers: Sequence[int],
+    tokens: Sequence[str],
+    path: Picture,
+    layer: int | None,
+    head: int | None,
 ) -> "Figure":
-    """Heat maps of attention weights (layers, heads, T, T), with a row for each query and a column for each key.
+    """Heat maps of attention weights (layers, heads, T, T), with a row for each query and a column
+    for each key.
 
-    One head, the heads of one layer, or one head of each layer are labelled with their tokens. All heads of all layers
-    are thumbnails, or the mean of each layer's heads if there are more than MAX_THUMBNAILS.
+    One head, the heads of one layer, or one head of each layer are labelled with their tokens. All
+    heads of all layers are thumbnails, or the mean of each layer's heads if there are more than
+    MAX_THUMBNAILS.
     """
     heads = range(1, weights.size(1) + 1)
     if layer is not None and layer not in layers:
@@ -43,24 +53,37 @@ def plot_attention(
         if len(layers) * len(heads) <= MAX_THUMBNAILS:
             return save(draw_thumbnails(weights, layers, title), path)
         title += f", mean of {len(heads)} heads (layer=, head= select one)"
-        panels = [(f"layer {number}", mean) for number, mean in zip(layers, weights.mean(1), strict=True)]
+        panels = [
+            (f"layer {number}", mean) for number, mean in zip(layers, weights.mean(1), strict=True)
+        ]
     else:
         panels = [
-            (f"head {column}" if layer is not None else f"layer {row}", weights[layers.index(row), column - 1])
+            (
+                f"head {column}" if layer is not None else f"layer {row}",
+                weights[layers.index(row), column - 1],
+            )
             for row in (layers if layer is None else [layer])
             for column in (heads if head is None else [head])
         ]
     return save(draw_panels(panels, tokens, title), path)
 
 
-def draw_panels(panels: Sequence[tuple[str, "Tensor"]], tokens: Sequence[str], title: str) -> "Figure":
+def draw_panels(
+    panels: Sequence[tuple[str, "Tensor"]], tokens: Sequence[str], title: str
+) -> "Figure":
     """A grid of titled panels, with token labels at its left and bottom edges."""
     count, single = len(tokens), len(panels) == 1
     labelled = count <= (LABELLED_SINGLE if single else LABELLED_GRID)
     columns = math.ceil(math.sqrt(1.3 * len(panels)))  # a landscape format
     rows = math.ceil(len(panels) / columns)
     columns = math.ceil(len(panels) / rows)  # full rows
-    size = max(4.5 if single else 1.8, (0.28 if single else 0.12) * count) if labelled else 5.5 if single else 2.2
+    size = (
+        max(4.5 if single else 1.8, (0.28 if single else 0.12) * count)
+        if labelled
+        else 5.5
+        if single
+        else 2.2
+    )
     figure = new_figure(size * columns + 2, size * rows + 1.6)
     grid = figure.subplots(rows, columns, squeeze=False)
     for number, axes in enumerate(grid.flat):
@@ -99,13 +122,19 @@ def draw_thumbnails(weights: "Tensor", layers: Sequence[int], title: str) -> "Fi
             if row == 0:
                 axes.set_title(f"head {column + 1}" if column == 0 else str(column + 1), fontsize=9)
             if column == 0:
-                axes.set_ylabel(f"layer {layers[row]}" if row == 0 else str(layers[row]), fontsize=9)
-    figure.supxlabel("each panel: queries from top to bottom, keys from left to right", fontsize=9, color=GREY)
+                axes.set_ylabel(
+                    f"layer {layers[row]}" if row == 0 else str(layers[row]), fontsize=9
+                )
+    figure.supxlabel(
+        "each panel: queries from top to bottom, keys from left to right", fontsize=9, color=GREY
+    )
     finish(figure, image, grid, title)
     return figure
 
 
-def finish(figure: "Figure", image: Any, grid: Any, title: str, label: str = "attention weight") -> None:
+def finish(
+    figure: "Figure", image: Any, grid: Any, title: str, label: str = "attention weight"
+) -> None:
     """Add a color bar and a title."""
     bar = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30, pad=0.02)
     bar.outline.set_visible(False)  # type: ignore[operator]
@@ -119,28 +148,44 @@ def heat_map(axes: "Axes", weights: Any) -> Any:
     return axes.imshow(weights, cmap=colormap(), vmin=0, vmax=1, interpolation="nearest")
 
 
-def label_tokens(axes: "Axes", tokens: Sequence[str], left: bool, bottom: bool, size: float) -> None:
+def label_tokens(
+    axes: "Axes", tokens: Sequence[str], left: bool, bottom: bool, size: float
+) -> None:
     """Label the left and bottom edges of a panel with the tokens. size: font size in points."""
     positions = range(len(tokens))
-    axes.set_yticks(positions if left else [], tokens if left else [], fontsize=size, family="monospace")
-    axes.set_xticks(positions if bottom else [], tokens if bottom else [], fontsize=size, family="monospace")
+    axes.set_yticks(
+        positions if left else [], tokens if left else [], fontsize=size, family="monospace"
+    )
+    axes.set_xticks(
+        positions if bottom else [], tokens if bottom else [], fontsize=size, family="monospace"
+    )
     axes.tick_params("x", rotation=90 if max(map(len, tokens)) > 2 else 0)
     axes.tick_params(length=0)
 
 
 def plot_logit_lens(
-    probs: "Tensor", predicted: "Tensor", layers: Sequence[int], ids: Sequence[int], names: Mapping[int, str],
-    tokens: Sequence[str], path: Picture, start: int, most: int,
-) -> "Figure":  # fmt: skip
-    """The most likely next token in a grid of layers (rows, the last on top) and tokens of the text (columns).
+    probs: "Tensor",
+    predicted: "Tensor",
+    layers: Sequence[int],
+    ids: Sequence[int],
+    names: Mapping[int, str],
+    tokens: Sequence[str],
+    path: Picture,
+    start: int,
+    most: int,
+) -> "Figure":
+    """The most likely next token in a grid of layers (rows, the last on top) and tokens of the text
+    (columns).
 
-    probs, predicted: (layers, T), the probability and the ID of the most likely token.    names: labels of these IDs.
-    ids, tokens: the text.
+    probs, predicted: (layers, T), the probability and the ID of the most likely token.    names:
+    labels of these IDs. ids, tokens: the text.
     """
     count = len(ids)
     columns = range(max(0, start), min(count, start + most))
     if not columns:
-        raise ValueError(f"the text has {count} tokens: start must be 0 to {count - 1}, and most 1 or more")
+        raise ValueError(
+            f"the text has {count} tokens: start must be 0 to {count - 1}, and most 1 or more"
+        )
     figure = new_figure(1.6 + 0.85 * max(len(columns), 6), 1.5 + 0.34 * len(layers))
     from matplotlib.patches import Rectangle
 
@@ -152,19 +197,38 @@ def plot_logit_lens(
         for column, id in enumerate(best):
             correct = column < len(following) and following[column] == id
             axes.text(
-                column, row, names[id], ha="center", va="center", fontsize=8, family="monospace",
-                color="white" if shares[row, column] > 0.5 else INK, fontweight="bold" if correct else "normal",
-            )  # fmt: skip
+                column,
+                row,
+                names[id],
+                ha="center",
+                va="center",
+                fontsize=8,
+                family="monospace",
+                color="white" if shares[row, column] > 0.5 else INK,
+                fontweight="bold" if correct else "normal",
+            )
             if correct:
                 corner = column - 0.47, row - 0.45
-                axes.add_patch(Rectangle(corner, 0.94, 0.9, fill=False, edgecolor=VERMILLION, linewidth=1.4, zorder=3))
+                axes.add_patch(
+                    Rectangle(
+                        corner, 0.94, 0.9, fill=False, edgecolor=VERMILLION, linewidth=1.4, zorder=3
+                    )
+                )
     axes.set_xticks(range(len(columns)), tokens[columns.start : columns.stop], family="monospace")
-    axes.set_yticks(range(len(layers)), ["embeddings" if number == 0 else str(number) for number in layers])
+    axes.set_yticks(
+        range(len(layers)), ["embeddings" if number == 0 else str(number) for number in layers]
+    )
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_ylabel("layer")
-    part = "" if len(columns) == count else f" (tokens {columns.start + 1} to {columns.stop} of {count})"
-    axes.set_xlabel(f"token of the text{part}" + ("; framed: the actual next token" if axes.patches else ""))
+    part = (
+        ""
+        if len(columns) == count
+        else f" (tokens {columns.start + 1} to {columns.stop} of {count})"
+    )
+    axes.set_xlabel(
+        f"token of the text{part}" + ("; framed: the actual next token" if axes.patches else "")
+    )
     finish(figure, image, axes, "Next token predicted by each layer", "probability")
     return save(figure, path)
 
@@ -191,8 +255,12 @@ def plot_confusion(counts: Any, categories: Sequence[Any], title: str, path: Pic
     return save(figure, path)
 
 
-def plot_estimates(series: Mapping[str, Mapping[str, Any]], confidence: float, path: Picture) -> "Figure":
-    """Estimates with intervals next to each other. series: columns term, estimate, lower and upper, by their label."""
+def plot_estimates(
+    series: Mapping[str, Mapping[str, Any]], confidence: float, path: Picture
+) -> "Figure":
+    """Estimates with intervals next to each other. series: columns term, estimate, lower and upper,
+    by their label.
+    """
     terms = next(iter(series.values()))["term"]
     figure = new_figure(6.5, 1.6 + 0.7 * len(terms))
     axes = figure.subplots()
@@ -200,7 +268,9 @@ def plot_estimates(series: Mapping[str, Mapping[str, Any]], confidence: float, p
         rows = [row + (number - (len(series) - 1) / 2) * 0.25 for row in range(len(terms))]
         lengths = [columns["estimate"] - columns["lower"], columns["upper"] - columns["estimate"]]
         color = (BLUE, VERMILLION)[number]
-        axes.errorbar(columns["estimate"], rows, xerr=lengths, fmt="o", color=color, capsize=3, label=label)
+        axes.errorbar(
+            columns["estimate"], rows, xerr=lengths, fmt="o", color=color, capsize=3, label=label
+        )
     axes.axvline(0, color=GREY, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(terms)), [token_label(term) for term in terms])
     axes.set_ylim(len(terms) - 0.5, -0.5)
@@ -211,10 +281,19 @@ def plot_estimates(series: Mapping[str, Mapping[str, Any]], confidence: float, p
 
 
 def plot_accuracy(accuracy: Mapping[str, Any], path: Picture) -> "Figure":
-    """The accuracy of each phenomenon with its interval, from the largest. The last row has all pairs."""
-    rows = list(zip(*(accuracy[name] for name in ("phenomenon", "n", "accuracy", "lower", "upper")), strict=True))
+    """The accuracy of each phenomenon with its interval, from the largest. The last row has all
+    pairs.
+    """
+    rows = list(
+        zip(
+            *(accuracy[name] for name in ("phenomenon", "n", "accuracy", "lower", "upper")),
+            strict=True,
+        )
+    )
     total = rows.pop() if len(rows) > 1 else None
-    rows = sorted((row for row in rows if row[1]), key=lambda row: -row[2]) + ([total] if total else [])
+    rows = sorted((row for row in rows if row[1]), key=lambda row: -row[2]) + (
+        [total] if total else []
+    )
     if not rows:
         raise ValueError("no pair has a result: check the sentences")
     longest = max(len(row[0]) for row in rows)
@@ -224,9 +303,16 @@ def plot_accuracy(accuracy: Mapping[str, Any], path: Picture) -> "Figure":
     for y, (_, _, share, lower, upper) in enumerate(rows):
         color = VERMILLION if total and y == len(rows) - 1 else BLUE
         axes.errorbar(
-            [share], [y], xerr=[[max(share - lower, 0)], [max(upper - share, 0)]], fmt="o", color=color, capsize=3
+            [share],
+            [y],
+            xerr=[[max(share - lower, 0)], [max(upper - share, 0)]],
+            fmt="o",
+            color=color,
+            capsize=3,
         )
-    names = [f"{printable(name) if len(name) <= 60 else name[:59] + '…'} ({n:,})" for name, n, *_ in rows]
+    names = [
+        f"{printable(name) if len(name) <= 60 else name[:59] + '…'} ({n:,})" for name, n, *_ in rows
+    ]
     axes.set_yticks(range(len(rows)), [name.replace("$", r"\$") for name in names])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)
@@ -239,16 +325,26 @@ def plot_accuracy(accuracy: Mapping[str, Any], path: Picture) -> "Figure":
 
 
 def plot_surprisal(texts: Sequence[Sequence[tuple[str, float | None]]], path: Picture) -> "Figure":
-    """The surprisal (bits) of each word of texts, in lines of at most WORDS_PER_LINE words; None for no value."""
-    lines = [text[start : start + WORDS_PER_LINE] for text in texts for start in range(0, len(text), WORDS_PER_LINE)]
+    """The surprisal (bits) of each word of texts, in lines of at most WORDS_PER_LINE words; None
+    for no value.
+    """
+    lines = [
+        text[start : start + WORDS_PER_LINE]
+        for text in texts
+        for start in range(0, len(text), WORDS_PER_LINE)
+    ]
     drawn, total = lines[:MAX_LINES], sum(map(len, texts))
     if not any(value is not None for line in drawn for _, value in line):
         raise ValueError("no word has a surprisal: give texts of two or more words")
     width = max(map(len, drawn))
     figure = new_figure(2.0 + 0.36 * max(width, 8), 0.8 + 1.7 * len(drawn))
-    for axes, line in zip(figure.subplots(len(drawn), sharey=True, squeeze=False)[:, 0], drawn, strict=True):
+    for axes, line in zip(
+        figure.subplots(len(drawn), sharey=True, squeeze=False)[:, 0], drawn, strict=True
+    ):
         axes.bar(range(len(line)), [value or 0 for _, value in line], width=0.7, color=BLUE)
-        axes.set_xticks(range(len(line)), [token_label(word) for word, _ in line], rotation=45, ha="right")
+        axes.set_xticks(
+            range(len(line)), [token_label(word) for word, _ in line], rotation=45, ha="right"
+        )
         axes.set_xlim(-0.6, width - 0.4)
         axes.tick_params(axis="x", length=0)
         axes.spines[["top", "right"]].set_visible(False)
@@ -259,13 +355,20 @@ def plot_surprisal(texts: Sequence[Sequence[tuple[str, float | None]]], path: Pi
     return save(figure, path)
 
 
-TITLES = {"resid": "Residual stream", "attn": "Attention", "mlp": "MLP", "heads": "Heads, all positions"}
+TITLES = {
+    "resid": "Residual stream",
+    "attn": "Attention",
+    "mlp": "MLP",
+    "heads": "Heads, all positions",
+}
 
 
 def plot_patching(effects: Mapping[str, Any], tokens: Sequence[str], path: Picture) -> "Figure":
-    """Heat maps of effects: layers (rows, the first at the bottom), and positions or heads (columns).
+    """Heat maps of effects: layers (rows, the first at the bottom), and positions or heads
+    (columns).
 
-    effects: arrays (layers, T), or for "heads" (layers, heads), by kind.    tokens: labels of the positions.
+    effects: arrays (layers, T), or for "heads" (layers, heads), by kind.    tokens: labels of the
+    positions.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -278,11 +381,15 @@ def plot_patching(effects: Mapping[str, Any], tokens: Sequence[str], path: Pictu
         image = axes.imshow(values, cmap=colors, vmin=-1, vmax=1, aspect="auto", origin="lower")
         axes.set_title(TITLES[kind], fontsize=10)
         first = kind != "resid"
-        names = [str(number + first) if number + first else "embeddings" for number in range(len(values))]
+        names = [
+            str(number + first) if number + first else "embeddings" for number in range(len(values))
+        ]
         axes.set_yticks(range(len(names)), names)
         axes.set_ylabel("layer")
         if kind == "heads":
-            axes.set_xticks(range(values.shape[1]), [str(head + 1) for head in range(values.shape[1])])
+            axes.set_xticks(
+                range(values.shape[1]), [str(head + 1) for head in range(values.shape[1])]
+            )
             axes.set_xlabel("head")
         elif len(tokens) <= LABELLED_SINGLE:
             axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8, family="monospace")
@@ -334,7 +441,9 @@ def token_labels(tokens: Iterable[str | None], ids: Iterable[int]) -> list[str]:
 
 
 def token_label(token: str | None, id: int = 0) -> str:
-    """A token with visible white space, shortened to MAX_LABEL characters; its ID if the string is unknown."""
+    """A token with visible white space, shortened to MAX_LABEL characters; its ID if the string is
+    unknown.
+    """
     if token is None:
         return f"#{id}"
     label = printable(token.replace(" ", "·")).replace("$", r"\$") or '""'

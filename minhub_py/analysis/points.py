@@ -1,28 +1,32 @@
-"""Named points of a model's computation, and copies of the model that read or change the values at these points.
+"""Named points of a model's computation, and copies of the model that read or change the values at
+these points.
 
-The names are derived from `steps`, which lists the modules that write to the residual stream. Layers and heads count
-from 1, as in `attention_weights` and `logit_lens`:
+The names are derived from `steps`, which lists the modules that write to the residual stream.
+Layers and heads count from 1, as in `attention_weights` and `logit_lens`:
 
     embeddings              the input of layer 1
-    layers.3.attn           the output of the attention of layer 3, as added to the residual stream (after its norm)
-    layers.3.mlp            the output of the MLP of layer 3, as added to the residual stream
-    layers.3.per_layer_input
-                            what layer 3 adds for the vectors that tokens have for each layer (Gemma 4)
-    layers.3.resid          the output of layer 3: the residual stream after its last addition, and after a factor
-                            (Gemma 4) or a norm of the stream itself (BERT). It is the input of layer 4. In an LSTM: its
-                            hidden state h, as the next layer receives it; the recurrence within the layer is not part
-                            of it
-    layers.3.heads.2        the output of a head: its weighted sum of values, before the output projection
-    layers.3.heads          all heads of the layer, concatenated
-    layers.3.neurons.17     an activation of the MLP: an input of its output projection
-    layers.3.neurons        all of them
+    layers.3.attn           the output of the attention of layer 3, as added to the residual stream
+    (after its norm) layers.3.mlp            the output of the MLP of layer 3, as added to the
+    residual stream layers.3.per_layer_input
+                            what layer 3 adds for the vectors that tokens have for each layer (Gemma
+                            4)
+    layers.3.resid          the output of layer 3: the residual stream after its last addition, and
+    after a factor
+                            (Gemma 4) or a norm of the stream itself (BERT). It is the input of
+                            layer 4. In an LSTM: its hidden state h, as the next layer receives it;
+                            the recurrence within the layer is not part of it
+    layers.3.heads.2        the output of a head: its weighted sum of values, before the output
+    projection layers.3.heads          all heads of the layer, concatenated layers.3.neurons.17
+    an activation of the MLP: an input of its output projection layers.3.neurons        all of them
     final                   the input of the head, after the final norm
 
-The decoder of an encoder-decoder also has `layers.3.cross` and `layers.3.cross_heads.2` for its cross-attention. The
-names of its encoder start with `encoder.`. A `*` replaces any number: `layers.*.resid`.
+The decoder of an encoder-decoder also has `layers.3.cross` and `layers.3.cross_heads.2` for its
+cross-attention. The names of its encoder start with `encoder.`. A `*` replaces any number:
+`layers.*.resid`.
 
-Hooks on a copy that shares the weights of the model read and change the values while the model's own `forward` runs.
-The model is not changed, and threads can use the model and its copies at the same time.
+Hooks on a copy that shares the weights of the model read and change the values while the model's
+own `forward` runs. The model is not changed, and threads can use the model and its copies at the
+same time.
 """
 
 import re
@@ -61,7 +65,8 @@ from minhub_py.models.steps import (
 )
 
 ENCODER = "encoder."
-# Receives the value (B, T, size) at a point and the positions (B or 1, T); returns the new value, or None.
+# Receives the value (B, T, size) at a point and the positions (B or 1, T); returns the new value,
+# or None.
 Edit = Callable[[Tensor, Tensor], Tensor | None]
 
 
@@ -69,9 +74,10 @@ Edit = Callable[[Tensor, Tensor], Tensor | None]
 class Point:
     """A value (B, T, size): the input or output of a module, or a part of it.
 
-    path: name of the module within the model.    size: number of channels.    layer: number, from 1; 0 for the
-    embeddings.    part: the channels of the module's value; None for all.    scale: the value at the point is the
-    module's value times this factor, as Granite adds its outputs to the residual stream.
+    path: name of the module within the model.    size: number of channels.    layer: number, from
+    1; 0 for the embeddings.    part: the channels of the module's value; None for all.    scale:
+    the value at the point is the module's value times this factor, as Granite adds its outputs to
+    the residual stream.
     """
 
     name: str
@@ -85,7 +91,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Source:
-    """A module whose value is a point. units: number of heads or neurons, which divide the value equally.
+    """A module whose value is a point. units: number of heads or neurons, which divide the value
+    equally.
 
     scale: see `Point`.
     """
@@ -99,7 +106,9 @@ class Source:
 
 
 class Points:
-    """The points of a model. layers: their number. sources: by the name of the point without its unit."""
+    """The points of a model. layers: their number. sources: by the name of the point without its
+    unit.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.title = model.config.TITLE
@@ -140,14 +149,20 @@ class Points:
                     tail = []
                 case AddToSaved():  # the MLP and the experts
                     path = paths[id(step.norm)]
-                    self.sources[f"{prefix}layers.{len(layers)}.mlp"] = Source(path, "output", size, len(layers))
+                    self.sources[f"{prefix}layers.{len(layers)}.mlp"] = Source(
+                        path, "output", size, len(layers)
+                    )
                     layers[-1].append(path)
                     tail = []
                 case Recurrent():
                     path = paths[id(step.layer)]
-                    layers = [[f"{path}.outputs.{number}"] for number in range(step.layer.num_layers)]
+                    layers = [
+                        [f"{path}.outputs.{number}"] for number in range(step.layer.num_layers)
+                    ]
                     size = last = step.layer.hidden_size
-                    self.sources[f"{prefix}embeddings"] = Source(path, "input", step.layer.input_size, 0)
+                    self.sources[f"{prefix}embeddings"] = Source(
+                        path, "input", step.layer.input_size, 0
+                    )
                 case Norm() if not step.to_residual:
                     tail = [paths[id(step.layer)]]
                 case Linear():
@@ -156,20 +171,30 @@ class Points:
         self.sources.setdefault(f"{prefix}embeddings", Source(blocks[0], "input", size, 0))
         for number, path in enumerate(blocks, 1):
             self.sources[f"{prefix}layers.{number}.resid"] = Source(path, "output", size, number)
-        self.sources[f"{prefix}final"] = Source(tail[0] if tail else blocks[-1], "output", last, len(blocks))
+        self.sources[f"{prefix}final"] = Source(
+            tail[0] if tail else blocks[-1], "output", last, len(blocks)
+        )
         if not (prefix == "" and self.encoder_decoder):
             self.layers = len(blocks)
 
-    def _add(self, step: Add, mixing: Step | None, layer: int, paths: Mapping[int, str], prefix: str) -> None:
-        """Add the points of a module that writes to the residual stream; `mixing`: the operation before it, or None."""
+    def _add(
+        self, step: Add, mixing: Step | None, layer: int, paths: Mapping[int, str], prefix: str
+    ) -> None:
+        """Add the points of a module that writes to the residual stream; `mixing`: the operation
+        before it, or None.
+        """
         name = "mlp" if mixing is None else "cross" if isinstance(mixing, CrossAttend) else "attn"
         start = f"{prefix}layers.{layer}."
         output = step.layer if step.norm is None else step.norm
         size, width = shape_of(step.layer)
         if isinstance(mixing, GateLayerInput):
-            self.sources[start + "per_layer_input"] = Source(paths[id(output)], "output", size, layer)
+            self.sources[start + "per_layer_input"] = Source(
+                paths[id(output)], "output", size, layer
+            )
             return
-        self.sources[start + name] = Source(paths[id(output)], "output", size, layer, scale=step.scale)
+        self.sources[start + name] = Source(
+            paths[id(output)], "output", size, layer, scale=step.scale
+        )
         units = width if mixing is None else getattr(mixing, "heads", 1)
         name = {"mlp": "neurons", "attn": "heads", "cross": "cross_heads"}[name]
         self.sources[start + name] = Source(paths[id(step.layer)], "input", width, layer, units)
@@ -178,7 +203,10 @@ class Points:
         """The points with these names, with `*` for any number. ValueError: an unknown name."""
         requested = (names,) if isinstance(names, str) else all_of(names, is_text)
         if not requested:
-            raise ValueError(f"at must be the name of a point, or a list of names, not {names!r}: {self.describe()}")
+            raise ValueError(
+                f"at must be the name of a point, or a list of names, not {names!r}:"
+                f" {self.describe()}"
+            )
         matches: dict[str, Point] = {}
         for name in requested:
             points = [*self._matches(name)]
@@ -193,22 +221,32 @@ class Points:
             raise ValueError(f"at must be the name of one point, not {name!r}: {self.describe()}")
         points = self.find(name)
         if len(points) > 1:
-            raise ValueError(f"at must be the name of one point, but {name!r} matches {len(points)} points")
+            raise ValueError(
+                f"at must be the name of one point, but {name!r} matches {len(points)} points"
+            )
         return points[0]
 
     def _matches(self, name: str) -> Iterator[Point]:
         pattern = re.compile(re.escape(name).replace(r"\*", r"\d+"))
         base, _, number = name.rpartition(".")
-        units = re.compile(re.escape(base).replace(r"\*", r"\d+")) if number.isdigit() or number == "*" else None
+        units = (
+            re.compile(re.escape(base).replace(r"\*", r"\d+"))
+            if number.isdigit() or number == "*"
+            else None
+        )
         for point, source in self.sources.items():
             if pattern.fullmatch(point):
-                yield Point(point, source.path, source.side, source.size, source.layer, scale=source.scale)
+                yield Point(
+                    point, source.path, source.side, source.size, source.layer, scale=source.scale
+                )
             elif units is not None and source.units and units.fullmatch(point):
                 for unit in range(1, source.units + 1) if number == "*" else [int(number)]:
                     if 1 <= unit <= source.units:
                         size = source.size // source.units
                         part = slice((unit - 1) * size, unit * size)
-                        yield Point(f"{point}.{unit}", source.path, source.side, size, source.layer, part)
+                        yield Point(
+                            f"{point}.{unit}", source.path, source.side, size, source.layer, part
+                        )
 
     def describe(self) -> str:
         """The names of the points, for messages."""
@@ -219,8 +257,12 @@ class Points:
             f"{name} (or {name}.1 to .{sources[0].units})" if sources[0].units else name
             for name, sources in first.items()
         ]
-        last = {prefix: max(source.layer for name, source in self.sources.items() if name.startswith(prefix))
-                for prefix in ((ENCODER, "layers") if self.encoder_decoder else ("",))}  # fmt: skip
+        last = {
+            prefix: max(
+                source.layer for name, source in self.sources.items() if name.startswith(prefix)
+            )
+            for prefix in ((ENCODER, "layers") if self.encoder_decoder else ("",))
+        }
         counts = " and ".join(str(count) for count in dict.fromkeys(last.values()))
         return f"the points are {', '.join(names)}, with N from 1 to {counts}"
 
@@ -245,7 +287,9 @@ def common_parent(paths: Sequence[str]) -> str:
 
 
 class LayeredLSTM(nn.Module):
-    """An nn.LSTM, also a quantized one, layer by layer. The module outputs[i] receives the output of layer i."""
+    """An nn.LSTM, also a quantized one, layer by layer. The module outputs[i] receives the output
+    of layer i.
+    """
 
     def __init__(self, lstm: Any) -> None:
         super().__init__()
@@ -253,15 +297,22 @@ class LayeredLSTM(nn.Module):
         self.outputs = nn.ModuleList(nn.Identity() for _ in range(lstm.num_layers))
         self.eval()
 
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         if state is None:
             zeros = x.new_zeros(self.num_layers, x.size(0), self.lstm.hidden_size)
             state = (zeros, zeros)
         states = []
         for layer, output in enumerate(self.outputs):
-            names = [f"{name}_l{layer}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            names = [
+                f"{name}_l{layer}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            ]
             parameters = [getattr(self.lstm, name) for name in names]
-            weights = [parameter.weight if isinstance(parameter, Quantized) else parameter for parameter in parameters]
+            weights = [
+                parameter.weight if isinstance(parameter, Quantized) else parameter
+                for parameter in parameters
+            ]
             before = (state[0][layer : layer + 1], state[1][layer : layer + 1])
             # has_biases, num_layers, dropout, train, bidirectional, batch_first
             x, h, c = torch.lstm(x, before, weights, True, 1, 0.0, False, False, True)
@@ -313,13 +364,16 @@ class Edited:
     def train(self, mode: bool = True) -> Any:
         """Only eval mode is supported."""
         if mode:
-            raise ValueError("a model with interventions cannot be trained: train the model that intervene() received")
+            raise ValueError(
+                "a model with interventions cannot be trained: train the model that intervene()"
+                " received"
+            )
         return self
 
     def _apply(self, *_: Any, **__: Any) -> Any:
         raise ValueError(
-            "a model with interventions shares its weights with the model that intervene() received: move that model, "
-            "then call intervene() again"
+            "a model with interventions shares its weights with the model that intervene()"
+            " received: move that model, then call intervene() again"
         )
 
     def state_dict(self, *_: Any, **__: Any) -> Any:
@@ -346,13 +400,15 @@ def recipe_of(model: Any) -> Recipe:
 def edited(model: LanguageModel, edits: Sequence[tuple[Point, Edit]], call: str) -> Any:
     """A copy in eval mode that applies `edits`, after the model's own edits if it is a copy itself.
 
-    call: the public function, for the error message.    ValueError: the model has hooks or replaced methods.
+    call: the public function, for the error message.    ValueError: the model has hooks or replaced
+    methods.
     """
     recipe = recipe_of(model)
     model, edits = recipe.model, (*recipe.edits, *edits)
     if any(may_hold_modules(module) for module in model.modules()):
         raise ValueError(
-            f"{call} does not support hooks, or methods replaced on an instance: remove them, or load the model again"
+            f"{call} does not support hooks, or methods replaced on an instance: remove them, or"
+            " load the model again"
         )
     copy = eval_copy(model)
     layered(copy)
@@ -404,10 +460,11 @@ def rescaled(edit: Edit, scale: float) -> Edit:
 
 
 def norms_between_additions(steps: Iterable[Step]) -> bool:
-    """Whether the model applies norms to the residual stream itself, so that contributions do not sum to it.
+    """Whether the model applies norms to the residual stream itself, so that contributions do not
+    sum to it.
 
-    A norm of the embeddings, before the first addition, does not count, nor one of a branch whose result is added to
-    the saved stream.
+    A norm of the embeddings, before the first addition, does not count, nor one of a branch whose
+    result is added to the saved stream.
     """
     added = branch = False
     for step in steps:

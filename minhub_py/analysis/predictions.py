@@ -1,8 +1,8 @@
 """Next-token logits at positions of many texts, in bounded memory.
 
-Texts are sorted and evaluated in batches. A prefix that adjacent texts share is evaluated once, and its keys and values
-are copied. A text longer than the context length is split into the context windows of inference/rows.py. Each text has
-the same results as alone.
+Texts are sorted and evaluated in batches. A prefix that adjacent texts share is evaluated once, and
+its keys and values are copied. A text longer than the context length is split into the context
+windows of inference/rows.py. Each text has the same results as alone.
 """
 
 import math
@@ -24,25 +24,30 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, shapes_of
 from minhub_py.models.lora import Invocation
 
-# Limits of a batch: rows of the cache, tokens to evaluate, and bytes of the cache (at least two rows in any case).
+# Limits of a batch: rows of the cache, tokens to evaluate, and bytes of the cache (at least two
+# rows in any case).
 BATCH_ROWS, BATCH_TOKENS, BATCH_BYTES = 64, 1024, 2**27
 CALL_LOGITS = 2**23  # floats per call of the runner
 EXP_ROWS = 8  # rows of logits per exponential: they fit into the processor's cache
-MIN_SHARED = 4  # tokens of a prefix that is copied: a shorter one costs more in smaller calls than it saves
+# tokens of a prefix that is copied: a shorter one costs more in smaller calls than it saves
+MIN_SHARED = 4
 
 Progress = Callable[[int, int], object]
 
-# Receives logits (n, V), valid during the call only, and three lists of equal length: rows of the logits, and the text
-# and the position that each row predicts. Texts with a common prefix share rows.
+# Receives logits (n, V), valid during the call only, and three lists of equal length: rows of the
+# logits, and the text and the position that each row predicts. Texts with a common prefix share
+# rows.
 Consumer = Callable[[Tensor, list[int], list[int], list[int]], object]
 
-# Computes a number for each distribution from `shifted`, logits (n, V) minus the largest of their row; `weights`, their
-# exponentials; and `total` (n,), the sum of the weights. It changes none of them.
+# Computes a number for each distribution from `shifted`, logits (n, V) minus the largest of their
+# row; `weights`, their exponentials; and `total` (n,), the sum of the weights. It changes none of
+# them.
 Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Span(NamedTuple):
-    """Positions `start` to `end` (exclusive) of a text, each predicted from the tokens before it; `start` is 1 or more.
+    """Positions `start` to `end` (exclusive) of a text, each predicted from the tokens before it;
+    `start` is 1 or more.
 
     The last position may be the one after all tokens. source: token IDs of an encoder.
     """
@@ -54,9 +59,11 @@ class Span(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A context window of a text: token IDs from position `start`. Results are needed for ids[first:].
+    """A context window of a text: token IDs from position `start`. Results are needed for
+    ids[first:].
 
-    adapter_start: the first position in the window that an activated adapter changes; None for other models.
+    adapter_start: the first position in the window that an activated adapter changes; None for
+    other models.
     """
 
     ids: list[int]
@@ -67,8 +74,12 @@ class Window(NamedTuple):
 
 
 @torch.inference_mode()
-def predict(model: LanguageModel, spans: Sequence[Span], consume: Consumer, progress: Progress | None = None) -> None:
-    """Pass the logits of all spans to `consume`, in any order. progress: called with predicted positions and total."""
+def predict(
+    model: LanguageModel, spans: Sequence[Span], consume: Consumer, progress: Progress | None = None
+) -> None:
+    """Pass the logits of all spans to `consume`, in any order. progress: called with predicted
+    positions and total.
+    """
     total = sum(span.end - span.start for span in spans)
     predicted = 0
 
@@ -86,7 +97,9 @@ def predict(model: LanguageModel, spans: Sequence[Span], consume: Consumer, prog
         return
     context = model.config.context_length
     windows = [
-        window for text, span in enumerate(spans) for window in windows_of(text, span, context, model.invocation)
+        window
+        for text, span in enumerate(spans)
+        for window in windows_of(text, span, context, model.invocation)
     ]
     windows.sort(key=lambda window: window.ids, reverse=True)  # a text precedes its own prefixes
     batch = None
@@ -95,7 +108,9 @@ def predict(model: LanguageModel, spans: Sequence[Span], consume: Consumer, prog
         batch.run(counted)
 
 
-def windows_of(text: int, span: Span, context: int | None, invocation: Invocation | None = None) -> Iterator[Window]:
+def windows_of(
+    text: int, span: Span, context: int | None, invocation: Invocation | None = None
+) -> Iterator[Window]:
     """Split a text into windows that fit the context length. invocation: of an activated adapter."""
     position, adapter_start = span.start, None
     if invocation is not None:
@@ -114,14 +129,20 @@ def groups(model: LanguageModel, windows: Sequence[Window]) -> Iterator[list[Win
     layout, size = model.cache_layout(), next(model.parameters()).element_size()
 
     def row_bytes(length: int) -> int:
-        return size * sum(math.prod(shape) for layer in layout for shape in shapes_of(layer, length, MAX_TOKENS))
+        return size * sum(
+            math.prod(shape) for layer in layout for shape in shapes_of(layer, length, MAX_TOKENS)
+        )
 
     group: list[Window] = []
     rows = tokens = longest = 0
     for window in windows:
         new = len(window.ids) - (common_prefix(group[-1].ids, window.ids) if group else 0)
         length = max(longest, len(window.ids))
-        full = rows == BATCH_ROWS or tokens + new > BATCH_TOKENS or (rows + 2) * row_bytes(length) > BATCH_BYTES
+        full = (
+            rows == BATCH_ROWS
+            or tokens + new > BATCH_TOKENS
+            or (rows + 2) * row_bytes(length) > BATCH_BYTES
+        )
         if group and new and full:
             yield group
             group, rows, tokens, new, length = [], 0, 0, len(window.ids), len(window.ids)
@@ -133,11 +154,12 @@ def groups(model: LanguageModel, windows: Sequence[Window]) -> Iterator[list[Win
 
 @dataclass
 class Node:
-    """A node of the prefix tree, and a row of the cache. Its first `shared` tokens are copied from the row `parent`.
+    """A node of the prefix tree, and a row of the cache. Its first `shared` tokens are copied from
+    the row `parent`.
 
-    depth: level in the tree; parents are evaluated before their children.    first: logits are needed after
-    ids[first:].    uses: (low, high, window): `window`, which begins with the same tokens, needs the logits after
-    ids[low:high].    adapter_start: see `Window`.
+    depth: level in the tree; parents are evaluated before their children.    first: logits are
+    needed after ids[first:].    uses: (low, high, window): `window`, which begins with the same
+    tokens, needs the logits after ids[low:high].    adapter_start: see `Window`.
     """
 
     ids: list[int]
@@ -150,17 +172,25 @@ class Node:
 
 
 class Batch:
-    """Windows evaluated together, as a prefix tree. Its root, row 0, is the prefix shared with the previous batch."""
+    """Windows evaluated together, as a prefix tree. Its root, row 0, is the prefix shared with the
+    previous batch.
+    """
 
     def __init__(
-        self, model: LanguageModel, runner: Runner, windows: Sequence[Window], previous: "Batch | None"
+        self,
+        model: LanguageModel,
+        runner: Runner,
+        windows: Sequence[Window],
+        previous: "Batch | None",
     ) -> None:
         self.runner = runner
-        self.path: list[tuple[int, int]] = []  # the nodes of the last window, each with its start in `last`
+        # the nodes of the last window, each with its start in `last`
+        self.path: list[tuple[int, int]] = []
         self.last, self.last_start = list[int](), windows[0].adapter_start
         self.chunk = max(MAX_TOKENS, min(CALL_LOGITS // model.config.vocab_size, BATCH_TOKENS))
         longest = max(len(window.ids) for window in windows)
-        # A copied prefix needs all of its keys and values; a recurrent state exists for the last token only.
+        # A copied prefix needs all of its keys and values; a recurrent state exists for the last
+        # token only.
         self.shares = all(
             isinstance(layer, KeyValues) and (layer.window is None or layer.window >= longest)
             for layer in model.cache_layout()
@@ -168,7 +198,9 @@ class Batch:
         length = 0
         if previous is not None and previous.shares and self.shares:
             # Without tokens whose logits are needed again.
-            length = common_prefix(previous.last, windows[0].ids, previous.last_start, self.last_start)
+            length = common_prefix(
+                previous.last, windows[0].ids, previous.last_start, self.last_start
+            )
             length = min(length, *(window.first for window in windows))
             length = length if length >= MIN_SHARED else 0
         self.nodes = [Node(windows[0].ids[:length], self.last_start, length)]
@@ -202,7 +234,9 @@ class Batch:
             uses = [(first, len(window.ids), window)]
             self.path.append((len(self.nodes), length))
             depth = self.nodes[parent].depth + 1
-            self.nodes.append(Node(window.ids, window.adapter_start, length, parent, depth, first, uses))
+            self.nodes.append(
+                Node(window.ids, window.adapter_start, length, parent, depth, first, uses)
+            )
         self.last, self.last_start = window.ids, window.adapter_start
 
     def run(self, consume: Consumer) -> None:
@@ -214,10 +248,13 @@ class Batch:
                     self.cache.set_row(number, self.cache, node.parent, node.shared)
                 self.cache.adapter_starts[number] = node.adapter_start
             for texts in chunks(
-                {number: node.ids[node.shared : node.first] for number, node in level.items()}, BATCH_TOKENS
+                {number: node.ids[node.shared : node.first] for number, node in level.items()},
+                BATCH_TOKENS,
             ):
                 consume(self.runner.forward(texts, self.cache), [], [], [])
-            for texts in chunks({number: node.ids[node.first :] for number, node in level.items()}, self.chunk):
+            for texts in chunks(
+                {number: node.ids[node.first :] for number, node in level.items()}, self.chunk
+            ):
                 starts = [self.cache.lengths[number] for number in texts]
                 logits = self.runner.forward(texts, self.cache, every=True)
                 consume(logits, *self._predicted(texts, starts))
@@ -242,7 +279,9 @@ class Batch:
 
 
 def chunks(texts: Mapping[int, Sequence[int]], size: int) -> Iterator[dict[int, Sequence[int]]]:
-    """Split the tokens of all rows into prefill chunks of `size` tokens; a row may continue in the next chunk."""
+    """Split the tokens of all rows into prefill chunks of `size` tokens; a row may continue in the
+    next chunk.
+    """
     chunk: dict[int, Sequence[int]] = {}
     room = size
     for row, ids in texts.items():
@@ -258,7 +297,9 @@ def chunks(texts: Mapping[int, Sequence[int]], size: int) -> Iterator[dict[int, 
 
 
 def predict_targets(runner: Runner, spans: Sequence[Span], consume: Consumer) -> None:
-    """`predict` for an encoder-decoder: one text at a time; spans with the same source share the encoder's output."""
+    """`predict` for an encoder-decoder: one text at a time; spans with the same source share the
+    encoder's output.
+    """
     order = sorted(range(len(spans)), key=lambda text: spans[text].source)
     for source, group in groupby(order, key=lambda text: spans[text].source):
         texts = list(group)
@@ -271,11 +312,17 @@ def predict_targets(runner: Runner, spans: Sequence[Span], consume: Consumer) ->
                 start = cache.lengths[0]
                 logits = runner.forward(chunk, cache, every=True)
                 positions = range(max(start + 1, first), cache.lengths[0] + 1)
-                consume(logits, [position - 1 - start for position in positions], [text] * len(positions), [*positions])
+                consume(
+                    logits,
+                    [position - 1 - start for position in positions],
+                    [text] * len(positions),
+                    [*positions],
+                )
 
 
 def log_normalizers(logits: Tensor, measures: Sequence[Measure] = ()) -> tuple[Tensor, ...]:
-    """The log-normalizer of each row of logits (n, V), its entropy in bits, and `measures`: (n,) float32 each.
+    """The log-normalizer of each row of logits (n, V), its entropy in bits, and `measures`: (n,)
+    float32 each.
 
     Logits minus log-normalizer are log-probabilities. ValueError: logits are NaN or infinite.
     """

@@ -1,8 +1,8 @@
 """Linear probes: predict labels from activations, with folds by group.
 
 Sources
-    Alain & Bengio (2016), "Understanding intermediate layers using linear classifier probes"; Hewitt & Liang (2019),
-    "Designing and Interpreting Probes with Control Tasks".
+    Alain & Bengio (2016), "Understanding intermediate layers using linear classifier probes";
+    Hewitt & Liang (2019), "Designing and Interpreting Probes with Control Tasks".
 """
 
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ class Probe(Result):
         predictions: The prediction of each row, by the model that was fitted without its fold.
         folds: The fold of each row, from 0.
         classes: The classes; empty for numbers.
-        coef: Coefficients fitted to all rows, in units of the activations: (1 or classes, size). The first row points
-            towards the second class of two, or towards larger numbers.
+        coef: Coefficients fitted to all rows, in units of the activations: (1 or classes, size).
+            The first row points towards the second class of two, or towards larger numbers.
     """
 
     metric: str
@@ -50,24 +50,34 @@ class Probe(Result):
     def heading(self) -> list[str]:
         """The score with its interval, and the scores to compare it with."""
         lower, upper = self.interval
-        return [f"{self.metric} {self.score:.3f} ({lower:.3f} to {upper:.3f})", f"shuffled labels {self.control:.3f}",
-                f"baseline {self.baseline:.3f}"]  # fmt: skip
+        return [
+            f"{self.metric} {self.score:.3f} ({lower:.3f} to {upper:.3f})",
+            f"shuffled labels {self.control:.3f}",
+            f"baseline {self.baseline:.3f}",
+        ]
 
 
 def probe(
-    activations: Any, y: Any, *, groups: Any = None, folds: int = 5, penalty: float = 1.0,
-    bootstrap: int = 1000, seed: int = 0,
-) -> Probe:  # fmt: skip
+    activations: Any,
+    y: Any,
+    *,
+    groups: Any = None,
+    folds: int = 5,
+    penalty: float = 1.0,
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> Probe:
     """Fit a linear probe and measure it by cross-validation. Requires scikit-learn.
 
-    Activations are standardized with the mean and standard deviation of the training folds. Labels that are floats are
-    predicted by a ridge regression, others by a logistic regression.
+    Activations are standardized with the mean and standard deviation of the training folds. Labels
+    that are floats are predicted by a ridge regression, others by a logistic regression.
 
     Args:
-        activations: Rows (n, size): a tensor or array, such as `activations(…, pool="last")["layers.3.resid"]`.
+        activations: Rows (n, size): a tensor or array, such as `activations(…,
+            pool="last")["layers.3.resid"]`.
         y: A label or number for each row.
-        groups: Rows of one group are in the same fold, such as the sentences of a text or the forms of a word; by
-            default each row is a group.
+        groups: Rows of one group are in the same fold, such as the sentences of a text or the forms
+            of a word; by default each row is a group.
         folds: The number of folds.
         penalty: The strength of the L2 penalty, λ: larger values shrink the coefficients.
         bootstrap: The number of bootstrap samples of the interval.
@@ -77,8 +87,8 @@ def probe(
         The score with its interval, and the score with shuffled labels.
 
     Raises:
-        ValueError: Rows, labels and groups that differ in number; fewer groups than folds; fewer than two classes;
-            values that are missing; or scikit-learn is not installed.
+        ValueError: Rows, labels and groups that differ in number; fewer groups than folds; fewer
+            than two classes; values that are missing; or scikit-learn is not installed.
     """
     require("probe")
     check_list("activations", activations, "rows")
@@ -88,17 +98,26 @@ def probe(
     owners = np.arange(len(labels)) if groups is None else np.asarray(groups)
     if x.ndim != 2 or not len(x) == len(labels) == len(owners):
         raise ValueError(
-            f"activations must have a row for each of the {len(labels)} labels, not the shape {x.shape}: pass the "
-            "activations of one point, pooled to a row per text"
+            f"activations must have a row for each of the {len(labels)} labels, not the shape"
+            f" {x.shape}: pass the activations of one point, pooled to a row per text"
         )
-    infinite = not np.isfinite(x).all() or (labels.dtype.kind == "f" and not np.isfinite(labels).all())
-    if infinite or any(map(is_missing, [*(y if labels.ndim == 1 else ()), *(() if groups is None else groups)])):
-        raise ValueError("activations, y and groups must not contain missing or infinite values: remove those rows")
+    infinite = not np.isfinite(x).all() or (
+        labels.dtype.kind == "f" and not np.isfinite(labels).all()
+    )
+    if infinite or any(
+        map(is_missing, [*(y if labels.ndim == 1 else ()), *(() if groups is None else groups)])
+    ):
+        raise ValueError(
+            "activations, y and groups must not contain missing or infinite values: remove those"
+            " rows"
+        )
     folds = check_integer("folds", folds, 2)
     _, owners = np.unique(owners, return_inverse=True)
     count = owners.max() + 1
     if count < folds:
-        raise ValueError(f"{folds} folds need at least {folds} groups, not {count}: pass fewer folds")
+        raise ValueError(
+            f"{folds} folds need at least {folds} groups, not {count}: pass fewer folds"
+        )
     if not is_number(penalty) or penalty <= 0:
         raise ValueError(f"penalty must be a positive number, not {penalty!r}")
     classes: list[Any] = [] if labels.dtype.kind == "f" else np.unique(labels).tolist()
@@ -109,7 +128,9 @@ def probe(
     fold = (np.argsort(order) % folds)[owners]
     predictions = cross_validated(x, labels, fold, penalty, bool(classes))
     shuffled = random.permutation(labels)
-    control = score_of(shuffled, cross_validated(x, shuffled, fold, penalty, bool(classes)), bool(classes))
+    control = score_of(
+        shuffled, cross_validated(x, shuffled, fold, penalty, bool(classes)), bool(classes)
+    )
     members = [np.flatnonzero(owners == group) for group in range(count)]
     scores = []
     for _ in range(check_integer("bootstrap", bootstrap, 1)):
@@ -117,11 +138,25 @@ def probe(
         scores.append(score_of(labels[rows], predictions[rows], bool(classes)))
     low, high = np.nanpercentile(scores, [2.5, 97.5])
     scale = x.std(axis=0)
-    coef = np.atleast_2d(fitted(x, labels, penalty, bool(classes))[-1].coef_) / np.where(scale == 0, 1, scale)
-    baseline = float(np.unique(labels, return_counts=True)[1].max() / len(labels)) if classes else 0.0
+    coef = np.atleast_2d(fitted(x, labels, penalty, bool(classes))[-1].coef_) / np.where(
+        scale == 0, 1, scale
+    )
+    baseline = (
+        float(np.unique(labels, return_counts=True)[1].max() / len(labels)) if classes else 0.0
+    )
     metric = "accuracy" if classes else "r2"
     score = score_of(labels, predictions, bool(classes))
-    return Probe(metric, score, (float(low), float(high)), control, baseline, predictions, fold, classes, coef)
+    return Probe(
+        metric,
+        score,
+        (float(low), float(high)),
+        control,
+        baseline,
+        predictions,
+        fold,
+        classes,
+        coef,
+    )
 
 
 def fitted(x: np.ndarray, y: np.ndarray, penalty: float, classify: bool) -> Any:
@@ -134,7 +169,9 @@ def fitted(x: np.ndarray, y: np.ndarray, penalty: float, classify: bool) -> Any:
     return make_pipeline(StandardScaler(), model).fit(x, y)
 
 
-def cross_validated(x: np.ndarray, y: np.ndarray, folds: np.ndarray, penalty: float, classify: bool) -> np.ndarray:
+def cross_validated(
+    x: np.ndarray, y: np.ndarray, folds: np.ndarray, penalty: float, classify: bool
+) -> np.ndarray:
     """The prediction of each row by a model that was fitted to the other folds."""
     predictions = np.empty_like(y)
     for fold in np.unique(folds):
@@ -142,7 +179,9 @@ def cross_validated(x: np.ndarray, y: np.ndarray, folds: np.ndarray, penalty: fl
         if classify and len(np.unique(y[training])) < 2:  # a constant prediction
             predictions[~training] = y[training][0]
         else:
-            predictions[~training] = fitted(x[training], y[training], penalty, classify).predict(x[~training])
+            predictions[~training] = fitted(x[training], y[training], penalty, classify).predict(
+                x[~training]
+            )
     return predictions
 
 

@@ -19,7 +19,8 @@ def token_scores(
     targets: Sequence[Sequence[int]] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """For each text, the log-probabilities (nats) of `minhub_py.score` and the entropies (bits) of their distributions.
+    """For each text, the log-probabilities (nats) of `minhub_py.score` and the entropies (bits) of
+    their distributions.
 
     A text may be empty if there are no targets.
     """
@@ -28,7 +29,9 @@ def token_scores(
         spans = [Span(ids, 1, max(len(ids), 1)) for ids in texts]
     elif start is None:
         pairs = zip(texts, targets, strict=True)
-        spans = [Span([*text, *target], len(text), len(text) + len(target)) for text, target in pairs]
+        spans = [
+            Span([*text, *target], len(text), len(text) + len(target)) for text, target in pairs
+        ]
     else:
         pairs = zip(texts, targets, strict=True)
         spans = [Span([start, *target], 1, len(target) + 1, tuple(text)) for text, target in pairs]
@@ -39,11 +42,12 @@ def token_scores(
 
 
 class Scores:
-    """Log-probabilities (nats) and entropies (bits) of all tokens of several texts; NaN outside the spans.
+    """Log-probabilities (nats) and entropies (bits) of all tokens of several texts; NaN outside the
+    spans.
 
-    ids, logprobs, entropies: arrays of the concatenated texts.    offsets: the start of each text in them.
-    measures: further numbers, by name, for each position of the texts and for the position after each text.
-    slots: the start of each text in them.
+    ids, logprobs, entropies: arrays of the concatenated texts.    offsets: the start of each text
+    in them. measures: further numbers, by name, for each position of the texts and for the position
+    after each text. slots: the start of each text in them.
     """
 
     def __init__(

@@ -32,7 +32,10 @@ def similarity(a: Any, b: Any = None, method: Similarity = "cosine") -> Tensor:
     a = matrix("a", a)
     b = a if b is None else matrix("b", b)
     if a.size(1) != b.size(1):
-        raise ValueError(f"embeddings of a have {a.size(1)} dimensions, and those of b {b.size(1)}: use the same model")
+        raise ValueError(
+            f"embeddings of a have {a.size(1)} dimensions, and those of b {b.size(1)}: use the same"
+            " model"
+        )
     match method:
         case "cosine":
             return F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
@@ -42,7 +45,9 @@ def similarity(a: Any, b: Any = None, method: Similarity = "cosine") -> Tensor:
             return -torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
         case "manhattan":
             return -torch.cdist(a, b, p=1)
-    raise ValueError(f'method must be "cosine", "dot", "euclidean" or "manhattan", not {brief(method)}')
+    raise ValueError(
+        f'method must be "cosine", "dot", "euclidean" or "manhattan", not {brief(method)}'
+    )
 
 
 def search(query: Any, texts: Any, k: int = 10, method: Similarity = "cosine") -> Columns:
@@ -58,14 +63,17 @@ def search(query: Any, texts: Any, k: int = 10, method: Similarity = "cosine") -
         method: As in `similarity`.
 
     Returns:
-        Columns with `k` rows per query, the most similar text first: query and text (their numbers, from 0), rank (from
-        1) and score. Missing texts, whose embeddings are NaN, are not found.
+        Columns with `k` rows per query, the most similar text first: query and text (their numbers,
+        from 0), rank (from 1) and score. Missing texts, whose embeddings are NaN, are not found.
 
     Raises:
         ValueError: As in `similarity`.
     """
     scores = similarity(query, texts, method).nan_to_num(-torch.inf)
-    k = min(check_integer("k", k, 1), int((scores > -torch.inf).sum(dim=1).max()) if scores.numel() else 0)
+    k = min(
+        check_integer("k", k, 1),
+        int((scores > -torch.inf).sum(dim=1).max()) if scores.numel() else 0,
+    )
     best = scores.topk(k, dim=1)
     return Columns(
         {
@@ -78,12 +86,16 @@ def search(query: Any, texts: Any, k: int = 10, method: Similarity = "cosine") -
 
 
 def matrix(name: str, values: Any) -> Tensor:
-    """Embeddings as a tensor (N, C), float32. ValueError: they are not numbers of one or two dimensions."""
+    """Embeddings as a tensor (N, C), float32. ValueError: they are not numbers of one or two
+    dimensions.
+    """
     if isinstance(values, Iterable) and not isinstance(values, Tensor):
         try:
             values = torch.as_tensor(np.asarray(values, dtype=np.float32))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{name} must be embeddings, as embed() returns them, not {brief(values)}") from error
+            raise ValueError(
+                f"{name} must be embeddings, as embed() returns them, not {brief(values)}"
+            ) from error
     if not isinstance(values, Tensor) or values.dim() not in (1, 2):
         raise ValueError(f"{name} must be embeddings, as embed() returns them, not {brief(values)}")
     values = values.detach().float().cpu()

@@ -1,6 +1,8 @@
-"""Texts made of parts: words, or a context and its target. Encodes each text once and finds the tokens of each part.
+"""Texts made of parts: words, or a context and its target. Encodes each text once and finds the
+tokens of each part.
 
-A token belongs to the part of its last character, so that the space before a word belongs to the word.
+A token belongs to the part of its last character, so that the space before a word belongs to the
+word.
 """
 
 import itertools
@@ -35,7 +37,9 @@ def texts_of_words(
     word_n: Iterable[float] | None,
     context: str | Iterable[str | None] | None,
 ) -> list[Segments]:
-    """Group words into texts, sorted and after their context. ValueError: columns do not match the words."""
+    """Group words into texts, sorted and after their context. ValueError: columns do not match the
+    words.
+    """
     groups = [0] * len(words) if by is None else column("by", by, len(words))
     order = [0] * len(words) if word_n is None else column("word_n", word_n, len(words))
     if any(map(is_missing, order)):
@@ -57,19 +61,25 @@ def texts_of_words(
                 advice = f"pass {setting('by')}, or use target_logprobs()"
             raise ValueError(f"the words of text {group!r} have different contexts: {advice}")
         prefix = [text for text in prefixes if text]
-        scored = sorted(((row, word) for row in rows if (word := words[row])), key=lambda item: order[item[0]])
+        scored = sorted(
+            ((row, word) for row in rows if (word := words[row])), key=lambda item: order[item[0]]
+        )
         parts = prefix + [word for _, word in scored]
         texts.append(Segments(parts, [None] * len(prefix) + [row for row, _ in scored]))
     return texts
 
 
 def target_ids(
-    model: LanguageModel, tokenizer: Any, contexts: Sequence[str], targets: Sequence[str], sep: str = " "
+    model: LanguageModel,
+    tokenizer: Any,
+    contexts: Sequence[str],
+    targets: Sequence[str],
+    sep: str = " ",
 ) -> list[tuple[list[int], list[int]]]:
     """Token IDs of each context and of its target. Both are encoded as one text, joined by `sep`.
 
-    The list is empty for a target without known characters and, with a warning, for a target that shares a token with
-    its context.
+    The list is empty for a target without known characters and, with a warning, for a target that
+    shares a token with its context.
 
     ValueError: white space next to a `sep` that is a space; a tokenizer of another model.
     """
@@ -77,7 +87,9 @@ def target_ids(
     pairs: list[tuple[list[int], list[int]]] = []
     examples: list[tuple[str, str]] = []
     for text, ids, owners, shared in encode_parts(model, tokenizer, texts, sep):
-        of_target = [part is not None and text.rows[part] == 0 and text.parts[part] != "" for part in owners]
+        of_target = [
+            part is not None and text.rows[part] == 0 and text.parts[part] != "" for part in owners
+        ]
         start = of_target.index(True) if True in of_target and not shared else len(ids)
         pairs.append((ids[:start], ids[start:]))
         if shared:
@@ -88,9 +100,16 @@ def target_ids(
 
 
 def encode_parts(
-    model: LanguageModel, tokenizer: Any, texts: Sequence[Segments], sep: str, *, add_special_tokens: bool = True
+    model: LanguageModel,
+    tokenizer: Any,
+    texts: Sequence[Segments],
+    sep: str,
+    *,
+    add_special_tokens: bool = True,
 ) -> Iterator[tuple[Segments, list[int], list[int | None], list[tuple[int, int]]]]:
-    """Each text, joined by `sep`, and the result of `owners_of` for its encoding. ValueError: as `target_ids`."""
+    """Each text, joined by `sep`, and the result of `owners_of` for its encoding. ValueError: as
+    `target_ids`.
+    """
     check_tokenizer(tokenizer, "encode_batch")
     for text in texts:
         for before, after in itertools.pairwise(text.parts):
@@ -103,7 +122,8 @@ def encode_parts(
 
 
 def check_joint(before: str, after: str, sep: str, source: str = "") -> None:
-    """ValueError: `sep` is a space, and one of its neighbors has white space there: the space would be doubled.
+    """ValueError: `sep` is a space, and one of its neighbors has white space there: the space would
+    be doubled.
 
     source: the file and row of the texts, for the message.
     """
@@ -111,8 +131,8 @@ def check_joint(before: str, after: str, sep: str, source: str = "") -> None:
         return
     text = f"{brief(after)} starts" if after[:1].isspace() else f"{brief(before)} ends"
     raise ValueError(
-        f"{source}{text} with white space, and {setting('sep')} is a space, which would double it: remove the white "
-        f"space, or set {setting('sep')} to an empty string"
+        f"{source}{text} with white space, and {setting('sep')} is a space, which would double it:"
+        f" remove the white space, or set {setting('sep')} to an empty string"
     )
 
 
@@ -120,17 +140,21 @@ def describe_shared(count: int, examples: Sequence[tuple[str, str]]) -> str:
     """The warning for words that share a token."""
     subject = "1 word has" if count == 1 else f"{count} words have"
     pairs = list(dict.fromkeys(f"{before!r} and {after!r}" for before, after in examples))
-    listed = "; ".join(pairs[:MAX_EXAMPLES]) + (f"; and {len(pairs) - MAX_EXAMPLES} more" * (len(pairs) > MAX_EXAMPLES))
+    listed = "; ".join(pairs[:MAX_EXAMPLES]) + (
+        f"; and {len(pairs) - MAX_EXAMPLES} more" * (len(pairs) > MAX_EXAMPLES)
+    )
     return (
-        f"{subject} no log-probability, because a token contains parts of two words: {listed}. Merge such words, or "
-        "choose another sep"
+        f"{subject} no log-probability, because a token contains parts of two words: {listed}."
+        " Merge such words, or choose another sep"
     )
 
 
 def without_unknown(tokenizer: Any, texts: Sequence[Segments]) -> Sequence[Segments]:
-    """The texts without characters that the tokenizer drops, which would shift its offsets; with a warning.
+    """The texts without characters that the tokenizer drops, which would shift its offsets; with a
+    warning.
 
-    A word of such characters only has no part, and no result: the separator before it is not its token.
+    A word of such characters only has no part, and no result: the separator before it is not its
+    token.
     """
     if tokenizer.token_to_id("<unk>") is not None:
         return texts
@@ -153,7 +177,8 @@ def without_empty(text: Segments) -> Segments:
 def owners_of(
     encoding: Any, parts: Sequence[str], sep: str
 ) -> tuple[list[int], list[int | None], list[tuple[int, int]]]:
-    """The token IDs of an encoding without special tokens at its end, and the part of each; None for a special token.
+    """The token IDs of an encoding without special tokens at its end, and the part of each; None
+    for a special token.
 
     Third, the first and the last part of each token that spans several parts.
     """
@@ -170,7 +195,9 @@ def owners_of(
 def length_without_end(encoding: Any) -> int:
     """The number of tokens without special tokens at the end, such as an end-of-sequence token."""
     special = encoding.special_tokens_mask
-    return max((position for position, is_special in enumerate(special, 1) if not is_special), default=0)
+    return max(
+        (position for position, is_special in enumerate(special, 1) if not is_special), default=0
+    )
 
 
 def as_texts(name: str, values: Iterable[str | None]) -> list[str | None]:
@@ -190,5 +217,7 @@ def column(name: str, values: Iterable[Any], count: int) -> list[Any]:
         raise ValueError(f"{name} must be a list with one value per word, not {brief(values)}")
     values = list(values)
     if len(values) != count:
-        raise ValueError(f"{name} has {len(values)} values for {count} words: pass one value per word")
+        raise ValueError(
+            f"{name} has {len(values)} values for {count} words: pass one value per word"
+        )
     return values

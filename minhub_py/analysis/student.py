@@ -23,7 +23,9 @@ def t_quantile(probability: float, freedom: float) -> float:
 
 
 def t_cdf(t: float, freedom: float) -> float:
-    """The distribution function for t ≥ 0, by the continued fraction of the incomplete beta function (DLMF 8.17.22)."""
+    """The distribution function for t ≥ 0, by the continued fraction of the incomplete beta
+    function (DLMF 8.17.22).
+    """
     x = freedom / (freedom + t * t)
     a, b = freedom / 2, 0.5
     if x < (a + 1) / (a + b + 2):
@@ -35,7 +37,16 @@ def incomplete_beta(x: float, a: float, b: float) -> float:
     """The regularized incomplete beta function, for x < (a + 1) / (a + b + 2), by Lentz's method."""
     if x == 0:
         return 0.0
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    front = (
+        math.exp(
+            math.lgamma(a + b)
+            - math.lgamma(a)
+            - math.lgamma(b)
+            + a * math.log(x)
+            + b * math.log1p(-x)
+        )
+        / a
+    )
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     result = d
     for m in range(1, 10_000):

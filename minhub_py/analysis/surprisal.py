@@ -1,10 +1,11 @@
 """Surprisal of words: log-probability, surprisal and entropy, as used in research on reading.
 
-The words of a text are joined by `sep` and encoded as one text. A token belongs to the word of its last character, so
-that the space before a word belongs to the word. A word's log-probability is the sum over its tokens.
+The words of a text are joined by `sep` and encoded as one text. A token belongs to the word of its
+last character, so that the space before a word belongs to the word. A word's log-probability is the
+sum over its tokens.
 
-Sources: Hale (2001) and Levy (2008) for surprisal. First words, spaces and punctuation are treated as in the R package
-pangoling (Nicenboim, Emmerly and Cassani), so that the results are equal.
+Sources: Hale (2001) and Levy (2008) for surprisal. First words, spaces and punctuation are treated
+as in the R package pangoling (Nicenboim, Emmerly and Cassani), so that the results are equal.
 """
 
 import itertools
@@ -28,7 +29,14 @@ from minhub_py.analysis.measures import (
 )
 from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
 from minhub_py.analysis.scores import Scores
-from minhub_py.analysis.segments import Segments, as_texts, describe_shared, encode_parts, owners_of, texts_of_words
+from minhub_py.analysis.segments import (
+    Segments,
+    as_texts,
+    describe_shared,
+    encode_parts,
+    owners_of,
+    texts_of_words,
+)
 from minhub_py.analysis.tokens import encode_prompts, encodings, token_strings
 from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.inference.arguments import check_integer, check_list, decoder_of, is_text
@@ -57,7 +65,8 @@ def word_logprobs(
     lags: int = 0,
     progress: Progress | None = None,
 ) -> Columns:
-    r"""Compute the log-probability, surprisal and entropy of each word, given the words before it in its text.
+    r"""Compute the log-probability, surprisal and entropy of each word, given the words before it
+    in its text.
 
         columns = word_logprobs(model, tokenizer, ["The", "cat", "sat."])
         pandas.DataFrame(columns)
@@ -65,36 +74,43 @@ def word_logprobs(
     Args:
         model: A model of this package, not an encoder-decoder.
         tokenizer: The model's tokenizer.
-        words: The words of one or more texts. None, NaN and "" are missing words, which are skipped.
-        by: The text of each word, as any hashable value; texts may be interleaved. None and NaN are no text. By
-            default, all words are one text.
+        words: The words of one or more texts. None, NaN and "" are missing words, which are
+            skipped.
+        by: The text of each word, as any hashable value; texts may be interleaved. None and NaN are
+            no text. By default, all words are one text.
         word_n: Numbers that sort the words within each text. By default, words are in order.
-        context: Text before the words, which is not scored: one for all texts, or one per word, equal within a text.
+        context: Text before the words, which is not scored: one for all texts, or one per word,
+            equal within a text.
         sep: Separator between words; "" for languages without spaces.
-        ignore_regex: Tokens that match contribute nothing to a word: r"^[^\w\s]$" ignores punctuation marks that are
-            separate tokens.
-        bos: Whether the beginning-of-text token is put before each text, so that first words have a context: the
-            tokenizer's, or else config.json's bos_token_id. By default, the tokenizer decides.
-        correct: Correction at word boundaries, for tokenizers that mark the beginning of a word (GPT-2, Llama):
-            "pimentel" or "oh". The probabilities of all words after a context then sum to 1. analysis/measures.py
-            states the formula and the treatment of first and last words.
+        ignore_regex: Tokens that match contribute nothing to a word: r"^[^\w\s]$" ignores
+            punctuation marks that are separate tokens.
+        bos: Whether the beginning-of-text token is put before each text, so that first words have a
+            context: the tokenizer's, or else config.json's bos_token_id. By default, the tokenizer
+            decides.
+        correct: Correction at word boundaries, for tokenizers that mark the beginning of a word
+            (GPT-2, Llama): "pimentel" or "oh". The probabilities of all words after a context then
+            sum to 1. analysis/measures.py states the formula and the treatment of first and last
+            words.
         renyi: Orders of Rényi entropies, such as 0.5 or [0.5, 2].
         premise: Text before each word instead of its context, for PMI. "" requires `bos`.
-        lags: Number of previous words of the text whose surprisal and entropy are added (spillover).
+        lags: Number of previous words of the text whose surprisal and entropy are added
+            (spillover).
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Columns of one value per word, in the order of `words`: tokens (their number), logprob (nats), surprisal (bits)
-        and entropy (bits, of the distribution of the word's first token). Missing words and words without a text have 0
-        tokens and NaN. The first word of a text is NaN if it has no context. Words that share a token or have no token
-        are NaN, with a warning that counts and lists them. Further columns: renyi_ORDER (bits, of the distribution of
-        the word's first token); pmi (bits: the log-probability after the context minus that after `premise`);
-        surprisal_lag1, entropy_lag1, surprisal_lag2 and so on, which skip missing words.
+        Columns of one value per word, in the order of `words`: tokens (their number), logprob
+        (nats), surprisal (bits) and entropy (bits, of the distribution of the word's first token).
+        Missing words and words without a text have 0 tokens and NaN. The first word of a text is
+        NaN if it has no context. Words that share a token or have no token are NaN, with a warning
+        that counts and lists them. Further columns: renyi_ORDER (bits, of the distribution of the
+        word's first token); pmi (bits: the log-probability after the context minus that after
+        `premise`); surprisal_lag1, entropy_lag1, surprisal_lag2 and so on, which skip missing
+        words.
 
     Raises:
-        ValueError: The model is an encoder-decoder or not a model of this package; the tokenizer does not match the
-            model, or does not mark words for `correct`; columns differ in length; or a word has white space next to a
-            `sep` that is a space.
+        ValueError: The model is an encoder-decoder or not a model of this package; the tokenizer
+            does not match the model, or does not mark words for `correct`; columns differ in
+            length; or a word has white space next to a `sep` that is a space.
     """
     model = decoder_of(model, "word_logprobs()")
     refuse_encoder_decoder(model)
@@ -102,9 +118,16 @@ def word_logprobs(
     words = as_texts("words", words)
     texts = texts_of_words(words, by, word_n, context)
     return segment_logprobs(
-        model, tokenizer, texts, words, sep=sep, ignored=ignored_ids(tokenizer, ignore_regex), bos=bos,
-        measures=measures, progress=progress,
-    )  # fmt: skip
+        model,
+        tokenizer,
+        texts,
+        words,
+        sep=sep,
+        ignored=ignored_ids(tokenizer, ignore_regex),
+        bos=bos,
+        measures=measures,
+        progress=progress,
+    )
 
 
 def target_logprobs(
@@ -130,8 +153,10 @@ def target_logprobs(
     Args:
         model: A model of this package.
         tokenizer: The model's tokenizer.
-        contexts: One context per target. None and "" are no context. For an encoder-decoder, the encoder's inputs.
-        targets: Words or texts that follow the contexts. For an encoder-decoder, the decoder's outputs.
+        contexts: One context per target. None and "" are no context. For an encoder-decoder, the
+            encoder's inputs.
+        targets: Words or texts that follow the contexts. For an encoder-decoder, the decoder's
+            outputs.
         sep: Separator between context and target; unused for an encoder-decoder.
         ignore_regex: As in `word_logprobs`.
         bos: As in `word_logprobs`; unused for an encoder-decoder.
@@ -149,11 +174,21 @@ def target_logprobs(
     model = decoder_of(model, "target_logprobs()")
     contexts, targets = as_texts("contexts", contexts), as_texts("targets", targets)
     if len(contexts) != len(targets):
-        raise ValueError(f"{len(targets)} targets for {len(contexts)} contexts: pass one target per context")
+        raise ValueError(
+            f"{len(targets)} targets for {len(contexts)} contexts: pass one target per context"
+        )
     measures = measures_of(correct, renyi, premise, ignored=bool(ignore_regex))
     ignored = ignored_ids(tokenizer, ignore_regex)
     return pair_logprobs(
-        model, tokenizer, contexts, targets, sep=sep, ignored=ignored, bos=bos, measures=measures, progress=progress
+        model,
+        tokenizer,
+        contexts,
+        targets,
+        sep=sep,
+        ignored=ignored,
+        bos=bos,
+        measures=measures,
+        progress=progress,
     )
 
 
@@ -165,21 +200,24 @@ def next_tokens(
     *,
     progress: Progress | None = None,
 ) -> Columns:
-    """Compute the most likely next tokens of each context. Prefixes that contexts share are evaluated once.
+    """Compute the most likely next tokens of each context. Prefixes that contexts share are
+    evaluated once.
 
     Args:
         model: A model of this package.
-        tokenizer: The model's tokenizer; None if contexts are token IDs, which leaves out the strings of tokens.
+        tokenizer: The model's tokenizer; None if contexts are token IDs, which leaves out the
+            strings of tokens.
         contexts: Strings or lists of token IDs.
         n: Number of tokens per context.
         progress: Called with the number of processed contexts and the total.
 
     Returns:
-        Columns with `n` rows per context, the most likely token first: context (its number, from 0), token (its
-        string), id, prob, and logprob (nats).
+        Columns with `n` rows per context, the most likely token first: context (its number, from
+        0), token (its string), id, prob, and logprob (nats).
 
     Raises:
-        ValueError: A context has no tokens; or the model or the tokenizer is invalid, as in `word_logprobs`.
+        ValueError: A context has no tokens; or the model or the tokenizer is invalid, as in
+            `word_logprobs`.
     """
     model = decoder_of(model, "next_tokens()")
     if not is_text(contexts):
@@ -226,50 +264,90 @@ def segment_logprobs(
     measures: Measures = NO_MEASURES,
     progress: Progress | None = None,
 ) -> Columns:
-    """The columns of `word_logprobs` for the parts of texts. words: of each row.    ignored: IDs that add nothing."""
+    """The columns of `word_logprobs` for the parts of texts. words: of each row.    ignored: IDs
+    that add nothing.
+    """
     count = len(words)
     bos_id = required_bos(model, tokenizer) if bos else None
-    boundaries = None if measures.correct is None else boundaries_of(model, tokenizer, measures.correct)
+    boundaries = (
+        None if measures.correct is None else boundaries_of(model, tokenizer, measures.correct)
+    )
     spans = []
-    token_rows: list[list[int]] = []  # for each token of each text, the row that it adds to; `count` for none
+    # for each token of each text, the row that it adds to; `count` for none
+    token_rows: list[list[int]] = []
     examples: list[tuple[str, str]] = []
     undefined: set[int] = set()
     scored: list[list[int | None]] = []  # the rows of each text
-    for text, ids, owners, shared in encode_parts(model, tokenizer, texts, sep, add_special_tokens=bos is not False):
+    for text, ids, owners, shared in encode_parts(
+        model, tokenizer, texts, sep, add_special_tokens=bos is not False
+    ):
         for first, last in shared:
             examples.append((text.parts[first], text.parts[last]))
             undefined.update(row for row in text.rows[first : last + 1] if row is not None)
         if bos_id is not None and ids[:1] != [bos_id]:
             ids.insert(0, bos_id)
             owners.insert(0, None)
-        rows = [count if part is None or (row := text.rows[part]) is None else row for part in owners]
+        rows = [
+            count if part is None or (row := text.rows[part]) is None else row for part in owners
+        ]
         scored.append(text.rows)
         start = next((position for position, row in enumerate(rows) if row != count), len(ids))
-        spans.append(Span(ids, max(start, 1), max(len(ids), 1) + (boundaries is not None and start < len(ids))))
+        spans.append(
+            Span(
+                ids, max(start, 1), max(len(ids), 1) + (boundaries is not None and start < len(ids))
+            )
+        )
         token_rows.append(rows)
-    columns = row_values(model, tokenizer, spans, token_rows, count, ignored, measures, boundaries, progress)
+    columns = row_values(
+        model, tokenizer, spans, token_rows, count, ignored, measures, boundaries, progress
+    )
     for name in set(columns) - {"tokens"}:
         columns[name][list(undefined)] = np.nan
     if examples:
         warn(describe_shared(len(undefined), examples), stacklevel=3)
     if measures.premise is not None:
-        columns["pmi"] = pmi(model, tokenizer, words, columns, sep=sep, ignored=ignored, bos=bos, measures=measures)
+        columns["pmi"] = pmi(
+            model, tokenizer, words, columns, sep=sep, ignored=ignored, bos=bos, measures=measures
+        )
     add_lags(columns, scored, measures.lags)
     return columns
 
 
 def pmi(
-    model: LanguageModel, tokenizer: Any, words: Sequence[str | None], columns: Columns, *, sep: str,
-    ignored: Collection[int], bos: bool | None, measures: Measures,
-) -> Any:  # fmt: skip
-    """The pointwise mutual information (bits) of each word and its context, relative to `measures.premise`."""
+    model: LanguageModel,
+    tokenizer: Any,
+    words: Sequence[str | None],
+    columns: Columns,
+    *,
+    sep: str,
+    ignored: Collection[int],
+    bos: bool | None,
+    measures: Measures,
+) -> Any:
+    """The pointwise mutual information (bits) of each word and its context, relative to
+    `measures.premise`.
+    """
     unique = list(dict.fromkeys(words))
     alone = pair_logprobs(
-        model, tokenizer, [measures.premise] * len(unique), unique, sep=sep, ignored=ignored, bos=bos,
+        model,
+        tokenizer,
+        [measures.premise] * len(unique),
+        unique,
+        sep=sep,
+        ignored=ignored,
+        bos=bos,
         measures=Measures(measures.correct),
-    )  # fmt: skip
-    if not measures.premise and model.decoder_start is None and np.isnan(alone["logprob"]).all() and any(unique):
-        raise ValueError(f"an empty premise needs a token before each word: set {setting('bos', True)}, or a premise")
+    )
+    if (
+        not measures.premise
+        and model.decoder_start is None
+        and np.isnan(alone["logprob"]).all()
+        and any(unique)
+    ):
+        raise ValueError(
+            f"an empty premise needs a token before each word: set {setting('bos', True)}, or a"
+            " premise"
+        )
     numbers = {word: number for number, word in enumerate(unique)}
     return (columns["logprob"] - alone["logprob"][[numbers[word] for word in words]]) / math.log(2)
 
@@ -300,35 +378,64 @@ def pair_logprobs(
             for row, context, target in pairs
         ]
         return segment_logprobs(
-            model, tokenizer, texts, targets, sep=sep, ignored=ignored, bos=bos, measures=measures, progress=progress
+            model,
+            tokenizer,
+            texts,
+            targets,
+            sep=sep,
+            ignored=ignored,
+            bos=bos,
+            measures=measures,
+            progress=progress,
         )
-    boundaries = None if measures.correct is None else boundaries_of(model, tokenizer, measures.correct)
+    boundaries = (
+        None if measures.correct is None else boundaries_of(model, tokenizer, measures.correct)
+    )
     spans, token_rows = [], []
     inputs = encodings(model, tokenizer, [context for _, context, _ in pairs])
     outputs = encodings(model, tokenizer, [target for _, _, target in pairs])
     for (row, context, target), source, output in zip(pairs, inputs, outputs, strict=True):
         if not source.ids:
-            raise ValueError(f"the context {context!r} has no tokens: pass a text that is not empty")
+            raise ValueError(
+                f"the context {context!r} has no tokens: pass a text that is not empty"
+            )
         ids, owners, _ = owners_of(output, [target], sep)
-        spans.append(Span([start, *ids], 1, len(ids) + 1 + (boundaries is not None), tuple(source.ids)))
+        spans.append(
+            Span([start, *ids], 1, len(ids) + 1 + (boundaries is not None), tuple(source.ids))
+        )
         token_rows.append([count] + [count if part is None else row for part in owners])
-    columns = row_values(model, tokenizer, spans, token_rows, count, ignored, measures, boundaries, progress)
+    columns = row_values(
+        model, tokenizer, spans, token_rows, count, ignored, measures, boundaries, progress
+    )
     if measures.premise is not None:
-        columns["pmi"] = pmi(model, tokenizer, targets, columns, sep=sep, ignored=ignored, bos=bos, measures=measures)
+        columns["pmi"] = pmi(
+            model, tokenizer, targets, columns, sep=sep, ignored=ignored, bos=bos, measures=measures
+        )
     return columns
 
 
 def row_values(
-    model: LanguageModel, tokenizer: Any, spans: Sequence[Span], token_rows: Sequence[Sequence[int]], count: int,
-    ignored: Collection[int], measures: Measures, boundaries: Boundaries | None, progress: Progress | None,
-) -> Columns:  # fmt: skip
-    """Sum the scores of tokens into `count` rows. token_rows: the row of each token of each text; `count` for none."""
+    model: LanguageModel,
+    tokenizer: Any,
+    spans: Sequence[Span],
+    token_rows: Sequence[Sequence[int]],
+    count: int,
+    ignored: Collection[int],
+    measures: Measures,
+    boundaries: Boundaries | None,
+    progress: Progress | None,
+) -> Columns:
+    """Sum the scores of tokens into `count` rows. token_rows: the row of each token of each text;
+    `count` for none.
+    """
     renyi = measures.renyi_columns
     needed = {name: renyi_entropy(order) for name, order in renyi.items()}
     scores = Scores(model, spans, progress, needed | (boundaries.measures() if boundaries else {}))
     if model.decoder_start is None:
         # A special token at the start of a word's text has no context and is not part of the word.
-        special = [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+        special = [
+            id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        ]
         firsts = scores.offsets[:-1][np.diff(scores.offsets) > 0]
         scores.logprobs[firsts[np.isin(scores.ids[firsts], special)]] = 0
     rows = np.fromiter(itertools.chain.from_iterable(token_rows), np.int64)
@@ -353,38 +460,52 @@ def row_values(
 
 
 def ignored_ids(tokenizer: Any, pattern: str) -> Collection[int]:
-    """The IDs of all tokens that match a regular expression; none for "". ValueError: an invalid expression."""
+    """The IDs of all tokens that match a regular expression; none for "". ValueError: an invalid
+    expression.
+    """
     if not pattern:
         return ()
     expression = regex(pattern)
     ids = sorted(tokenizer.get_vocab().values())
-    return [id for id, token in zip(ids, token_strings(tokenizer, ids), strict=True) if expression.search(token or "")]
+    return [
+        id
+        for id, token in zip(ids, token_strings(tokenizer, ids), strict=True)
+        if expression.search(token or "")
+    ]
 
 
 def regex(pattern: str) -> re.Pattern[str]:
     """The compiled `ignore_regex`. ValueError: an invalid expression."""
     if "[[:" in pattern:
         raise ValueError(
-            rf"ignore_regex {pattern!r} contains a POSIX class, which Python's re does not support: use [^\w\s] for "
+            rf"ignore_regex {pattern!r} contains a POSIX class, which Python's re does not support:"
+            r" use [^\w\s] for "
             "punctuation"
         )
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"ignore_regex {pattern!r} is not a valid regular expression: {error}") from error
+        raise ValueError(
+            f"ignore_regex {pattern!r} is not a valid regular expression: {error}"
+        ) from error
 
 
 def refuse_encoder_decoder(model: LanguageModel) -> None:
     """ValueError: the model is an encoder-decoder."""
     if model.encoder_decoder:
         raise ValueError(
-            "an encoder-decoder predicts the decoder's text, not its input: use target_logprobs(), which takes both"
+            "an encoder-decoder predicts the decoder's text, not its input: use target_logprobs(),"
+            " which takes both"
         )
 
 
 def required_bos(model: LanguageModel, tokenizer: Any) -> int:
-    """The ID of the beginning-of-text token. ValueError: neither the tokenizer nor the model has one."""
+    """The ID of the beginning-of-text token. ValueError: neither the tokenizer nor the model has
+    one.
+    """
     id = bos_token_id(tokenizer, model.config)
     if id is None:
-        raise ValueError(f"{setting('bos', True)} needs a bos_token_id, but this model has none: leave bos unset")
+        raise ValueError(
+            f"{setting('bos', True)} needs a bos_token_id, but this model has none: leave bos unset"
+        )
     return int(id)

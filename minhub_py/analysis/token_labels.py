@@ -1,8 +1,10 @@
-"""Token classification: the labels of words and entities, such as persons and places, with their positions in a text.
+"""Token classification: the labels of words and entities, such as persons and places, with their
+positions in a text.
 
 Sources
-    Ramshaw & Marcus (1995), "Text Chunking using Transformation-Based Learning", for labels that begin with B- and I-.
-    The token classification pipeline of transformers, for the ways to join tokens.
+    Ramshaw & Marcus (1995), "Text Chunking using Transformation-Based Learning", for labels that
+    begin with B- and I-. The token classification pipeline of transformers, for the ways to join
+    tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +15,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from minhub_py.analysis.encoders import TEXTS, hidden_states, special_tokens_before, windows_of_texts
+from minhub_py.analysis.encoders import (
+    TEXTS,
+    hidden_states,
+    special_tokens_before,
+    windows_of_texts,
+)
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
 from minhub_py.inference.arguments import check_integer, model_of
@@ -47,48 +54,58 @@ def classify_tokens(
     stride: int | None = None,
     progress: Progress | None = None,
 ) -> Columns:
-    """Label the tokens of texts, for example to recognize names, with a checkpoint for token classification.
+    """Label the tokens of texts, for example to recognize names, with a checkpoint for token
+    classification.
 
         classify_tokens(model, tokenizer, ["Hamlet lives in Denmark."])
 
     Args:
         model: An encoder with a token classification head.
         tokenizer: The model's tokenizer.
-        texts: Texts; None for a missing text. A text longer than the maximum length is divided into overlapping
-            windows; a token has the label of the window in which it has more context.
-        aggregation: How to join tokens, as in transformers' pipeline. "simple" joins adjacent tokens of one label,
-            without its prefix B- or I-, unless a label begins with B-. "first", "average" and "max" do the same with
-            words: a word has the label of its first token, the most likely label of its mean probabilities, or the
-            label with the largest probability. "none" returns each token.
+        texts: Texts; None for a missing text. A text longer than the maximum length is divided into
+            overlapping windows; a token has the label of the window in which it has more context.
+        aggregation: How to join tokens, as in transformers' pipeline. "simple" joins adjacent
+            tokens of one label, without its prefix B- or I-, unless a label begins with B-.
+            "first", "average" and "max" do the same with words: a word has the label of its first
+            token, the most likely label of its mean probabilities, or the label with the largest
+            probability. "none" returns each token.
         ignore: Labels to leave out. "O" is the label of tokens outside of all entities.
-        stride: Number of tokens in which two windows of a long text overlap. Default: half of the tokens of a window.
+        stride: Number of tokens in which two windows of a long text overlap. Default: half of the
+            tokens of a window.
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Columns with one row per entity, in the order of the texts: text (its number, from 0), word (its characters in
-        the text), start and end (the positions of its characters: `text[start:end]`), label and prob (the mean of its
-        tokens or words).
+        Columns with one row per entity, in the order of the texts: text (its number, from 0), word
+            (its characters in
+        the text), start and end (the positions of its characters: `text[start:end]`), label and
+        prob (the mean of its tokens or words).
 
     Raises:
-        ValueError: The model has no token classification head, `aggregation` is unknown, or `stride` is not less than
-            the number of tokens of a window.
+        ValueError: The model has no token classification head, `aggregation` is unknown, or
+            `stride` is not less than the number of tokens of a window.
     """
     model = model_of(model, "classify_tokens()")
     if not isinstance(model, Encoder) or model.config.head != "tokens":
         raise ValueError(
-            "classify_tokens() needs a token classification head, which this checkpoint does not have: use a "
-            "checkpoint with an architecture …ForTokenClassification"
+            "classify_tokens() needs a token classification head, which this checkpoint does not"
+            " have: use a checkpoint with an architecture …ForTokenClassification"
         )
     if aggregation not in AGGREGATIONS:
-        raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, not {brief(aggregation)}")
+        raise ValueError(
+            f"aggregation must be one of {', '.join(AGGREGATIONS)}, not {brief(aggregation)}"
+        )
     if stride is not None:
         stride = check_integer("stride", stride, 0)
     rows = as_texts("texts", texts)
     present = [number for number, text in enumerate(rows) if text]
-    columns: dict[str, list[Any]] = {name: [] for name in ("text", "word", "start", "end", "label", "prob")}
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("text", "word", "start", "end", "label", "prob")
+    }
     for start in range(0, len(present), TEXTS):
         numbers = present[start : start + TEXTS]
-        tokens = tokens_of(model, tokenizer, [rows[number] or "" for number in numbers], stride, progress)
+        tokens = tokens_of(
+            model, tokenizer, [rows[number] or "" for number in numbers], stride, progress
+        )
         for number, row in zip(numbers, tokens, strict=True):
             for first, last, label, prob in entities(row, model.config.labels, aggregation):
                 if label not in ignore:
@@ -97,13 +114,18 @@ def classify_tokens(
                         columns[name].append(value)
     kinds = {"text": np.int64, "start": np.int64, "end": np.int64, "prob": np.float32}
     return Columns(
-        (name, np.array(values, kinds[name]) if name in kinds else values) for name, values in columns.items()
+        (name, np.array(values, kinds[name]) if name in kinds else values)
+        for name, values in columns.items()
     )
 
 
 @torch.inference_mode()
 def tokens_of(
-    model: Encoder, tokenizer: Any, texts: Sequence[str], stride: int | None = None, progress: Progress | None = None
+    model: Encoder,
+    tokenizer: Any,
+    texts: Sequence[str],
+    stride: int | None = None,
+    progress: Progress | None = None,
 ) -> list[list[Token]]:
     """The tokens of each text without special tokens, with the probabilities of their labels."""
     settings = model.embedding_settings
@@ -113,13 +135,22 @@ def tokens_of(
     inputs = [row for _, row, *_ in windows]
     before, parameter = special_tokens_before(tokenizer), next(model.parameters())
     results = [
-        [Token(start, end, np.empty(0), continues)
-         for (start, end), continues in zip(encoding.offsets, continued(tokenizer, encoding, text), strict=True)]
+        [
+            Token(start, end, np.empty(0), continues)
+            for (start, end), continues in zip(
+                encoding.offsets, continued(tokenizer, encoding, text), strict=True
+            )
+        ]
         for (encoding, _), text in zip(encoded, texts, strict=True)
-    ]  # fmt: skip
+    ]
     processed, total = 0, sum(len(row.ids) for row in inputs)
     for i, x in hidden_states(model, inputs):
-        scores = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().softmax(dim=1).cpu()
+        scores = (
+            model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0]
+            .float()
+            .softmax(dim=1)
+            .cpu()
+        )
         number, _, start, first, end = windows[i]
         probs = scores[before:].numpy()
         for token in range(first, end):
@@ -131,10 +162,11 @@ def tokens_of(
 
 
 def continued(tokenizer: Any, encoding: Any, text: str) -> list[bool]:
-    """Whether each token of a text belongs to the same word as the token before it, by transformers' rule.
+    """Whether each token of a text belongs to the same word as the token before it, by
+    transformers' rule.
 
-    With WordPiece, a token continues a word if its string differs in length from its characters. Otherwise, it does
-    if there is no space between it and the token before it.
+    With WordPiece, a token continues a word if its string differs in length from its characters.
+    Otherwise, it does if there is no space between it and the token before it.
     """
     unknown = getattr(tokenizer.model, "unk_token", None)
     if getattr(tokenizer.model, "continuing_subword_prefix", None):
@@ -154,7 +186,9 @@ def entities(
     """(start, end, label, probability) of each entity of a text."""
     if aggregation not in ("none", "simple"):
         tokens = words_of(tokens, aggregation)
-    labelled = [(token, labels[int(token.probs.argmax())], float(token.probs.max())) for token in tokens]
+    labelled = [
+        (token, labels[int(token.probs.argmax())], float(token.probs.max())) for token in tokens
+    ]
     if aggregation == "none":
         return [(token.start, token.end, label, prob) for token, label, prob in labelled]
     groups: list[list[tuple[Token, str, float]]] = []

@@ -25,7 +25,8 @@ BATCH = 1000
 def encodings(
     model: LanguageModel, tokenizer: Any, texts: Iterable[str], *, add_special_tokens: bool = True
 ) -> Iterator[Any]:
-    """The tokenizers.Encoding of each text, computed in batches. Warns once, at the end, of characters without a token.
+    """The tokenizers.Encoding of each text, computed in batches. Warns once, at the end, of
+    characters without a token.
 
     ValueError: not a tokenizer, a corrupt tokenizer, or the tokenizer of another model.
     """
@@ -40,8 +41,8 @@ def encodings(
             unknown.update(unknown_characters(tokenizer, "".join(batch), ids))
         if (largest := max(ids, default=0)) >= size:
             raise ValueError(
-                f"the tokenizer does not match the model: it returned token ID {largest}, but the model's vocabulary "
-                f"ends at {size - 1}; pass the model's tokenizer"
+                f"the tokenizer does not match the model: it returned token ID {largest}, but the"
+                f" model's vocabulary ends at {size - 1}; pass the model's tokenizer"
             )
         yield from encoded
     if unknown:
@@ -49,7 +50,9 @@ def encodings(
 
 
 def encode_prompts(model: LanguageModel, tokenizer: Any, texts: Iterable[str]) -> list[list[int]]:
-    """The token IDs of texts that the model continues, or that an encoder-decoder reads. Errors: as `encodings`."""
+    """The token IDs of texts that the model continues, or that an encoder-decoder reads. Errors: as
+    `encodings`.
+    """
     rows = [list(encoding.ids) for encoding in encodings(model, tokenizer, texts)]
     return rows if model.encoder_decoder else [without_end(tokenizer, ids) for ids in rows]
 
@@ -85,20 +88,29 @@ def ids_of_texts(
             except ValueError as error:
                 raise ValueError(f"texts: {error}") from error
         else:
-            raise ValueError(f"texts must be strings or lists of token IDs, but text {number} is {brief(text)}")
+            raise ValueError(
+                f"texts must be strings or lists of token IDs, but text {number} is {brief(text)}"
+            )
     return rows
 
 
 def rows_of_texts(model: Any, tokenizer: Any, texts: Any, name: str = "text") -> list[list[int]]:
-    """The token IDs of one text or several. ValueError: a text has no tokens or exceeds the context length."""
-    if isinstance(texts, str) or (isinstance(texts, Sequence) and bool(texts) and isinstance(texts[0], Integral)):
+    """The token IDs of one text or several. ValueError: a text has no tokens or exceeds the context
+    length.
+    """
+    if isinstance(texts, str) or (
+        isinstance(texts, Sequence) and bool(texts) and isinstance(texts[0], Integral)
+    ):
         return [single_row(model, tokenizer, texts, name)]
     rows = ids_of_texts(model, tokenizer, texts)
     return [check_length(model, ids, f"{name} {number}") for number, ids in enumerate(rows)]
 
 
-def single_row(model: Any, tokenizer: Any, text: Text, name: str = "the text", *, prompt: bool = False) -> list[int]:
-    """The token IDs of one text. ValueError: it has no tokens, exceeds the context length, or is several texts.
+def single_row(
+    model: Any, tokenizer: Any, text: Text, name: str = "the text", *, prompt: bool = False
+) -> list[int]:
+    """The token IDs of one text. ValueError: it has no tokens, exceeds the context length, or is
+    several texts.
 
     prompt: the model continues the text.
     """
@@ -107,13 +119,16 @@ def single_row(model: Any, tokenizer: Any, text: Text, name: str = "the text", *
 
 
 def check_length(model: Any, ids: list[int], name: str) -> list[int]:
-    """The token IDs. ValueError: none, or more than the context length. name: of the text, for the message."""
+    """The token IDs. ValueError: none, or more than the context length. name: of the text, for the
+    message.
+    """
     if not ids:
         raise ValueError(f"{name} has no tokens: pass a text that is not empty")
     limit = None if model.encoder_decoder else model.config.context_length
     if limit is not None and len(ids) > limit:
         raise ValueError(
-            f"{name} has {len(ids):,} tokens, but the model's context length is {limit:,}: shorten the text"
+            f"{name} has {len(ids):,} tokens, but the model's context length is {limit:,}: shorten"
+            " the text"
         )
     return ids
 
@@ -123,12 +138,16 @@ def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str | None]:
     if tokenizer is None:
         return [None] * len(ids)
     with working(tokenizer):
-        strings: list[str | None] = tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
+        strings: list[str | None] = tokenizer.decode_batch(
+            [[id] for id in ids], skip_special_tokens=False
+        )
     return strings
 
 
 def is_missing(value: object) -> bool:
     """Check for missing values: None, NaN, and pandas' NA and NaT."""
     return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, Real) and value != value)  # noqa: PLR0124
+        value is None
+        or type(value).__name__ in ("NAType", "NaTType")
+        or (isinstance(value, Real) and value != value)  # noqa: PLR0124
     )

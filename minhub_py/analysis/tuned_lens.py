@@ -1,11 +1,12 @@
 """Tuned lens: the logit lens after a learned affine map of each layer's hidden states.
 
-The logit lens reads the states of a layer as if the later layers did nothing. The tuned lens predicts their
-contribution: with the states h of a layer,
+The logit lens reads the states of a layer as if the later layers did nothing. The tuned lens
+predicts their contribution: with the states h of a layer,
 
     logits = head(norm(h + A h + b)),
 
-where A (C, C) and b (C,) start at zero and minimize the KL divergence from the model's own predictions.
+where A (C, C) and b (C,) start at zero and minimize the KL divergence from the model's own
+predictions.
 
 Source: Belrose et al. (2023), "Eliciting Latent Predictions from Transformers with the Tuned Lens".
 """
@@ -32,7 +33,8 @@ class TunedLens:
 
     Attributes:
         weights: A and b of each layer, by its number.
-        before: The mean KL divergence (nats) of each layer's logit lens from the model's predictions, by its number.
+        before: The mean KL divergence (nats) of each layer's logit lens from the model's
+            predictions, by its number.
         after: The same with the maps.
     """
 
@@ -41,13 +43,16 @@ class TunedLens:
     after: dict[int, float]
 
     def __call__(self, layer: int, x: Tensor) -> Tensor:
-        """The states x (T, C) of a layer, mapped. ValueError: the lens belongs to a model with another width."""
+        """The states x (T, C) of a layer, mapped. ValueError: the lens belongs to a model with
+        another width.
+        """
         if layer not in self.weights:
             return x
         A, b = self.weights[layer]
         if A.size(1) != x.size(-1):
             raise ValueError(
-                f"lens belongs to a model with {A.size(1)} channels, not {x.size(-1)}: train one for this model"
+                f"lens belongs to a model with {A.size(1)} channels, not {x.size(-1)}: train one"
+                " for this model"
             )
         return x + (x.float() @ A.to(x.device).T + b.to(x.device)).to(x.dtype)
 
@@ -68,7 +73,8 @@ def tuned_lens(
         logit_lens(model, tokenizer, "The cat sat", lens=lens).plot("lens.png")
 
     Args:
-        model: A decoder-only model of this package with weights in floating point; it does not change.
+        model: A decoder-only model of this package with weights in floating point; it does not
+            change.
         tokenizer: The model's tokenizer; None if the texts are token IDs.
         texts: Texts within the context length, as many tokens as possible.
         steps: Steps of Adam for each layer, on 256 random tokens each.
@@ -77,7 +83,8 @@ def tuned_lens(
         progress: Called with the number of completed steps and the total.
 
     Returns:
-        The lens, with the KL divergence of each layer before and after, over all tokens of the texts.
+        The lens, with the KL divergence of each layer before and after, over all tokens of the
+        texts.
 
     Raises:
         ValueError: An encoder-decoder, an LSTM, quantized weights; or a text as for `activations`.
@@ -86,12 +93,16 @@ def tuned_lens(
     if model.encoder_decoder:
         raise ValueError(f"tuned_lens() needs a decoder-only model, not {model.config.TITLE}")
     if kind_of(model):
-        raise ValueError("tuned_lens() needs weights in floating point: load the model with quantize='none'")
+        raise ValueError(
+            "tuned_lens() needs weights in floating point: load the model with quantize='none'"
+        )
     steps = check_integer("steps", steps, 1)
     check_list("texts", texts, "texts")
     states = HiddenStates(model, "tuned_lens()")
     if states.recurrent:
-        raise ValueError(f"tuned_lens() needs a transformer, not {model.config.TITLE}: use logit_lens()")
+        raise ValueError(
+            f"tuned_lens() needs a transformer, not {model.config.TITLE}: use logit_lens()"
+        )
     device = next(model.parameters()).device
     layers = range(states.count)
     rows: dict[int, list[Tensor]] = {layer: [] for layer in range(states.count + 1)}
@@ -114,7 +125,10 @@ def tuned_lens(
     def mean_divergence(lens: TunedLens, layer: int) -> float:
         parts = torch.arange(len(inputs[layer]), device=device).split(TOKENS)
         with torch.no_grad():
-            total = sum(float(divergence(lens(layer, inputs[layer][part]), part)) * len(part) for part in parts)
+            total = sum(
+                float(divergence(lens(layer, inputs[layer][part]), part)) * len(part)
+                for part in parts
+            )
         return total / len(inputs[layer])
 
     generator = torch.Generator().manual_seed(seed)
@@ -135,5 +149,8 @@ def tuned_lens(
             if progress is not None:
                 progress(layer * steps + step + 1, states.count * steps)
         lens.weights[layer] = (A.detach(), b.detach())
-        lens.before[layer], lens.after[layer] = mean_divergence(empty, layer), mean_divergence(lens, layer)
+        lens.before[layer], lens.after[layer] = (
+            mean_divergence(empty, layer),
+            mean_divergence(lens, layer),
+        )
     return lens

@@ -12,7 +12,9 @@ JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def parse_value(text: str, schema: Any) -> Any:
-    """The value of a parameter that is written as bare text: a string, or JSON if the schema has another type."""
+    """The value of a parameter that is written as bare text: a string, or JSON if the schema has
+    another type.
+    """
     if "string" in types_of(schema):
         return text
     try:
@@ -41,8 +43,16 @@ def types_of(schema: Any) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     kind = schema.get("type")
-    types = {kind} if isinstance(kind, str) else {item for item in kind if isinstance(item, str)} if kind else set()
-    if isinstance(values := schema.get("enum"), list) and any(isinstance(value, str) for value in values):
+    types = (
+        {kind}
+        if isinstance(kind, str)
+        else {item for item in kind if isinstance(item, str)}
+        if kind
+        else set()
+    )
+    if isinstance(values := schema.get("enum"), list) and any(
+        isinstance(value, str) for value in values
+    ):
         types.add("string")
     for keyword in ("anyOf", "oneOf"):
         for option in schema.get(keyword) or ():
@@ -85,8 +95,10 @@ def _python_value(node: ast.expr, source: str) -> Any:
     if isinstance(node, ast.Dict):
         keys = [_python_value(key, source) for key in node.keys if key is not None]
         values = [_python_value(value, source) for value in node.values]
-        return {key.text if isinstance(key, JSONText) else str(key): value
-                for key, value in zip(keys, values, strict=True)}  # fmt: skip
+        return {
+            key.text if isinstance(key, JSONText) else str(key): value
+            for key, value in zip(keys, values, strict=True)
+        }
     value = ast.literal_eval(node)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _python_number(ast.get_source_segment(source, node) or "")
@@ -106,14 +118,22 @@ def _python_number(text: str) -> JSONText:
     whole, point, rest = digits.partition(".")
     fraction, exponent, power = rest.partition("e") if point else ("", *whole.partition("e")[1:])
     whole = whole.partition("e")[0].lstrip("0") or "0"
-    result = "-" * plain.startswith("-") + whole + (f".{fraction or 0}" if point else "") + exponent + power
+    result = (
+        "-" * plain.startswith("-")
+        + whole
+        + (f".{fraction or 0}" if point else "")
+        + exponent
+        + power
+    )
     if not JSON_NUMBER.fullmatch(result):
         raise ValueError(f"{text} is not a JSON number")
     return JSONText(result)
 
 
 def parse_literal(text: str, quote: str) -> dict[str, Any]:
-    """An object with unquoted keys, as `{city:"Oslo",days:2}`, with `quote` around strings. ValueError: it is not."""
+    """An object with unquoted keys, as `{city:"Oslo",days:2}`, with `quote` around strings.
+    ValueError: it is not.
+    """
     mark = re.escape(quote)
     tokens = re.compile(rf'(?s){mark}(.*?){mark}|"([^"]*)"|([^\s,:{{}}\[\]"]+)(?=\s*:)|\bNone\b')
 
@@ -130,11 +150,17 @@ def parse_literal(text: str, quote: str) -> dict[str, Any]:
     return value
 
 
-def end_of_group(text: str, start: int, opening: str, closing: str, quotes: tuple[str, ...]) -> int | None:
-    """The position after the bracket that closes a group, which begins before `start`; None if it is incomplete."""
+def end_of_group(
+    text: str, start: int, opening: str, closing: str, quotes: tuple[str, ...]
+) -> int | None:
+    """The position after the bracket that closes a group, which begins before `start`; None if it
+    is incomplete.
+    """
     escape = r"\\.|" if set(quotes) <= {"'", '"'} else ""
     depth, quoted = 1, ""
-    for match in re.finditer(f"(?s){escape}{'|'.join(map(re.escape, (*quotes, opening, closing)))}", text[start:]):
+    for match in re.finditer(
+        f"(?s){escape}{'|'.join(map(re.escape, (*quotes, opening, closing)))}", text[start:]
+    ):
         token = match.group()
         if quoted:
             quoted = "" if token == quoted else quoted

@@ -39,14 +39,15 @@ def complete(
         max_new_tokens: Maximum number of new tokens.
         seed: Random seed. None draws one from PyTorch's default generator.
         stop: Strings that end the new text, which does not include them.
-        sampling: Sampling settings of `generate`, such as temperature and top_p. By default, the settings in the
-            model's generation_config.json, or else the model's own distribution.
+        sampling: Sampling settings of `generate`, such as temperature and top_p. By default, the
+            settings in the model's generation_config.json, or else the model's own distribution.
 
     Returns:
         The new text, without the given one.
 
     Raises:
-        ValueError: The text has no tokens, the model is an encoder, or a setting is unknown or out of range.
+        ValueError: The text has no tokens, the model is an encoder, or a setting is unknown or out
+            of range.
     """
     decoder = decoder_of(model, "complete()")
     check_tokenizer(tokenizer, "encode")
@@ -56,8 +57,14 @@ def complete(
         raise ValueError(unknown(invalid, [*Sampling.names()]))
     ids = encode_prompt(tokenizer, text, source=decoder.encoder_decoder)
     if not ids:
-        raise ValueError("the text has no tokens in the model's vocabulary: pass a text that is not empty")
+        raise ValueError(
+            "the text has no tokens in the model's vocabulary: pass a text that is not empty"
+        )
     stops = stop_strings(stop)
     settings = {**default_sampling(decoder, chat=False), **sampling}
-    new = stream(decoder, ids, max_new_tokens, seed=seed, stop=stops, tokenizer=tokenizer, **settings)
-    return "".join(until(decode_stream(tokenizer, new, [] if decoder.encoder_decoder else ids), stops))
+    new = stream(
+        decoder, ids, max_new_tokens, seed=seed, stop=stops, tokenizer=tokenizer, **settings
+    )
+    return "".join(
+        until(decode_stream(tokenizer, new, [] if decoder.encoder_decoder else ids), stops)
+    )

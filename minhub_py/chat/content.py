@@ -16,7 +16,9 @@ class ContentForms(NamedTuple):
     parts: bool
 
     def convert(self, content: Any) -> Any:
-        """Normalized content in a form that the template reads. By default, parts are joined by line ends."""
+        """Normalized content in a form that the template reads. By default, parts are joined by
+        line ends.
+        """
         if isinstance(content, str):
             return [text_part(content)] if self.parts and not self.text else content
         return content if self.parts else text_of(content)
@@ -32,7 +34,9 @@ def normalized_content(content: Any) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return str(content)
     if not isinstance(content, list | tuple):
-        raise ValueError(f"the content of a message must be a string or a list of parts, not {brief(content)}")
+        raise ValueError(
+            f"the content of a message must be a string or a list of parts, not {brief(content)}"
+        )
     parts = []
     for part in content:
         text = part.get("text") if isinstance(part, Mapping) else part
@@ -44,9 +48,15 @@ def normalized_content(content: Any) -> str | list[dict[str, str]]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content, with its parts joined by line ends. ValueError: as `normalized_content`."""
+    """The text of a message's content, with its parts joined by line ends. ValueError: as
+    `normalized_content`.
+    """
     content = normalized_content(content)
-    return content if isinstance(content, str) else "\n".join(filter(None, (part["text"] for part in content)))
+    return (
+        content
+        if isinstance(content, str)
+        else "\n".join(filter(None, (part["text"] for part in content)))
+    )
 
 
 def content_forms(render: Callable[[list[dict[str, Any]]], str], role: str) -> ContentForms:
@@ -58,8 +68,10 @@ def content_forms(render: Callable[[list[dict[str, Any]]], str], role: str) -> C
     after = [{"role": "user", "content": "qzuser"}] if role == "system" else []
 
     def rendered(content: Any) -> str:
-        user = [{**message, "content": [text_part("qzuser")]} if isinstance(content, list) else message
-                for message in (*before, *after)]  # fmt: skip
+        user = [
+            {**message, "content": [text_part("qzuser")]} if isinstance(content, list) else message
+            for message in (*before, *after)
+        ]
         message = {"role": role, "content": content}
         for others in (user, [*before, *after]):
             try:
@@ -69,5 +81,7 @@ def content_forms(render: Callable[[list[dict[str, Any]]], str], role: str) -> C
         return ""
 
     text, parts = rendered(MARKS[0]), rendered([text_part(mark) for mark in MARKS])
-    reads_parts = all(mark in parts for mark in MARKS) and len(TYPE.findall(parts)) <= len(TYPE.findall(text))
+    reads_parts = all(mark in parts for mark in MARKS) and len(TYPE.findall(parts)) <= len(
+        TYPE.findall(text)
+    )
     return ContentForms(MARKS[0] in text, reads_parts)

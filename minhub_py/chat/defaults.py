@@ -1,7 +1,8 @@
 """Default sampling settings of chats: the model's published settings, or CHAT_SAMPLING.
 
-Source: generation_config.json as transformers writes it. As in vLLM, a file with any of RECOMMENDATION_FIELDS is a
-complete recommendation: its missing settings have no effect. Files of base models contain only token IDs.
+Source: generation_config.json as transformers writes it. As in vLLM, a file with any of
+RECOMMENDATION_FIELDS is a complete recommendation: its missing settings have no effect. Files of
+base models contain only token IDs.
 """
 
 from dataclasses import asdict
@@ -21,7 +22,8 @@ def default_sampling(source: Any, *, chat: bool = True) -> dict[str, Any]:
 
     Args:
         source: a model, an opened checkpoint, or the path of a model folder or GGUF file.
-        chat: without a recommendation of the model, use CHAT_SAMPLING. Otherwise no setting has an effect.
+        chat: without a recommendation of the model, use CHAT_SAMPLING. Otherwise no setting has an
+            effect.
 
     Raises:
         ValueError: generation_config.json has a value outside its range.
@@ -33,7 +35,9 @@ def default_sampling(source: Any, *, chat: bool = True) -> dict[str, Any]:
     settings = asdict(Sampling())
     if chat and not recommended:
         settings |= CHAT_SAMPLING
-    settings.update((name, config[name]) for name in PUBLISHED_FIELDS if config.get(name) is not None)
+    settings.update(
+        (name, config[name]) for name in PUBLISHED_FIELDS if config.get(name) is not None
+    )
     if config.get("do_sample") is False:
         settings["temperature"] = 0.0
     if settings["top_k"] == 0:  # transformers' "off"
@@ -41,5 +45,7 @@ def default_sampling(source: Any, *, chat: bool = True) -> dict[str, Any]:
     try:
         Sampling(**settings)
     except ValueError as error:
-        raise ValueError(f"generation_config.json of the model: {error}; correct or delete this entry") from error
+        raise ValueError(
+            f"generation_config.json of the model: {error}; correct or delete this entry"
+        ) from error
     return settings

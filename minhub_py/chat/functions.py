@@ -10,8 +10,16 @@ from enum import Enum
 from reprlib import repr as brief
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", dict: "object",
-          list: "array", tuple: "array"}  # fmt: skip
+SIMPLE = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+    dict: "object",
+    list: "array",
+    tuple: "array",
+}
 PARAMETER = re.compile(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
@@ -32,7 +40,11 @@ class ToolCall:
     @property
     def message(self) -> dict[str, Any]:
         """The call in the form of messages."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
 
 @dataclass(frozen=True)
@@ -49,17 +61,25 @@ class Tool:
         return name
 
     def run(self, call: ToolCall) -> str:
-        """The result of a call as text. An exception of the function is a result, so that the model can react to it."""
+        """The result of a call as text. An exception of the function is a result, so that the model
+        can react to it.
+        """
         assert self.function is not None
         try:
             result = self.function(**call.arguments)
         except Exception as error:
             return f"Error: {type(error).__name__}: {error}"
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        return (
+            result
+            if isinstance(result, str)
+            else json.dumps(result, ensure_ascii=False, default=str)
+        )
 
 
 def parse_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
-    """Tools by functions or definitions. ValueError: one has another type, or two have the same name."""
+    """Tools by functions or definitions. ValueError: one has another type, or two have the same
+    name.
+    """
     if tools is None:
         return ()
     if callable(tools) or isinstance(tools, Mapping | str):
@@ -82,7 +102,9 @@ def checked(definition: Any) -> dict[str, Any]:
     """A definition, also in the flat form. ValueError: it is not a definition."""
     function = definition.get("function", definition) if isinstance(definition, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"a tool must be a function, or {{'name': …, 'parameters': …}}, not {brief(definition)}")
+        raise ValueError(
+            f"a tool must be a function, or {{'name': …, 'parameters': …}}, not {brief(definition)}"
+        )
     return {"type": "function", "function": dict(function)}
 
 
@@ -90,8 +112,8 @@ def definition_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The definition of a function by its type hints and docstring.
 
     Args:
-        function: A function with named parameters. The docstring's first paragraph describes it, and the section
-            `Args:` its parameters (Google style).
+        function: A function with named parameters. The docstring's first paragraph describes it,
+            and the section `Args:` its parameters (Google style).
 
     Raises:
         ValueError: A parameter has no name for callers, or a type without a JSON schema.
@@ -105,15 +127,25 @@ def definition_of(function: Callable[..., Any]) -> dict[str, Any]:
     properties, required = {}, []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ValueError(f"the tool {name} has the parameter {parameter}: use parameters with names only")
+            raise ValueError(
+                f"the tool {name} has the parameter {parameter}: use parameters with names only"
+            )
         schema = schema_of(hints.get(parameter.name, Any), f"{name}({parameter.name})")
         if text := documented.get(parameter.name):
             schema = {**schema, "description": text}
         properties[parameter.name] = schema
         if parameter.default is parameter.empty:
             required.append(parameter.name)
-    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 def schema_of(hint: Any, location: str) -> dict[str, Any]:
@@ -134,7 +166,8 @@ def schema_of(hint: Any, location: str) -> dict[str, Any]:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return {"enum": [member.value for member in hint]}
     raise ValueError(
-        f"{location} has the type {hint}, which has no JSON schema: use str, int, float, bool, list or dict"
+        f"{location} has the type {hint}, which has no JSON schema: use str, int, float, bool, list"
+        " or dict"
     )
 
 

@@ -45,7 +45,12 @@ class ReplyGenerator:
     """
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Any, template: ChatTemplate, context: int, disk: DiskCache | None
+        self,
+        model: LanguageModel,
+        tokenizer: Any,
+        template: ChatTemplate,
+        context: int,
+        disk: DiskCache | None,
     ) -> None:
         self.model, self.tokenizer, self.template = model, tokenizer, template
         self.context, self.disk = context, disk
@@ -60,21 +65,39 @@ class ReplyGenerator:
         return result
 
     def prompt(
-        self, ids: list[int], dropped: int, settings: ReplySettings, tools: Sequence[Tool], *, required: bool,
-        parallel: bool, schema: Any,
-    ) -> Prompt:  # fmt: skip
-        """A prompt with the form of its reply. ValueError: a stop string, the schema or a tool is invalid."""
+        self,
+        ids: list[int],
+        dropped: int,
+        settings: ReplySettings,
+        tools: Sequence[Tool],
+        *,
+        required: bool,
+        parallel: bool,
+        schema: Any,
+    ) -> Prompt:
+        """A prompt with the form of its reply. ValueError: a stop string, the schema or a tool is
+        invalid.
+        """
         definitions = [tool.definition for tool in tools]
         form = ReplyForm(
-            self.template.markup, end_of_prompt(self.tokenizer, ids), schemas_of(definitions), required and bool(tools),
-            parallel, schema, strict=strict_names(definitions),
-        )  # fmt: skip
-        stop = StopCriteria.of(self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer)
+            self.template.markup,
+            end_of_prompt(self.tokenizer, ids),
+            schemas_of(definitions),
+            required and bool(tools),
+            parallel,
+            schema,
+            strict=strict_names(definitions),
+        )
+        stop = StopCriteria.of(
+            self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer
+        )
         stop = replace(stop, ids=stop.ids | self.template.end_ids | form.end_ids)
 
         def vocabulary() -> Vocabulary:
             if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self.tokenizer, self.model.config.vocab_size, stop.ids)
+                self._vocabulary = Vocabulary(
+                    self.tokenizer, self.model.config.vocab_size, stop.ids
+                )
             return self._vocabulary
 
         max_new_tokens = min(settings.max_new_tokens, self.context - len(ids))
@@ -82,7 +105,9 @@ class ReplyGenerator:
         return Prompt(ids, dropped, settings, max_new_tokens, form, stop, grammar)
 
     def batch(self) -> Batch:
-        """A batch for one reply, with the prefixes unless the weights have changed, for example by training."""
+        """A batch for one reply, with the prefixes unless the weights have changed, for example by
+        training.
+        """
         weights = identity_of_weights(self.model)
         if weights != self._weights and self.disk is not None:
             self.disk.weights_changed()
@@ -104,19 +129,36 @@ class ReplyGeneration:
     """
 
     def __init__(
-        self, generator: ReplyGenerator, prompt: Prompt, number: int, listener: Callable[[ReplyEvent], object]
+        self,
+        generator: ReplyGenerator,
+        prompt: Prompt,
+        number: int,
+        listener: Callable[[ReplyEvent], object],
     ) -> None:
         settings = prompt.settings
-        self.generator, self.prompt, self.number, self.listener = generator, prompt, number, listener
+        self.generator, self.prompt, self.number, self.listener = (
+            generator,
+            prompt,
+            number,
+            listener,
+        )
         self.events: list[Event] = []
         self.parts: list[ReplyEvent] = []  # reasoning and calls
         self.text: list[str] = []
-        [random] = generators(1, None if settings.seed is None else (settings.seed + number) % 2**63)
+        [random] = generators(
+            1, None if settings.seed is None else (settings.seed + number) % 2**63
+        )
         self.batch = generator.batch()
         self.row = self.batch.admit(
-            prompt.ids, prompt.max_new_tokens, sampling=settings.sampling, generator=random, stop=prompt.stop,
-            logprobs=True, top=settings.top, matcher=None if prompt.grammar is None else prompt.grammar.matcher(),
-        )  # fmt: skip
+            prompt.ids,
+            prompt.max_new_tokens,
+            sampling=settings.sampling,
+            generator=random,
+            stop=prompt.stop,
+            logprobs=True,
+            top=settings.top,
+            matcher=None if prompt.grammar is None else prompt.grammar.matcher(),
+        )
         self.seed, self.cached = random.initial_seed(), 0
         self.start = time.perf_counter()
 
@@ -124,7 +166,9 @@ class ReplyGeneration:
         """Generate the reply. Closing the iterator ends it."""
         text, interrupted_step = until(self._decoded(), self.prompt.stop.strings), True
         try:
-            for delta in without_leading_space(text) if self.generator.template.kind == "plain" else text:
+            for delta in (
+                without_leading_space(text) if self.generator.template.kind == "plain" else text
+            ):
                 self.text.append(delta)
                 yield delta
             interrupted_step = False
@@ -142,12 +186,18 @@ class ReplyGeneration:
         """The reply so far."""
         events, ids = self.events, self.prompt.ids
         return Reply(
-            "".join(self.text), [event.id for event in events], [event.logprob or 0.0 for event in events],
+            "".join(self.text),
+            [event.id for event in events],
+            [event.logprob or 0.0 for event in events],
             [list(event.top) for event in events] if self.prompt.settings.top else [],
-            (events[-1].end if events else None) or "interrupted", len(ids) - self.cached, self.cached,
-            self.prompt.dropped, time.perf_counter() - self.start, self.seed,
+            (events[-1].end if events else None) or "interrupted",
+            len(ids) - self.cached,
+            self.cached,
+            self.prompt.dropped,
+            time.perf_counter() - self.start,
+            self.seed,
             *reasoning_and_calls(self.parts, self.number + 1),
-        )  # fmt: skip
+        )
 
     def _new_ids(self) -> Iterator[int]:
         while len(self.batch):

@@ -1,8 +1,10 @@
-"""Text in which tokens such as <tool_call> are single characters, so that they differ from the same text in content.
+"""Text in which tokens such as <tool_call> are single characters, so that they differ from the same
+text in content.
 
-A marker is an added token of a tokenizer. `MarkerAlphabet` represents it by a lone surrogate, which decoded text cannot
-contain. Formats of replies are strings of this alphabet: their markers are recognized by token ID, and the markers of
-models that write them as ordinary text are ordinary characters.
+A marker is an added token of a tokenizer. `MarkerAlphabet` represents it by a lone surrogate, which
+decoded text cannot contain. Formats of replies are strings of this alphabet: their markers are
+recognized by token ID, and the markers of models that write them as ordinary text are ordinary
+characters.
 """
 
 import json
@@ -67,7 +69,8 @@ class MarkerAlphabet:
             return internal
         added = self.tokenizer.get_added_tokens_decoder()
         return "".join(
-            char if (id := self.id(char)) is None else "" if added[id].special else self.text(char) for char in internal
+            char if (id := self.id(char)) is None else "" if added[id].special else self.text(char)
+            for char in internal
         )
 
     def lark(self, internal: str) -> str:
@@ -102,7 +105,9 @@ class MarkedStream:
 
     def __init__(self, alphabet: MarkerAlphabet, prompt: list[int] | None = None) -> None:
         self.alphabet = alphabet
-        self.new_stream: Callable[[], Any] = lambda: DecodeStream(ids=prompt or [], skip_special_tokens=True)
+        self.new_stream: Callable[[], Any] = lambda: DecodeStream(
+            ids=prompt or [], skip_special_tokens=True
+        )
         self.stream = self.new_stream()
 
     def step(self, id: int) -> str:

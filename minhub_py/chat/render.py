@@ -1,13 +1,16 @@
-"""The program of the process that renders chat templates. `sandbox.py` starts it; it imports only jinja2.
+"""The program of the process that renders chat templates. `sandbox.py` starts it; it imports only
+jinja2.
 
-A template is code from a repository. It can call the same functions as in transformers. This process limits its
-resources: it cannot open files, start processes or allocate more than MEMORY, and sandbox.py ends it after a timeout.
-These limits replace a list of forbidden operations: they apply to `10 ** 10 ** 10` as to an endless loop.
+A template is code from a repository. It can call the same functions as in transformers. This
+process limits its resources: it cannot open files, start processes or allocate more than MEMORY,
+and sandbox.py ends it after a timeout. These limits replace a list of forbidden operations: they
+apply to `10 ** 10 ** 10` as to an endless loop.
 
 Standard input has one request per line, standard output one response per line, both as JSON:
 
     {"template": …, "messages": […], "variables": {…}, "marks": [begin, end] of replies, optional}
-                                                          ->   {"text": …}, {"rejected": …} or {"error": …}
+                                                          ->   {"text": …}, {"rejected": …} or
+                                                          {"error": …}
 
 Source: transformers' utils/chat_template_utils.py for the functions of templates.
 """
@@ -50,9 +53,15 @@ class Mapping:
 
 
 def to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def raise_exception(message: object) -> None:
@@ -71,7 +80,9 @@ def make_environment(marks: list[str] | None = None) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The tag {% generation %}, which marks replies for training. Renders its content, between `marks` if given."""
+        """The tag {% generation %}, which marks replies for training. Renders its content, between
+        `marks` if given.
+        """
 
         tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
@@ -126,7 +137,9 @@ def render(compiled: Callable[[str], Any], request: dict[str, Any]) -> dict[str,
     """The response to a request, including exceptions of the template."""
     chunks, length = [], 0
     try:
-        for chunk in compiled(request["template"]).generate(messages=request["messages"], **request["variables"]):
+        for chunk in compiled(request["template"]).generate(
+            messages=request["messages"], **request["variables"]
+        ):
             length += len(chunk)
             if length > MAX_LENGTH:
                 return {"error": f"the text has more than {MAX_LENGTH:,} characters"}
@@ -145,7 +158,9 @@ def render(compiled: Callable[[str], Any], request: dict[str, Any]) -> dict[str,
 
 
 def open_modules(compiled: Callable[[str], Any]) -> None:
-    """Open the modules and the time zone that Python opens on first use: call every filter and test."""
+    """Open the modules and the time zone that Python opens on first use: call every filter and
+    test.
+    """
     for template in ("{{ strftime_now('%c') }}", "{{ 1 / 0 }}", "{% if %}", "{{ lipsum(1) }}"):
         render(compiled, {"template": template, "messages": [], "variables": {}})
     environment = make_environment()
@@ -172,7 +187,9 @@ def main() -> None:
         request = json.loads(line)
         if "marks" in request:
             marks[:] = request["marks"]
-        sys.stdout.write(json.dumps(render(marked if "marks" in request else compiled, request)) + "\n")
+        sys.stdout.write(
+            json.dumps(render(marked if "marks" in request else compiled, request)) + "\n"
+        )
         sys.stdout.flush()
 
 

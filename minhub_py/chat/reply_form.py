@@ -1,4 +1,6 @@
-"""The form of a reply: text, reasoning, tool calls, or JSON of a schema; its parser and its grammar."""
+"""The form of a reply: text, reasoning, tool calls, or JSON of a schema; its parser and its
+grammar.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +8,13 @@ from typing import Any
 
 from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
 from minhub_py.chat.tool_format import Markup
-from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, ToolError, reasoning_budget, tool_grammar
+from minhub_py.chat.tool_grammar import (
+    LazyGrammar,
+    ToolChoice,
+    ToolError,
+    reasoning_budget,
+    tool_grammar,
+)
 from minhub_py.chat.tool_writing import written_calls
 from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
 from minhub_py.system.printable import printable
@@ -56,20 +64,26 @@ class ReplyForm:
 
     def parser(self, prompt_ids: Iterable[int]) -> ReplyParser:
         """A parser of the reply."""
-        return ReplyParser(self.markup, self.tools or None, self.prompt, prompt_ids, self.separate_reasoning)
+        return ReplyParser(
+            self.markup, self.tools or None, self.prompt, prompt_ids, self.separate_reasoning
+        )
 
     def choice(self, max_new_tokens: int) -> ToolChoice:
-        """The form in the terms of grammars. About half of a reply can be reasoning before required parts."""
+        """The form in the terms of grammars. About half of a reply can be reasoning before required
+        parts.
+        """
         from_start = self.required or self.schema is not None
         budget = reasoning_budget(max_new_tokens) if from_start else 0
         in_reasoning = begins_reasoning(self.markup, self.prompt)
         return ToolChoice(self.required, self.parallel, in_reasoning, budget, self.schema)
 
-    def grammar(self, get_vocabulary: Callable[[], Vocabulary], max_new_tokens: int) -> Grammar | LazyGrammar | None:
+    def grammar(
+        self, get_vocabulary: Callable[[], Vocabulary], max_new_tokens: int
+    ) -> Grammar | LazyGrammar | None:
         """The grammar of the reply; None without tools and schema.
 
-        get_vocabulary: returns the model's vocabulary, or raises ValueError if its tokenizer does not support grammars:
-            then optional calls are not constrained.
+        get_vocabulary: returns the model's vocabulary, or raises ValueError if its tokenizer does
+            not support grammars: then optional calls are not constrained.
         ValueError: the schema is unsupported, or a required grammar is. ToolError: a tool is.
         """
         if not self.tools and self.schema is None:
@@ -83,7 +97,9 @@ class ReplyForm:
             return None
         if not self.is_parsed:
             return vocabulary.grammar(self.schema)
-        return tool_grammar(vocabulary, self.markup, self.tools, self.choice(max_new_tokens), self.strict)
+        return tool_grammar(
+            vocabulary, self.markup, self.tools, self.choice(max_new_tokens), self.strict
+        )
 
 
 def end_of_prompt(tokenizer: Any, ids: list[int]) -> str:
@@ -97,7 +113,11 @@ def check_names(markup: Markup, names: Iterable[str]) -> None:
     internal = markup.alphabet.internal
     for name in names:
         if markup.tools.kind == "channels":
-            text = internal("<|channel|>commentary to=functions.") + name + internal("<|message|>{}<|call|>")
+            text = (
+                internal("<|channel|>commentary to=functions.")
+                + name
+                + internal("<|message|>{}<|call|>")
+            )
         else:
             text = written_calls(markup.tools, [(name, {})])
         parser = ReplyParser(markup, {name: {}})
@@ -105,6 +125,6 @@ def check_names(markup: Markup, names: Iterable[str]) -> None:
         calls = [event.text for event in events if event.kind == "call"]
         if calls != [name] or internal(name) != name:
             raise ToolError(
-                f"a tool cannot have the name {printable(name[:64])!r}, which contains a part of the model's format of "
-                "calls: use letters, digits, _ and -"
+                f"a tool cannot have the name {printable(name[:64])!r}, which contains a part of"
+                " the model's format of calls: use letters, digits, _ and -"
             )

@@ -6,9 +6,9 @@
             ...
     parser.close()
 
-The events do not depend on how the text is split into tokens. A call is an event when its arguments are complete. A
-call that cannot be parsed is returned as text, and a call that was cut is dropped: some clients would call the function
-without its missing arguments.
+The events do not depend on how the text is split into tokens. A call is an event when its arguments
+are complete. A call that cannot be parsed is returned as text, and a call that was cut is dropped:
+some clients would call the function without its missing arguments.
 """
 
 import json
@@ -16,7 +16,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from minhub_py.chat.arguments import arguments_text, end_of_group, parse_literal, parse_python, parse_value
+from minhub_py.chat.arguments import (
+    arguments_text,
+    end_of_group,
+    parse_literal,
+    parse_python,
+    parse_value,
+)
 from minhub_py.chat.markers import MarkedStream, is_marker
 from minhub_py.chat.text_reader import Steps, TextReader
 from minhub_py.chat.tool_format import KEY, Markup
@@ -30,7 +36,9 @@ Kind = Literal["content", "reasoning", "call"]
 
 
 class ReplyEvent(NamedTuple):
-    """A part of a reply: text, reasoning or a call. text: of a call, its name.    arguments: JSON text."""
+    """A part of a reply: text, reasoning or a call. text: of a call, its name.    arguments: JSON
+    text.
+    """
 
     kind: Kind
     text: str
@@ -49,9 +57,13 @@ class ReplyParser(TextReader):
     """
 
     def __init__(
-        self, markup: Markup, tools: Mapping[str, Any] | None = None, prompt: str = "", prompt_ids: Iterable[int] = (),
+        self,
+        markup: Markup,
+        tools: Mapping[str, Any] | None = None,
+        prompt: str = "",
+        prompt_ids: Iterable[int] = (),
         separate_reasoning: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.separate_reasoning = separate_reasoning
         self.markup, self.tools, self.format = markup, tools, markup.tools
@@ -63,7 +75,9 @@ class ReplyParser(TextReader):
         self.has_content, self.after_markup = False, False
         self.is_reasoning, self.reasoning_tokens = False, 0
         channels = self.format.kind == "channels"
-        self.run: Steps = self._channels() if channels else self._reply(begins_reasoning(markup, prompt))
+        self.run: Steps = (
+            self._channels() if channels else self._reply(begins_reasoning(markup, prompt))
+        )
         next(self.run, None)
 
     def add(self, id: int) -> list[ReplyEvent]:
@@ -119,17 +133,25 @@ class ReplyParser(TextReader):
         self._say("content", self.markup.alphabet.text(tag))
 
     def _speak_until(self, kind: Kind, stops: Sequence[str]) -> Steps:
-        """Emit text up to the first of several strings and read it. Returns this string; None at the end."""
+        """Emit text up to the first of several strings and read it. Returns this string; None at
+        the end.
+        """
         while True:
             matches = [
-                (index, -len(stop), stop) for stop in stops if (index := self.text.find(stop, self.position)) >= 0
+                (index, -len(stop), stop)
+                for stop in stops
+                if (index := self.text.find(stop, self.position)) >= 0
             ]
             if matches:
                 index, _, stop = min(matches)
                 self._say(kind, self.text[self.position : index])
                 self.position = index + len(stop)
                 return stop
-            held = 0 if self.ended else max([partial(self.text, self.position, stop) for stop in stops], default=0)
+            held = (
+                0
+                if self.ended
+                else max([partial(self.text, self.position, stop) for stop in stops], default=0)
+            )
             self._say(kind, self.text[self.position : len(self.text) - held])
             self.text, self.position = self.text[len(self.text) - held :], 0
             if self.ended:
@@ -146,7 +168,9 @@ class ReplyParser(TextReader):
         while True:
             if anchored and not self.has_content and (yield from self._anchored()):
                 continue
-            openings = [] if self.tools is None or anchored else [fmt.trigger, *self._inner_trigger()]
+            openings = (
+                [] if self.tools is None or anchored else [fmt.trigger, *self._inner_trigger()]
+            )
             if reasoning is not None and (is_marker(reasoning[0][0]) or not self.has_content):
                 openings.append(reasoning[0])
             if not self.has_content and reasoning is not None and not is_marker(reasoning[0][0]):
@@ -165,7 +189,9 @@ class ReplyParser(TextReader):
                 yield from self._section(opening)
 
     def _at_start(self, openings: Sequence[str]) -> Steps:
-        """As `_speak_until`, at the start of a reply, where a tag in ordinary characters begins the reasoning."""
+        """As `_speak_until`, at the start of a reply, where a tag in ordinary characters begins the
+        reasoning.
+        """
         while True:
             rest = self.text[self.position :].lstrip()
             for opening in openings:
@@ -183,7 +209,11 @@ class ReplyParser(TextReader):
     def _inner_trigger(self) -> list[str]:
         """The rest of a call's beginning after its trigger: some models leave out the outer tag."""
         rest = self.format.begin.partition(self.format.trigger)[2].strip()
-        return [rest] if self.format.kind == "tags" and rest.startswith("<") and rest.endswith("=") else []
+        return (
+            [rest]
+            if self.format.kind == "tags" and rest.startswith("<") and rest.endswith("=")
+            else []
+        )
 
     def _reasoning(self) -> Steps:
         """Reasoning after its opening. A call also ends it."""
@@ -195,7 +225,9 @@ class ReplyParser(TextReader):
         if self.tools is not None and self.format.trigger and is_marker(self.format.trigger[0]):
             stops.append(self.format.trigger)
         self.is_reasoning = True
-        opening = yield from self._speak_until("reasoning" if self.separate_reasoning else "content", stops)
+        opening = yield from self._speak_until(
+            "reasoning" if self.separate_reasoning else "content", stops
+        )
         self.is_reasoning = False
         if self.separate_reasoning:
             self.spaces, self.after_markup = "", True
@@ -206,7 +238,9 @@ class ReplyParser(TextReader):
             yield from self._section(opening)
 
     def _anchored(self) -> Steps:
-        """Calls in a format without an opening, at the start of a reply. Returns whether there is one."""
+        """Calls in a format without an opening, at the start of a reply. Returns whether there is
+        one.
+        """
         before = self.position
         yield from self._skip_spaces()
         start = self.position
@@ -236,7 +270,9 @@ class ReplyParser(TextReader):
                 break
             yield from self._expect(fmt.end)
             position = self.position
-            expected = fmt.separator is not None and (yield from self._expect(fmt.separator + fmt.begin))
+            expected = fmt.separator is not None and (
+                yield from self._expect(fmt.separator + fmt.begin)
+            )
             yield from self._skip_spaces()
             following = yield from self._peek()
             if fmt.kind == "json" and following not in ("{", "["):
@@ -253,9 +289,13 @@ class ReplyParser(TextReader):
             self._say("content", opening)
 
     def _read_call(self) -> Steps:
-        """A call. Returns whether there is one; text that was read may be part of another format then."""
+        """A call. Returns whether there is one; text that was read may be part of another format
+        then.
+        """
         yield from self._skip_spaces()
-        read = {"json": self._objects, "name": self._named, "tags": self._tags}.get(self.format.kind, self._group)
+        read = {"json": self._objects, "name": self._named, "tags": self._tags}.get(
+            self.format.kind, self._group
+        )
         return (yield from read())
 
     # JSON
@@ -275,7 +315,9 @@ class ReplyParser(TextReader):
                 return self.calls > before
 
     def _object(self, known_only: bool = False) -> Steps:
-        """A call as a JSON object. known_only: only functions of the request. Returns whether there is a call."""
+        """A call as a JSON object. known_only: only functions of the request. Returns whether there
+        is a call.
+        """
         name, arguments, before = None, None, self.calls
         try:
             if not (yield from self._expect("{")):
@@ -357,7 +399,9 @@ class ReplyParser(TextReader):
             if value.startswith("<![CDATA[") and value.endswith("]]>"):
                 value = value[len("<![CDATA[") : -len("]]>")]
             value_schema = properties.get(key.strip()) if isinstance(properties, Mapping) else None
-            arguments[key.strip()] = parse_value(value, value_schema if not kind else {"type": kind})
+            arguments[key.strip()] = parse_value(
+                value, value_schema if not kind else {"type": kind}
+            )
         rest = yield from self._peek()
         if self.cut and before_key.strip().startswith(self.text[self.position :].strip()):
             self.exhausted = True
@@ -368,7 +412,9 @@ class ReplyParser(TextReader):
         return False
 
     def _between(self, between: str) -> Steps:
-        """Read the text between a key and its value. Returns the type in its attributes, or ""; None: it is missing."""
+        """Read the text between a key and its value. Returns the type in its attributes, or "";
+        None: it is missing.
+        """
         if '="' not in between:
             return "" if (yield from self._expect(between)) else None
         text = yield from self._until([between.strip()[-1]], MAX_NAME)
@@ -376,7 +422,9 @@ class ReplyParser(TextReader):
             return None
         self.position += 1
         match = re.search(r'string="(true|false)"|type="(\w+)"', text)
-        return "" if not match else match.group(2) or ("string" if match.group(1) == "true" else "any")
+        return (
+            "" if not match else match.group(2) or ("string" if match.group(1) == "true" else "any")
+        )
 
     def _group(self) -> Steps:
         """A name and arguments in brackets."""
@@ -413,7 +461,8 @@ class ReplyParser(TextReader):
             header = yield from self._until([message])
             if header is None:
                 rest = self.text[self.position :].lstrip(ends[-1])
-                if not (self.cut and (channel in rest or "to=" in rest)):  # the beginning of a header
+                # the beginning of a header
+                if not (self.cut and (channel in rest or "to=" in rest)):
                     self._say("content", rest)
                 return
             self.position += len(message)
@@ -431,7 +480,9 @@ class ReplyParser(TextReader):
                 tagged = analysis and not self.separate_reasoning
                 if tagged:
                     self._say_tag(channel + "analysis" + message)
-                end = yield from self._speak_until("reasoning" if analysis and not tagged else "content", ends)
+                end = yield from self._speak_until(
+                    "reasoning" if analysis and not tagged else "content", ends
+                )
                 self.is_reasoning = False
                 if tagged and end is not None:
                     self._say_tag(end)

@@ -1,7 +1,7 @@
 """A process that renders chat templates, because templates are untrusted code.
 
-A separate process has a time limit without signals, so that any thread can render templates. A template that escapes
-from jinja's sandbox runs in a process that cannot open files (render.py).
+A separate process has a time limit without signals, so that any thread can render templates. A
+template that escapes from jinja's sandbox runs in a process that cannot open files (render.py).
 """
 
 import atexit
@@ -18,7 +18,9 @@ PROGRAM = Path(__file__).with_name("render.py")
 
 
 class Sandbox:
-    """A rendering process, which starts when needed. `render` is thread-safe and serves one thread at a time."""
+    """A rendering process, which starts when needed. `render` is thread-safe and serves one thread
+    at a time.
+    """
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
@@ -26,7 +28,11 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(
-        self, template: str, messages: list[Any], variables: dict[str, Any], marks: list[str] | None = None
+        self,
+        template: str,
+        messages: list[Any],
+        variables: dict[str, Any],
+        marks: list[str] | None = None,
     ) -> dict[str, str]:
         """The response of render.py: {"text": …}, {"rejected": …} or {"error": …}."""
         fields = {"template": template, "messages": messages, "variables": variables}
@@ -46,17 +52,21 @@ class Sandbox:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                with suppress(OSError):  # the process has ended; on Windows not always a BrokenPipeError
+                # the process has ended; on Windows not always a BrokenPipeError
+                with suppress(OSError):
                     process.stdin.write(request.encode())
                     process.stdin.flush()
                     line = process.stdout.readline()
             finally:
                 timer.cancel()
-                if not line.endswith(b"\n"):  # also after Ctrl-C: a late response would answer the next request
+                # also after Ctrl-C: a late response would answer the next request
+                if not line.endswith(b"\n"):
                     self._end()
             if not line.endswith(b"\n"):
                 timeout = f"rendering takes more than {self.timeout:g} seconds"
-                return {"error": timeout if timed_out.is_set() else "the template ended its process"}
+                return {
+                    "error": timeout if timed_out.is_set() else "the template ended its process"
+                }
         response: dict[str, str] = json.loads(line)
         return response
 
@@ -66,8 +76,10 @@ class Sandbox:
             self._end()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", str(PROGRAM)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
             assert self._process.stdin is not None
             self._process.stdin.write((json.dumps(sys.path) + "\n").encode())
         return self._process

@@ -2,8 +2,9 @@
 
 checkpoints/chat_templates.py lists the sources of a template.
 
-Without a template, DialoGPT models (config.json has task_specific_params.conversational) separate turns by the
-end-of-text token. All other models continue a plain dialogue, `User: …` and `Assistant: …`.
+Without a template, DialoGPT models (config.json has task_specific_params.conversational) separate
+turns by the end-of-text token. All other models continue a plain dialogue, `User: …` and
+`Assistant: …`.
 
 Templates are untrusted code; sandbox.py limits them.
 """
@@ -44,7 +45,8 @@ class ChatTemplate:
     """The conversation format of a model.
 
     Attributes:
-        kind: "template" (the repository's template), "dialogue" (DialoGPT's format) or "plain" (no template).
+        kind: "template" (the repository's template), "dialogue" (DialoGPT's format) or "plain" (no
+            template).
         tokenizer: The model's tokenizer.
         tokens: Special tokens by their names in templates, such as bos_token.
         templates: Template sources by name.
@@ -63,7 +65,10 @@ class ChatTemplate:
         return {
             "template": None,
             "dialogue": "no chat template: the end-of-text token separates turns, as in DialoGPT",
-            "plain": 'no chat template, so it is not a chat model: it continues a dialogue of "User:" and "Assistant:"',
+            "plain": (
+                'no chat template, so it is not a chat model: it continues a dialogue of "User:"'
+                ' and "Assistant:"'
+            ),
         }[self.kind]
 
     @property
@@ -72,22 +77,28 @@ class ChatTemplate:
         return ("\nUser:",) if self.kind == "plain" else ()
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False,
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Render a conversation as text.
 
         Args:
-            messages: Messages `{"role": …, "content": …}`. The content is a string or a list of text parts,
-                `{"type": "text", "text": …}`. They are joined by line ends for a template that does not read parts.
+            messages: Messages `{"role": …, "content": …}`. The content is a string or a list of
+                text parts, `{"type": "text", "text": …}`. They are joined by line ends for a
+                template that does not read parts.
             add_generation_prompt: Append the beginning of the assistant's reply.
-            continue_final_message: The last message is an unfinished reply; append its text to its prompt, so that the
-                model continues it.
-            variables: Further variables of the template, such as enable_thinking. `tools` are definitions of tools as
-                in the OpenAI API (chat/tools.py).
+            continue_final_message: The last message is an unfinished reply; append its text to its
+                prompt, so that the model continues it.
+            variables: Further variables of the template, such as enable_thinking. `tools` are
+                definitions of tools as in the OpenAI API (chat/tools.py).
 
         Raises:
-            ValueError: Messages or variables are invalid, or the template fails or exceeds its time or memory limit.
+            ValueError: Messages or variables are invalid, or the template fails or exceeds its time
+                or memory limit.
             TemplateRejectionError: The template rejects the messages.
         """
         plain = [normalized(message) for message in check_messages(messages)]
@@ -95,19 +106,28 @@ class ChatTemplate:
             *previous, reply = plain
             if reply["role"] != "assistant" or not previous or reply.keys() - {"role", "content"}:
                 raise ValueError(
-                    "continue_final_message requires an assistant message with text content at the end, after a user "
-                    "message: append the unfinished reply to messages"
+                    "continue_final_message requires an assistant message with text content at the"
+                    " end, after a user message: append the unfinished reply to messages"
                 )
             return self.render(previous, **variables) + text_of(reply.get("content", ""))
         tools = variables.pop("tools", None) or ()  # some clients send an empty list
         if tools or uses_tools(plain):
-            plain, tools = prepare(plain, to_plain_json({"tools": list(tools)}, "tools")["tools"], self.markup)
-        return self.render_messages(plain, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+            plain, tools = prepare(
+                plain, to_plain_json({"tools": list(tools)}, "tools")["tools"], self.markup
+            )
+        return self.render_messages(
+            plain, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        )
 
     def render_messages(
-        self, plain: list[dict[str, Any]], *, tools: Sequence[Message] = (), add_generation_prompt: bool = True,
-        marks: list[str] | None = None, **variables: Any,
-    ) -> str:  # fmt: skip
+        self,
+        plain: list[dict[str, Any]],
+        *,
+        tools: Sequence[Message] = (),
+        add_generation_prompt: bool = True,
+        marks: list[str] | None = None,
+        **variables: Any,
+    ) -> str:
         """Render messages as they are. For arguments and errors see `render`.
 
         marks: texts around the content of {% generation %}.
@@ -116,30 +136,51 @@ class ChatTemplate:
             return self._dialogue(plain)
         if self.kind == "plain":
             return plain_dialogue(plain, add_generation_prompt)
-        converted = [self._forms(message["role"]).convert(message["content"]) if "content" in message else None
-                     for message in plain]  # fmt: skip
-        messages = [message if content is None else {**message, "content": content}
-                    for message, content in zip(plain, converted, strict=True)]  # fmt: skip
+        converted = [
+            (
+                self._forms(message["role"]).convert(message["content"])
+                if "content" in message
+                else None
+            )
+            for message in plain
+        ]
+        messages = [
+            message if content is None else {**message, "content": content}
+            for message, content in zip(plain, converted, strict=True)
+        ]
         return self._rendered(messages, tools, add_generation_prompt, marks, variables)
 
     def _rendered(
-        self, messages: list[dict[str, Any]], tools: Sequence[Message], add_generation_prompt: bool,
-        marks: list[str] | None, variables: Mapping[str, Any],
-    ) -> str:  # fmt: skip
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Message],
+        add_generation_prompt: bool,
+        marks: list[str] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
         """The template's text for messages in the forms that it reads."""
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
-        context = {**self.tokens, **variables, "tools": tools or None, "documents": variables.get("documents"),
-                   "add_generation_prompt": add_generation_prompt}  # fmt: skip
+        context = {
+            **self.tokens,
+            **variables,
+            "tools": tools or None,
+            "documents": variables.get("documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
         context = to_plain_json(context, "variables of a chat template")
         result = SANDBOX.render(self.templates[name], messages, context, marks)
         if "rejected" in result:
-            raise TemplateRejectionError(f"the chat template rejects the messages: {printable(result['rejected'])}")
+            raise TemplateRejectionError(
+                f"the chat template rejects the messages: {printable(result['rejected'])}"
+            )
         if "error" in result:
             raise ValueError(f"{self.origin} failed: {printable(result['error'])}")
         return result["text"]
 
     def _forms(self, role: str) -> ContentForms:
-        """The forms of content that the template reads in messages of a role. Results of tools are text."""
+        """The forms of content that the template reads in messages of a role. Results of tools are
+        text.
+        """
         if role not in ("system", "user", "assistant"):
             return ContentForms(text=True, parts=False)
         if role not in self._known_forms:
@@ -170,7 +211,9 @@ class ChatTemplate:
 
     @cached_property
     def bos(self) -> list[int]:
-        """The tokens that the tokenizer adds before a text, unless they differ from the template's bos_token."""
+        """The tokens that the tokenizer adds before a text, unless they differ from the template's
+        bos_token.
+        """
         before, _ = surrounding_ids(self.tokenizer)
         if before and self.kind != "dialogue":
             token = self.tokens.get("bos_token")
@@ -188,15 +231,25 @@ class ChatTemplate:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Token IDs that end a reply: the first special token that the template writes after a reply.
+        """Token IDs that end a reply: the first special token that the template writes after a
+        reply.
 
-        If the template writes none after the last reply, the marker of the next message ends replies (GLM's <|user|>).
+        If the template writes none after the last reply, the marker of the next message ends
+        replies (GLM's <|user|>).
         """
         if self.kind != "template":
             return frozenset(() if self.eos is None else (self.eos,))
-        question, reply = {"role": "user", "content": "one"}, {"role": "assistant", "content": "QZQ"}
-        last, earlier = self._after_reply([question, reply]), self._after_reply([question, reply, question])
-        ends = [id for id in last if self.is_special(id)] or [id for id in earlier[:1] if self.ends_reply(id)]
+        question, reply = (
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "QZQ"},
+        )
+        last, earlier = (
+            self._after_reply([question, reply]),
+            self._after_reply([question, reply, question]),
+        )
+        ends = [id for id in last if self.is_special(id)] or [
+            id for id in earlier[:1] if self.ends_reply(id)
+        ]
         return frozenset(ends[:1])
 
     def _after_reply(self, messages: Sequence[dict[str, Any]]) -> list[int]:
@@ -206,7 +259,9 @@ class ChatTemplate:
         except ValueError:  # only the model's end tokens apply
             return []
         _, separator, suffix = text.rpartition("QZQ")
-        return encode(self.tokenizer, suffix.lstrip(), add_special_tokens=False) if separator else []
+        return (
+            encode(self.tokenizer, suffix.lstrip(), add_special_tokens=False) if separator else []
+        )
 
     def is_special(self, id: int) -> bool:
         """Whether a token is special, not a part of texts."""
@@ -234,11 +289,14 @@ class ChatTemplate:
     def _dialogue(self, messages: list[dict[str, Any]]) -> str:
         eos = self.tokens.get("eos_token")
         if eos is None:
-            raise ValueError("the tokenizer has no end-of-text token, which separates the turns of this model")
+            raise ValueError(
+                "the tokenizer has no end-of-text token, which separates the turns of this model"
+            )
         for message in messages:
             if message["role"] not in ("user", "assistant"):
                 raise TemplateRejectionError(
-                    f"the model does not support {message['role']} messages: use user and assistant messages only"
+                    f"the model does not support {message['role']} messages: use user and assistant"
+                    " messages only"
                 )
         return "".join(text_of(message.get("content", "")) + eos for message in messages)
 
@@ -246,14 +304,19 @@ class ChatTemplate:
 def plain_dialogue(messages: Sequence[Message], add_generation_prompt: bool) -> str:
     """A dialogue for a model without a chat format. The system prompt precedes it."""
     names = {"user": "User: ", "assistant": "Assistant: "}
-    turns = [names.get(message["role"], "") + text_of(message.get("content", "")).strip() for message in messages]
+    turns = [
+        names.get(message["role"], "") + text_of(message.get("content", "")).strip()
+        for message in messages
+    ]
     return "\n".join([*turns, "Assistant:"] if add_generation_prompt else turns)
 
 
 def check_messages(messages: Any) -> Sequence[Message]:
     """The messages. ValueError: they are not a list of messages."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise ValueError(f"messages must be a list of {{'role': …, 'content': …}}, not {brief(messages)}")
+        raise ValueError(
+            f"messages must be a list of {{'role': …, 'content': …}}, not {brief(messages)}"
+        )
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"a message must be {{'role': …, 'content': …}}, not {brief(message)}")
@@ -261,7 +324,9 @@ def check_messages(messages: Any) -> Sequence[Message]:
 
 
 def normalized(message: Message) -> dict[str, Any]:
-    """A message with its content as text and without null fields. ValueError: it is not JSON or not text."""
+    """A message with its content as text and without null fields. ValueError: it is not JSON or not
+    text.
+    """
     fields = {name: value for name, value in message.items() if value is not None}
     if not fields.get("tool_calls"):  # templates fail on an empty list
         fields.pop("tool_calls", None)
@@ -297,10 +362,14 @@ def chat_template_of(source: Checkpoint | Path | None, tokenizer: Any) -> ChatTe
         path = file if file.suffix == ".gguf" else file.parent
     if path is None:
         return ChatTemplate("plain", tokenizer, {})
-    template = gguf_template(path, tokenizer) if path.is_file() else folder_template(path, tokenizer)
+    template = (
+        gguf_template(path, tokenizer) if path.is_file() else folder_template(path, tokenizer)
+    )
     for text in template.templates.values():
         if len(text) > MAX_TEMPLATE_LENGTH:
-            raise ValueError(f"{template.origin} has {len(text):,} characters: at most {MAX_TEMPLATE_LENGTH:,}")
+            raise ValueError(
+                f"{template.origin} has {len(text):,} characters: at most {MAX_TEMPLATE_LENGTH:,}"
+            )
     if template.templates:
         SANDBOX.start()
     return template
@@ -321,12 +390,18 @@ def folder_template(folder: Path, tokenizer: Any) -> ChatTemplate:
     config = read_settings(folder, "config.json")
     tokens = special_tokens(settings)
     for name in ("bos", "eos"):
-        if f"{name}_token" not in tokens and type(id := config.get(f"{name}_token_id")) is int and id >= 0:
+        if (
+            f"{name}_token" not in tokens
+            and type(id := config.get(f"{name}_token_id")) is int
+            and id >= 0
+        ):
             tokens |= {f"{name}_token": token} if (token := tokenizer.id_to_token(id)) else {}
     templates, origin = folder_templates(folder, settings)
     if "default" in templates:
         return ChatTemplate("template", tokenizer, tokens, templates, origin)
-    conversational = isinstance(tasks := config.get("task_specific_params"), dict) and "conversational" in tasks
+    conversational = (
+        isinstance(tasks := config.get("task_specific_params"), dict) and "conversational" in tasks
+    )
     return ChatTemplate("dialogue" if conversational else "plain", tokenizer, tokens)
 
 

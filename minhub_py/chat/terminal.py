@@ -21,12 +21,21 @@ from minhub_py.system.spelling import unknown
 
 QUOTES = '"""'
 # \001 and \002 enclose characters without width for readline.
-PROMPT, CONTINUATION_PROMPT = "\001\033[1;32m\002>\001\033[0m\002 ", "\001\033[2m\002…\001\033[0m\002 "
+PROMPT, CONTINUATION_PROMPT = (
+    "\001\033[1;32m\002>\001\033[0m\002 ",
+    "\001\033[2m\002…\001\033[0m\002 ",
+)
 DIM, NORMAL = "\033[2m", "\033[0m"
 HELP = (
     ("/help", "list the commands"),
     ("/system TEXT", "change the system prompt; without TEXT, show it"),
-    ("/set NAME VALUE", "change a setting, such as temperature (auto: its default, -: none); without NAME, show all"),
+    (
+        "/set NAME VALUE",
+        (
+            "change a setting, such as temperature (auto: its default, -: none); without NAME,"
+            " show all"
+        ),
+    ),
     ("/regen", "replace the last reply by another"),
     ("/undo", "remove the last message and its reply"),
     ("/save FILE", "save the conversation as JSON"),
@@ -82,7 +91,9 @@ def read_pipe(chat: Chat) -> None:
         try:
             line = data.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise ValueError(f"line {number} of standard input is not UTF-8 text: convert it first") from error
+            raise ValueError(
+                f"line {number} of standard input is not UTF-8 text: convert it first"
+            ) from error
         if line.strip():
             commands.execute(line)
 
@@ -123,7 +134,8 @@ class Terminal:
             except KeyboardInterrupt:
                 click.echo()
                 self.note(
-                    "Stopped. The reply so far is part of the conversation; /undo removes it, /regen replaces it."
+                    "Stopped. The reply so far is part of the conversation; /undo removes it,"
+                    " /regen replaces it."
                 )
             except (ValueError, OSError, MemoryError) as error:
                 self.note(message_of(error), dim=False, fg="red")
@@ -182,10 +194,17 @@ class Terminal:
 
 
 def show(
-    chat: Chat, deltas: TextStream, write: Callable[[str], object], notify: Callable[[str], object],
-    close: Callable[[], object] = lambda: None, *, once: bool = False,
-) -> None:  # fmt: skip
-    """Write a reply as it is generated, then notices about it. `close` flushes `write`; once: there is no next turn."""
+    chat: Chat,
+    deltas: TextStream,
+    write: Callable[[str], object],
+    notify: Callable[[str], object],
+    close: Callable[[], object] = lambda: None,
+    *,
+    once: bool = False,
+) -> None:
+    """Write a reply as it is generated, then notices about it. `close` flushes `write`; once: there
+    is no next turn.
+    """
     with closing(deltas):
         try:
             for delta in deltas:
@@ -207,10 +226,15 @@ def notices(chat: Chat, reply: Reply, once: bool) -> Iterator[str]:
     if reply.end == "length":
         full = len(reply.ids) < chat.settings.max_new_tokens
         option = "--max-new-tokens" if once else "/set max_new_tokens"
-        reason = f": the context of {chat.context} tokens is full" if full else f"; {option} allows more"
+        reason = (
+            f": the context of {chat.context} tokens is full" if full else f"; {option} allows more"
+        )
         yield f"The reply was cut after {len(reply.ids)} tokens{reason}."
     if reply.dropped:
-        yield f"The first {reply.dropped} messages exceed the context of {chat.context} tokens: the model ignores them."
+        yield (
+            f"The first {reply.dropped} messages exceed the context of {chat.context} tokens: the"
+            " model ignores them."
+        )
 
 
 class Commands:
@@ -220,13 +244,18 @@ class Commands:
     """
 
     def __init__(
-        self, chat: Chat, respond: Callable[[TextStream], None], notify: Callable[[str], object] = note,
+        self,
+        chat: Chat,
+        respond: Callable[[TextStream], None],
+        notify: Callable[[str], object] = note,
         wrap: Callable[[str], str] = str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.chat, self.respond, self.notify, self.wrap = chat, respond, notify, wrap
 
     def execute(self, text: str) -> None:
-        """Send a message or run a command. ValueError, OSError: it failed. QuitError: the chat ends."""
+        """Send a message or run a command. ValueError, OSError: it failed. QuitError: the chat
+        ends.
+        """
         name, _, argument = text.strip().partition(" ")
         if not re.fullmatch(r"/[a-zA-Z]+", name):  # a path such as /home/user is a message
             self.respond(self.chat.stream(text))
@@ -262,10 +291,14 @@ class Commands:
         elif name not in SETTINGS:
             raise ValueError(unknown([name], SETTINGS))
         elif not value:
-            raise ValueError(f"the value is missing: /set {name} VALUE, or auto for the default, or - for none")
+            raise ValueError(
+                f"the value is missing: /set {name} VALUE, or auto for the default, or - for none"
+            )
         else:
             default = vars(ReplySettings(**self.chat.defaults))[name]
-            self.chat.set(**{name: default if value.strip() == "auto" else parse_setting(name, value.strip())})
+            self.chat.set(
+                **{name: default if value.strip() == "auto" else parse_setting(name, value.strip())}
+            )
             shown = format_setting(getattr(self.chat.settings, name))
             self.notify(f"{name} has no value now." if shown == "-" else f"{name} is now {shown}.")
 
@@ -283,7 +316,9 @@ class Commands:
         self.chat.load(path)
         for turn in self.chat.turns:
             click.echo(self.wrap(f"{'> ' if turn.role == 'user' else ''}{displayed(turn.text)}"))
-        self.notify(f"Loaded {path}: {count_messages(self.chat)}, with its system prompt and settings.")
+        self.notify(
+            f"Loaded {path}: {count_messages(self.chat)}, with its system prompt and settings."
+        )
 
     def _clear(self, _: str) -> None:
         self.chat.clear()
@@ -305,11 +340,14 @@ def format_setting(value: Any) -> str:
     """A setting's value in the notation of /set."""
     if isinstance(value, Mapping):
         return " ".join(f"{id}={bias:g}" for id, bias in value.items())
-    return "-" if value in (None, ()) else ", ".join(value) if isinstance(value, tuple) else str(value)
+    return (
+        "-" if value in (None, ()) else ", ".join(value) if isinstance(value, tuple) else str(value)
+    )
 
 
 def parse_setting(name: str, value: str) -> Any:
-    """A setting's value from the notation of /set: a number, a string, biases such as "42=-100 7=1.5", or - for none.
+    """A setting's value from the notation of /set: a number, a string, biases such as "42=-100
+    7=1.5", or - for none.
 
     ValueError: an invalid bias.
     """

@@ -34,7 +34,8 @@ class TextReader:
             self.position += 1
 
     def _expect(self, pattern: str) -> Steps:
-        """Read a pattern with any white space; `ID` matches a call ID, and a digit matches a number.
+        """Read a pattern with any white space; `ID` matches a call ID, and a digit matches a
+        number.
 
         Returns whether it follows; otherwise, nothing is read.
         """
@@ -60,7 +61,9 @@ class TextReader:
         return True
 
     def _until(self, stops: Sequence[str], limit: int | None = None) -> Steps:
-        """Read the text before the first of several strings; None if the reply ends or the text is too long before."""
+        """Read the text before the first of several strings; None if the reply ends or the text is
+        too long before.
+        """
         longest = max(map(len, stops))
         searched = self.position
         while True:
@@ -76,7 +79,9 @@ class TextReader:
             yield
 
     def _value(self) -> Steps:
-        """The text of a JSON value. ValueError: it is not JSON; only brackets, strings and characters are checked."""
+        """The text of a JSON value. ValueError: it is not JSON; only brackets, strings and
+        characters are checked.
+        """
         yield from self._skip_spaces()
         start, closing, in_string = self.position, list[str](), False
         while char := (yield from self._peek()):
@@ -94,7 +99,9 @@ class TextReader:
                 closing.pop()
             elif char not in (INSIDE if closing else SCALAR):
                 raise ValueError(f"{char!r} is not JSON")
-            elif not closing and ((following := (yield from self._peek())) in SCALAR or not following):
+            elif not closing and (
+                (following := (yield from self._peek())) in SCALAR or not following
+            ):
                 continue
             if not closing and not in_string:
                 return self.text[start : self.position]

@@ -1,14 +1,15 @@
-"""The format of tool calls and reasoning in a model's replies, from its chat template by differential rendering.
+"""The format of tool calls and reasoning in a model's replies, from its chat template by
+differential rendering.
 
-Conversations that differ in one property are rendered, such as a reply as text and a tool call. Their difference shows
-the format, independent of the model's name:
+Conversations that differ in one property are rendered, such as a reply as text and a tool call.
+Their difference shows the format, independent of the model's name:
 
     before  name  middle  arguments  after
 
-Arguments are one JSON object (kind "json": all of the call is one object, and "name": the name precedes it), or
-parameters in tags ("tags"), a Python call ("python"), or an object with unquoted keys ("literal"). Replies of messages
-in channels (gpt-oss) have kind "channels". For a template that ignores tools, the system prompt describes a generic
-format (chat/tools.py).
+Arguments are one JSON object (kind "json": all of the call is one object, and "name": the name
+precedes it), or parameters in tags ("tags"), a Python call ("python"), or an object with unquoted
+keys ("literal"). Replies of messages in channels (gpt-oss) have kind "channels". For a template
+that ignores tools, the system prompt describes a generic format (chat/tools.py).
 
 Sources: the templates of published models; llama.cpp's docs/autoparser.md for the method.
 """
@@ -35,17 +36,20 @@ THINK_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "
 class ToolFormat:
     """The format of tool calls, in the internal alphabet of chat/markers.py.
 
-    A reply has section, calls, section_end. A call has begin, head, name, middle, arguments, tail, end. A separator is
-    between two calls; None if a message of the template can have only one call.
+    A reply has section, calls, section_end. A call has begin, head, name, middle, arguments, tail,
+    end. A separator is between two calls; None if a message of the template can have only one call.
 
     Attributes:
         kind: The form of arguments.
         name_key: Key of the name in kind "json".
         arguments_key: Key of the arguments in kind "json".
-        parameter: Text before the first parameter, before each key, between key and value, and after each value.
+        parameter: Text before the first parameter, before each key, between key and value, and
+            after each value.
         quote: Quotation mark of strings in kind "literal".
-        native: Whether the template renders tools. Otherwise chat/tools.py renders tools, calls and results as text.
-        renders_calls: Whether the template renders earlier calls. Otherwise chat/tools.py adds them to the content.
+        native: Whether the template renders tools. Otherwise chat/tools.py renders tools, calls and
+            results as text.
+        renders_calls: Whether the template renders earlier calls. Otherwise chat/tools.py adds them
+            to the content.
         as_text: Whether the template requires the arguments of previous calls as JSON text.
     """
 
@@ -68,7 +72,9 @@ class ToolFormat:
 
     @property
     def trigger(self) -> str:
-        """The text that begins a call: up to the first marker. Empty: a reply is a call if it begins with one."""
+        """The text that begins a call: up to the first marker. Empty: a reply is a call if it
+        begins with one.
+        """
         begin = self.section + self.begin
         for index, char in enumerate(begin):
             if is_marker(char):
@@ -91,7 +97,8 @@ class Markup:
         reasoning: Text before and after reasoning; None if the model does not separate reasoning.
         switch: The template's variable that enables and disables reasoning; "" if it has none.
         end_ids: Token IDs that end a reply with a tool call.
-        merged_system: Whether the template rejects system messages, so that user messages contain their text.
+        merged_system: Whether the template rejects system messages, so that user messages contain
+            their text.
     """
 
     alphabet: MarkerAlphabet
@@ -108,24 +115,51 @@ class Markup:
 
 
 def generic_format(alphabet: MarkerAlphabet) -> ToolFormat:
-    """The format for templates without tools: Hermes' tags, which several models without a template learned."""
+    """The format for templates without tools: Hermes' tags, which several models without a template
+    learned.
+    """
     begin, end = alphabet.internal("<tool_call>\n"), alphabet.internal("\n</tool_call>")
-    return ToolFormat("json", begin=begin, head='{"name": "', middle='", "arguments": ', tail="}", end=end,
-                      separator="\n", native=False, renders_calls=False)  # fmt: skip
+    return ToolFormat(
+        "json",
+        begin=begin,
+        head='{"name": "',
+        middle='", "arguments": ',
+        tail="}",
+        end=end,
+        separator="\n",
+        native=False,
+        renders_calls=False,
+    )
 
 
 def trained_format(alphabet: MarkerAlphabet) -> ToolFormat | None:
-    """The format of a model whose template lists tools but ignores calls, by the tokens that begin its calls."""
+    """The format of a model whose template lists tools but ignores calls, by the tokens that begin
+    its calls.
+    """
     internal = alphabet.internal
     start, end = internal("<|tool_call_start|>"), internal("<|tool_call_end|>")
     single, closing = internal("<|tool_call|>"), internal("<|/tool_call|>")
     if is_marker(start) and is_marker(end):  # LFM2
-        return ToolFormat("python", section=f"{start}[", separator=", ", section_end=f"]{end}",
-                          parameter=("(", "", "=", ", "), renders_calls=False)  # fmt: skip
+        return ToolFormat(
+            "python",
+            section=f"{start}[",
+            separator=", ",
+            section_end=f"]{end}",
+            parameter=("(", "", "=", ", "),
+            renders_calls=False,
+        )
     if is_marker(single):  # Granite 3; Phi-4-mini has the second token, too
         section_end = "]" + (closing if is_marker(closing) else "")
-        return ToolFormat("json", section=f"{single}[", head='{"name": "', middle='", "arguments": ', tail="}",
-                          separator=", ", section_end=section_end, renders_calls=False)  # fmt: skip
+        return ToolFormat(
+            "json",
+            section=f"{single}[",
+            head='{"name": "',
+            middle='", "arguments": ',
+            tail="}",
+            separator=", ",
+            section_end=section_end,
+            renders_calls=False,
+        )
     return None
 
 
@@ -133,14 +167,18 @@ def definition(name: str) -> dict[str, Any]:
     """A tool for rendering."""
     properties = {key: {"type": "string", "description": "a text"} for key in KEYS}
     parameters = {"type": "object", "properties": properties, "required": [KEYS[0]]}
-    return {"type": "function", "function": {"name": name, "description": "a function", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": "a function", "parameters": parameters},
+    }
 
 
 def detect(render: Callable[..., str], tokenizer: Any, source: str) -> Markup:
     """The markup of a template.
 
     Args:
-        render: Renders messages as `ChatTemplate.render_messages`. ValueError: the template rejects or fails.
+        render: Renders messages as `ChatTemplate.render_messages`. ValueError: the template rejects
+            or fails.
         tokenizer: The model's tokenizer.
         source: The template's source.
     """
@@ -156,11 +194,15 @@ class _Detection:
         self.tools = [definition(name) for name in NAMES]
 
     def tail(self, *messages: dict[str, Any], tools: bool = True, **variables: Any) -> str | None:
-        """The rendered text after the last user message, in the internal alphabet; None if rendering fails."""
+        """The rendered text after the last user message, in the internal alphabet; None if
+        rendering fails.
+        """
         if tools:
             variables["tools"] = self.tools
         try:
-            text = self.render([self.user, *messages], **{"add_generation_prompt": False, **variables})
+            text = self.render(
+                [self.user, *messages], **{"add_generation_prompt": False, **variables}
+            )
         except ValueError:
             return None
         _, separator, tail = text.rpartition(USER)
@@ -169,7 +211,9 @@ class _Detection:
     def markup(self) -> Markup:
         generic = generic_format(self.alphabet)
         reasoning, switch = self.reasoning()
-        markup = Markup(self.alphabet, generic, reasoning, switch, merged_system=self.rejects_system())
+        markup = Markup(
+            self.alphabet, generic, reasoning, switch, merged_system=self.rejects_system()
+        )
         try:
             for as_text in (False, True):
                 detected = self.tool_format(as_text)
@@ -194,14 +238,26 @@ class _Detection:
     def calls(self, count: int, arguments: int, as_text: bool) -> dict[str, Any]:
         """A message with `count` calls of `arguments` arguments."""
         values = dict(zip(KEYS[:arguments], VALUES, strict=False))
-        return {"role": "assistant", "content": "", "tool_calls": [
-            {"type": "function", "id": IDS[i],
-             "function": {"name": NAMES[i], "arguments": json.dumps(values) if as_text else values}}
-            for i in range(count)
-        ]}  # fmt: skip
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "type": "function",
+                    "id": IDS[i],
+                    "function": {
+                        "name": NAMES[i],
+                        "arguments": json.dumps(values) if as_text else values,
+                    },
+                }
+                for i in range(count)
+            ],
+        }
 
     def tool_format(self, as_text: bool) -> tuple[ToolFormat, frozenset[int]] | None:
-        """The format of calls and its end tokens; None if the template ignores calls. ValueError: unknown form."""
+        """The format of calls and its end tokens; None if the template ignores calls. ValueError:
+        unknown form.
+        """
         if not self.renders_tools():
             return None
         call = self.tail(self.calls(1, 1, as_text))
@@ -223,10 +279,22 @@ class _Detection:
         tools = self.with_json(text, both) or self.with_parameters(text, both, start, as_text)
         if not tools.section:  # it ends the message
             tools = replace(tools, section_end="")
-        own = "".join((tools.section, tools.begin, tools.head, tools.middle, tools.tail, tools.end, *tools.parameter,
-                       tools.section_end))  # fmt: skip
+        own = "".join(
+            (
+                tools.section,
+                tools.begin,
+                tools.head,
+                tools.middle,
+                tools.tail,
+                tools.end,
+                *tools.parameter,
+                tools.section_end,
+            )
+        )
         rest = call[value_end:] + following[len(common_prefix(call, following)) :]
-        return replace(tools, as_text=as_text), self.ends("".join(char for char in rest if char not in own))
+        return replace(tools, as_text=as_text), self.ends(
+            "".join(char for char in rest if char not in own)
+        )
 
     def is_distinct(self, tools: ToolFormat) -> bool:
         """Whether a call begins differently from a reply and from its end."""
@@ -237,7 +305,9 @@ class _Detection:
 
     def renders_tools(self) -> bool:
         try:
-            return NAMES[1] in self.render([self.user], tools=self.tools, add_generation_prompt=True)
+            return NAMES[1] in self.render(
+                [self.user], tools=self.tools, add_generation_prompt=True
+            )
         except ValueError:
             return False
 
@@ -247,15 +317,24 @@ class _Detection:
         return "qzresult" in (self.tail({"role": "assistant", "content": CONTENT}, result) or "")
 
     def ends(self, rest: str) -> frozenset[int]:
-        """The first special token after a call, and the end token of a message with further messages, if any."""
+        """The first special token after a call, and the end token of a message with further
+        messages, if any.
+        """
         added = self.alphabet.tokenizer.get_added_tokens_decoder()
-        ids = [id for char in rest if (id := self.alphabet.id(char)) is not None and added[id].special][:1]
-        if "<|eom_id|>" in self.source and (id := self.alphabet.tokenizer.token_to_id("<|eom_id|>")) is not None:
+        ids = [
+            id for char in rest if (id := self.alphabet.id(char)) is not None and added[id].special
+        ][:1]
+        if (
+            "<|eom_id|>" in self.source
+            and (id := self.alphabet.tokenizer.token_to_id("<|eom_id|>")) is not None
+        ):
             ids.append(id)
         return frozenset(ids)
 
     def middle_of(self, call: str | None, start: int) -> str | None:
-        """The text of two calls from the first one's beginning; None if the template does not render both."""
+        """The text of two calls from the first one's beginning; None if the template does not
+        render both.
+        """
         return call[start:] if call is not None and NAMES[0] in call and NAMES[1] in call else None
 
     def with_json(self, text: str, both: str | None) -> ToolFormat | None:
@@ -266,7 +345,10 @@ class _Detection:
             return None
         start, end, is_text = arguments
         first, last = enclosing_object(text, name, end)
-        keys = re.search(r'"([^"]*)"\s*:\s*"$', text[first:name]), re.search(r'"([^"]*)"\s*:\s*$', text[name:start])
+        keys = (
+            re.search(r'"([^"]*)"\s*:\s*"$', text[first:name]),
+            re.search(r'"([^"]*)"\s*:\s*$', text[name:start]),
+        )
         is_object = first < name and keys[0] is not None and keys[1] is not None and not is_text
         if not is_object:
             first, last = name, end
@@ -279,10 +361,18 @@ class _Detection:
             text[:first].replace(IDS[0], ID), text[last:].replace(IDS[0], ID), between
         )
         return ToolFormat(
-            "json" if is_object else "name", section, begin, head, middle, tail, end_, separator, section_end,
+            "json" if is_object else "name",
+            section,
+            begin,
+            head,
+            middle,
+            tail,
+            end_,
+            separator,
+            section_end,
             keys[0].group(1) if is_object and keys[0] else "name",
             keys[1].group(1) if is_object and keys[1] else "arguments",
-        )  # fmt: skip
+        )
 
     def with_parameters(self, text: str, both: str | None, start: int, as_text: bool) -> ToolFormat:
         """The format of calls with named parameters. ValueError: unknown form."""
@@ -319,14 +409,29 @@ class _Detection:
             second = both.index(NAMES[1])
             between_calls = both[value_end + closing : second]
         section, begin, end, section_end, separator = split(text[:name], after_call, between_calls)
-        return ToolFormat(kind, section, begin, "", "", "", end, separator, section_end, parameter=parameter,
-                          quote=quote)  # fmt: skip
+        return ToolFormat(
+            kind,
+            section,
+            begin,
+            "",
+            "",
+            "",
+            end,
+            separator,
+            section_end,
+            parameter=parameter,
+            quote=quote,
+        )
 
     # Reasoning
 
     def reasoning(self) -> tuple[tuple[str, str] | None, str]:
         """The text before and after reasoning, and the variable that switches it."""
-        variables = [name for name in ("enable_thinking", "thinking") if re.search(rf"\b{name}\b", self.source)]
+        variables = [
+            name
+            for name in ("enable_thinking", "thinking")
+            if re.search(rf"\b{name}\b", self.source)
+        ]
         switch, pair = "", None
         for name in variables:
             on = self.tail(add_generation_prompt=True, tools=False, **{name: True})
@@ -334,14 +439,26 @@ class _Detection:
             if on is not None and off is not None and on != off:
                 switch = name
                 closed = max(on, off, key=len)[len(common_prefix(on, off)) :]
-                if closed and re.fullmatch(r"(?s)\S+\s+\S+\s*", closed) and not on.rstrip().endswith(closed.split()[0]):
+                if (
+                    closed
+                    and re.fullmatch(r"(?s)\S+\s+\S+\s*", closed)
+                    and not on.rstrip().endswith(closed.split()[0])
+                ):
                     pair = (closed.split()[0], closed.split()[1])
-        message = {"role": "assistant", "content": CONTENT,
-                   **dict.fromkeys(("reasoning_content", "thinking", "reasoning"), REASONING)}  # fmt: skip
+        message = {
+            "role": "assistant",
+            "content": CONTENT,
+            **dict.fromkeys(("reasoning_content", "thinking", "reasoning"), REASONING),
+        }
         text = self.tail(message, tools=False, **({switch: True} if switch else {}))
         if text is not None and REASONING in text and CONTENT in text.partition(REASONING)[2]:
             before, _, rest = text.partition(REASONING)
-            prompt = self.tail(add_generation_prompt=True, tools=False, **({switch: True} if switch else {})) or ""
+            prompt = (
+                self.tail(
+                    add_generation_prompt=True, tools=False, **({switch: True} if switch else {})
+                )
+                or ""
+            )
             words = before.split() or [""]
             opening = words[-1]
             if before.startswith(prompt) and not before[len(prompt) :].strip():  # a prefilled line
@@ -358,13 +475,18 @@ class _Detection:
             return pair, switch
         for opening_tag, closing_tag in THINK_TAGS:
             if closing_tag in self.source:
-                return (self.alphabet.internal(opening_tag), self.alphabet.internal(closing_tag)), switch
+                return (
+                    self.alphabet.internal(opening_tag),
+                    self.alphabet.internal(closing_tag),
+                ), switch
         return None, switch
 
     def is_common(self, opening: str) -> bool:
         """Whether conversations without reasoning contain a text, such as a marker of all messages."""
         try:
-            return opening in self.alphabet.internal(self.render([self.user], add_generation_prompt=False))
+            return opening in self.alphabet.internal(
+                self.render([self.user], add_generation_prompt=False)
+            )
         except ValueError:
             return False
 
@@ -380,13 +502,17 @@ def common_suffix(first: str, second: str) -> str:
 
 
 def tag_start(text: str, position: int) -> int:
-    """The start of the tag in ordinary characters that contains a position; the position if there is none."""
+    """The start of the tag in ordinary characters that contains a position; the position if there
+    is none.
+    """
     start = text.rfind("<", 0, position)
     return position if start < 0 or ">" in text[start:position] else start
 
 
 def boundary(text: str) -> str:
-    """The longest prefix that ends with a marker, a line end or a bracket, so that it does not cut a tag."""
+    """The longest prefix that ends with a marker, a line end or a bracket, so that it does not cut
+    a tag.
+    """
     for index in range(len(text), 0, -1):
         if is_marker(text[index - 1]) or text[index - 1] in "\n>])}":
             return text[:index]
@@ -394,15 +520,22 @@ def boundary(text: str) -> str:
 
 
 def split(before: str, after: str, between: str | None) -> tuple[str, str, str, str, str | None]:
-    """Section, begin, end, section_end and separator from the text before, after and between two calls."""
+    """Section, begin, end, section_end and separator from the text before, after and between two
+    calls.
+    """
     if between is None:
         return "", before, after, "", None
     end = common_prefix(after, between)
     if end != after:
         end = boundary(end) if end else ""
     begin = common_suffix(before, between[len(end) :])
-    return (before[: len(before) - len(begin)], begin, end, after[len(end) :],
-            between[len(end) : len(between) - len(begin)])  # fmt: skip
+    return (
+        before[: len(before) - len(begin)],
+        begin,
+        end,
+        after[len(end) :],
+        between[len(end) : len(between) - len(begin)],
+    )
 
 
 def json_after(text: str, position: int) -> tuple[int, int, bool] | None:

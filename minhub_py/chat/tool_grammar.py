@@ -1,7 +1,7 @@
 """Grammars of tool calls: constrained decoding of names and arguments.
 
-With "auto", the grammar applies from the beginning of a call to its end (`LazyMatcher`), so that replies without calls
-do not change. With "required", it applies from the start of the reply.
+With "auto", the grammar applies from the beginning of a call to its end (`LazyMatcher`), so that
+replies without calls do not change. With "required", it applies from the start of the reply.
 """
 
 import json
@@ -12,7 +12,15 @@ from typing import Any
 from minhub_py.chat.arguments import types_of
 from minhub_py.chat.markers import MarkedStream, MarkerAlphabet, is_marker
 from minhub_py.chat.tool_format import ID, KEY, Markup
-from minhub_py.inference.grammar import OPTIONS, Grammar, GrammarError, Matcher, Pattern, Vocabulary, schema_text
+from minhub_py.inference.grammar import (
+    OPTIONS,
+    Grammar,
+    GrammarError,
+    Matcher,
+    Pattern,
+    Vocabulary,
+    schema_text,
+)
 from minhub_py.inference.json_schema import loosened, prepared
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
@@ -39,8 +47,8 @@ class ToolChoice:
         required: Whether the reply must be a call, unless it has the schema.
         parallel: Whether it can have several calls.
         in_reasoning: Whether the prompt begins the reasoning.
-        max_reasoning: Maximum number of tokens of the reasoning before a required call or a reply of the schema. For
-            gpt-oss, of each of two messages.
+        max_reasoning: Maximum number of tokens of the reasoning before a required call or a reply
+            of the schema. For gpt-oss, of each of two messages.
         schema: JSON schema or pattern of a reply without calls.
     """
 
@@ -62,7 +70,15 @@ def reasoning_budget(max_new_tokens: int) -> int:
 class LazyGrammar:
     """A grammar of calls that begins with a trigger."""
 
-    def __init__(self, grammar: Grammar, alphabet: MarkerAlphabet, trigger: str, *, at_start: bool, once: bool) -> None:
+    def __init__(
+        self,
+        grammar: Grammar,
+        alphabet: MarkerAlphabet,
+        trigger: str,
+        *,
+        at_start: bool,
+        once: bool,
+    ) -> None:
         self.grammar, self.alphabet, self.trigger = grammar, alphabet, trigger
         self.at_start, self.once = at_start, once
         self.warnings: list[str] = []
@@ -157,7 +173,9 @@ class _Writer:
             return self.rule(name, f"{self.any_text(name, limit)} {self.text(stop[marker:])}")
         head, rest = (stop, "") if marker is None else (stop[:marker], stop[marker:])
         # A limit of tokens would also end the text without its suffix.
-        text = TEXT if limit is None else f"/(?s:.{{0,{min(2 * limit, MAX_REASONING_CHARACTERS)}}})/"
+        text = (
+            TEXT if limit is None else f"/(?s:.{{0,{min(2 * limit, MAX_REASONING_CHARACTERS)}}})/"
+        )
         self.rules.append(f"{name}_text[suffix={json.dumps(head)}]: {text}")
         return self.rule(name, f"{name}_text {self.text(rest)}")
 
@@ -179,8 +197,12 @@ class _Writer:
         if not isinstance(properties, Mapping):
             return self.any_arguments(name)
         required = schema.get("required")
-        required = [key for key in required if key in properties] if isinstance(required, list) else []
-        shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
+        required = (
+            [key for key in required if key in properties] if isinstance(required, list) else []
+        )
+        shared = {
+            key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema
+        }
         members = []
         for i, (key, value) in enumerate(properties.items()):
             own = {**shared, **value} if isinstance(value, Mapping) else value
@@ -188,7 +210,9 @@ class _Writer:
         if fmt.kind == "tags":
             body = " ".join(member if needed else f"{member}?" for member, needed in members)
             return self.rule(name, f"{self.text(fmt.parameter[0])} {body}".strip())
-        opening, closing, comma = ('"("', '")"', '", "') if fmt.kind == "python" else ('"{"', '"}"', '","')
+        opening, closing, comma = (
+            ('"("', '")"', '", "') if fmt.kind == "python" else ('"{"', '"}"', '","')
+        )
         return self.rule(name, f"{opening} {sequence(members, comma)} {closing}")
 
     def any_arguments(self, name: str) -> str:
@@ -197,14 +221,21 @@ class _Writer:
         if fmt.kind == "literal":
             return self.rule(name, self.literal_value(name, {}, {"object"}))
         if fmt.kind == "python":
-            value = self.rule(f"{name}_value", f'PYTHON_STRING | "True" | "False" | "None" | {name}_json')
-            self.rule(f"{name}_json", json_rule({"type": ["number", "boolean", "null", "array", "object"]}))
+            value = self.rule(
+                f"{name}_value", f'PYTHON_STRING | "True" | "False" | "None" | {name}_json'
+            )
+            self.rule(
+                f"{name}_json",
+                json_rule({"type": ["number", "boolean", "null", "array", "object"]}),
+            )
             return self.rule(name, f'"(" (KEY "=" {value} (", " KEY "=" {value})*)? ")"')
         after_name, before, between, after = fmt.parameter
         if KEY in after:  # a grammar cannot repeat the key
             return self.rule(name, self.text(after_name))
-        member = self.rule(f"{name}_any", f"{self.text(before)} KEY {self.text(between)} "
-                                          f"{self.until(f'{name}_value', after)}")  # fmt: skip
+        member = self.rule(
+            f"{name}_any",
+            f"{self.text(before)} KEY {self.text(between)} {self.until(f'{name}_value', after)}",
+        )
         return self.rule(name, f"{self.text(after_name)} {member}*")
 
     def member(self, name: str, key: str, schema: Any) -> str:
@@ -215,24 +246,39 @@ class _Writer:
             _, before, between, after = (part.replace(KEY, key) for part in fmt.parameter)
             opening = self.text(before + key + between)
             if values:
-                return self.rule(name, f"{opening} ({' | '.join(map(json.dumps, values))}) {self.text(after)}")
+                return self.rule(
+                    name, f"{opening} ({' | '.join(map(json.dumps, values))}) {self.text(after)}"
+                )
             if "string" in types or not types:
                 return self.rule(name, f"{opening} {self.until(f'{name}_value', after)}")
             self.rule(f"{name}_value", json_rule(schema))
             return self.rule(name, f"{opening} {name}_value {self.text(after)}")
         if values:
             quote = "" if fmt.kind == "python" else self.text(fmt.quote)
-            written = [json.dumps(repr(value)) if fmt.kind == "python" else f"({quote} {json.dumps(value)} {quote})"
-                       for value in values]  # fmt: skip
+            written = [
+                (
+                    json.dumps(repr(value))
+                    if fmt.kind == "python"
+                    else f"({quote} {json.dumps(value)} {quote})"
+                )
+                for value in values
+            ]
             equals = "=" if fmt.kind == "python" else ":"
             return self.rule(name, f"{json.dumps(key + equals)} ({' | '.join(written)})")
         if fmt.kind == "python":
-            return self.rule(name, f"{json.dumps(key + '=')} {self.python_value(name, schema, types)}")
+            return self.rule(
+                name, f"{json.dumps(key + '=')} {self.python_value(name, schema, types)}"
+            )
         return self.rule(name, f"{json.dumps(key + ':')} {self.literal_value(name, schema, types)}")
 
     def python_value(self, name: str, schema: Any, types: set[str]) -> str:
-        options = {"string": "PYTHON_STRING", "integer": "INTEGER", "number": "NUMBER", "null": '"None"',
-                   "boolean": '("True" | "False")'}  # fmt: skip
+        options = {
+            "string": "PYTHON_STRING",
+            "integer": "INTEGER",
+            "number": "NUMBER",
+            "null": '"None"',
+            "boolean": '("True" | "False")',
+        }
         if types and types <= options.keys() and not types <= {"integer", "number"}:
             return f"({' | '.join(options[kind] for kind in sorted(types))})"
         return self.rule(f"{name}_value", json_rule(schema))
@@ -243,18 +289,35 @@ class _Writer:
         quote = self.text(self.markup.tools.quote)
         if not any(rule.startswith("literal:") for rule in self.rules):
             self.rule("literal_string", f"{quote} TEXT {quote}")
-            self.rule("literal", 'literal_string | NUMBER | "true" | "false" | "null" | literal_list | literal_object')
+            self.rule(
+                "literal",
+                'literal_string | NUMBER | "true" | "false" | "null" | literal_list |'
+                " literal_object",
+            )
             self.rule("literal_list", '"[" (literal ("," literal)*)? "]"')
             self.rule("literal_object", '"{" (literal_member ("," literal_member)*)? "}"')
             self.rule("literal_member", '/[a-zA-Z0-9_]+/ ":" literal')
-        options = {"string": "literal_string", "integer": "INTEGER", "number": "NUMBER", "null": '"null"',
-                   "boolean": '("true" | "false")', "array": "literal_list", "object": "literal_object"}  # fmt: skip
-        return f"({' | '.join(options.get(kind, 'literal') for kind in sorted(types))})" if types else "literal"
+        options = {
+            "string": "literal_string",
+            "integer": "INTEGER",
+            "number": "NUMBER",
+            "null": '"null"',
+            "boolean": '("true" | "false")',
+            "array": "literal_list",
+            "object": "literal_object",
+        }
+        return (
+            f"({' | '.join(options.get(kind, 'literal') for kind in sorted(types))})"
+            if types
+            else "literal"
+        )
 
     # Calls
 
     def calls(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
-        """Rules `one` (a call from its name to its end) and `another` (the text before a further call)."""
+        """Rules `one` (a call from its name to its end) and `another` (the text before a further
+        call).
+        """
         fmt, options = self.markup.tools, []
         for number, (name, schema) in enumerate(tools.items()):
             arguments = self.arguments(number, schema)
@@ -268,7 +331,9 @@ class _Writer:
         fmt = self.markup.tools
         parts = [first, "one"]
         if parallel and fmt.separator is not None:
-            parts.append(f"({self.text(fmt.separator + fmt.begin + fmt.head)} one){{0,{MAX_CALLS - 1}}}")
+            parts.append(
+                f"({self.text(fmt.separator + fmt.begin + fmt.head)} one){{0,{MAX_CALLS - 1}}}"
+            )
         return " ".join(filter(None, (*parts, self.text(fmt.section_end.rstrip()))))
 
     def channel_calls(self, tools: Mapping[str, Mapping[str, Any]], first: str) -> str:
@@ -279,8 +344,10 @@ class _Writer:
         options = []
         for number, (name, schema) in enumerate(tools.items()):
             form = f'(" " {constrain}? "json")?'
-            options.append(f'{json.dumps(name)} ({channel} "commentary")? {form} {message} '
-                           f"{self.arguments(number, schema)}")  # fmt: skip
+            options.append(
+                f'{json.dumps(name)} ({channel} "commentary")? {form} {message} '
+                f"{self.arguments(number, schema)}"
+            )
         self.rule("named", "\n    | ".join(options))
         return f"{first} named"
 
@@ -301,8 +368,10 @@ def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
         return ""
     alternatives = []
     for index, (member, needed) in enumerate(members):
-        rest = " ".join(f"({comma} {other}){'' if other_needed else '?'}"
-                        for other, other_needed in members[index + 1 :])  # fmt: skip
+        rest = " ".join(
+            f"({comma} {other}){'' if other_needed else '?'}"
+            for other, other_needed in members[index + 1 :]
+        )
         alternatives.append(f"({member} {rest})" if rest else member)
         if needed:
             return f"({' | '.join(alternatives)})"
@@ -310,7 +379,9 @@ def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """A rule of JSON text of a schema in the library's form (inference/json_schema.py), or of the text of a pattern."""
+    """A rule of JSON text of a schema in the library's form (inference/json_schema.py), or of the
+    text of a pattern.
+    """
     if isinstance(schema, Pattern):
         return schema.rule
     schema = schema if isinstance(schema, Mapping) and schema else {"type": "object"}
@@ -325,7 +396,8 @@ class ToolError(GrammarError):
 def usable_schema(
     vocabulary: Vocabulary, name: str, schema: Mapping[str, Any], *, strict: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """A schema that compiles, and the constraints that it lacks: without unsupported keywords, or any object.
+    """A schema that compiles, and the constraints that it lacks: without unsupported keywords, or
+    any object.
 
     ToolError: the schema does not compile, and `strict` is set.
     """
@@ -338,23 +410,30 @@ def usable_schema(
     except (ValueError, RecursionError, TypeError) as error:
         if strict:
             raise ToolError(
-                f"the tool {name} is strict, but its schema is not supported: {error}. Simplify it, or remove strict"
+                f"the tool {name} is strict, but its schema is not supported: {error}. Simplify it,"
+                " or remove strict"
             ) from error
     try:
         loose, removed = loosened(schema)
         schema_text(loose)
         loose["x-guidance"] = {"lenient": True}
         vocabulary.lark(f"start: {json_rule(loose)}")
-        ignored = ", ".join(removed or ("minProperties", "maxProperties"))  # others that `lenient` ignores
+        # others that `lenient` ignores
+        ignored = ", ".join(removed or ("minProperties", "maxProperties"))
         return loose, [f"the arguments of the tool {name} are not constrained by {ignored}"]
     except (ValueError, RecursionError, TypeError):
-        return {"type": "object"}, [f"the arguments of the tool {name} are any object: its schema is not supported"]
+        return {"type": "object"}, [
+            f"the arguments of the tool {name} are any object: its schema is not supported"
+        ]
 
 
 def tool_grammar(
-    vocabulary: Vocabulary, markup: Markup, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice,
+    vocabulary: Vocabulary,
+    markup: Markup,
+    tools: Mapping[str, Mapping[str, Any]],
+    choice: ToolChoice,
     strict: Collection[str] = (),
-) -> Grammar | LazyGrammar:  # fmt: skip
+) -> Grammar | LazyGrammar:
     """The grammar of replies that can call tools.
 
     Args:
@@ -375,7 +454,9 @@ def tool_grammar(
     try:
         for schema in tools.values():
             schema_text(schema)
-        return _compile(vocabulary, markup, {name: prepared(schema) for name, schema in tools.items()}, choice)
+        return _compile(
+            vocabulary, markup, {name: prepared(schema) for name, schema in tools.items()}, choice
+        )
     except (TypeError, ValueError, RecursionError):
         usable, warnings = {}, []
         for name, schema in tools.items():
@@ -389,7 +470,10 @@ def tool_grammar(
 
 
 def _compile(
-    vocabulary: Vocabulary, markup: Markup, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice
+    vocabulary: Vocabulary,
+    markup: Markup,
+    tools: Mapping[str, Mapping[str, Any]],
+    choice: ToolChoice,
 ) -> Grammar | LazyGrammar:
     writer, fmt = _Writer(markup), markup.tools
     if choice.required or choice.schema is not None:
@@ -410,7 +494,9 @@ def _compile(
     # Calls with their own trigger begin anew, as does the grammar.
     parallel = choice.parallel and fmt.section != ""
     grammar = vocabulary.lark(writer.grammar(writer.repeated(first, parallel)))
-    return LazyGrammar(grammar, markup.alphabet, trigger, at_start=not fmt.trigger, once=not choice.parallel)
+    return LazyGrammar(
+        grammar, markup.alphabet, trigger, at_start=not fmt.trigger, once=not choice.parallel
+    )
 
 
 def _from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice) -> str:
@@ -418,28 +504,45 @@ def _from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice:
     markup, fmt = writer.markup, writer.markup.tools
     if fmt.kind == "channels":
         return _channels_from_start(writer, tools, choice)
-    options = [writer.rule("content", json_rule(choice.schema))] if choice.schema is not None else []
+    options = (
+        [writer.rule("content", json_rule(choice.schema))] if choice.schema is not None else []
+    )
     if tools:
         writer.calls(tools)
-        options.append(writer.rule("calls", writer.repeated(writer.text(fmt.opening.lstrip()), choice.parallel)))
+        options.append(
+            writer.rule(
+                "calls", writer.repeated(writer.text(fmt.opening.lstrip()), choice.parallel)
+            )
+        )
     reply = " | ".join(options)
     before = "NL"
     if markup.reasoning is not None:
         opening, closing = markup.reasoning
         reasoning = writer.until("reasoning", closing, choice.max_reasoning)
-        before = f"{reasoning} NL" if choice.in_reasoning else f"({writer.text(opening)} {reasoning})? NL"
+        before = (
+            f"{reasoning} NL"
+            if choice.in_reasoning
+            else f"({writer.text(opening)} {reasoning})? NL"
+        )
     return f"{before} ({reply})"
 
 
-def _channels_from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice) -> str:
+def _channels_from_start(
+    writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice
+) -> str:
     """As `_from_start` for gpt-oss: reasoning, then a call or a final message."""
     internal, text = writer.markup.alphabet.internal, writer.text
     channel, message = text(internal("<|channel|>")), text(internal("<|message|>"))
     end, start = text(internal("<|end|>")), text(internal("<|start|>"))
     thought = writer.any_text("thought", choice.max_reasoning)
-    writer.rule("before", f'{channel} ("analysis" | "commentary") {message} {thought} {end} {start} "assistant"')
+    writer.rule(
+        "before",
+        f'{channel} ("analysis" | "commentary") {message} {thought} {end} {start} "assistant"',
+    )
     recipient = f'(({channel} "commentary to=functions.") | " to=functions.")'
     options = [writer.rule("call", writer.channel_calls(tools, recipient))] if tools else []
     if choice.schema is not None:
-        options.append(f'{channel} "final" {message} {writer.rule("content", json_rule(choice.schema))}')
+        options.append(
+            f'{channel} "final" {message} {writer.rule("content", json_rule(choice.schema))}'
+        )
     return f"before{{0,2}} ({' | '.join(options)})"

@@ -13,7 +13,13 @@ Call = tuple[str, Mapping[str, Any]]  # name and arguments
 def written_calls(fmt: ToolFormat, calls: Sequence[Call]) -> str:
     """Calls as internal text (chat/markers.py), with their section."""
     between = fmt.end + (fmt.separator or "") + fmt.begin
-    text = fmt.section + fmt.begin + between.join(written_call(fmt, call) for call in calls) + fmt.end + fmt.section_end
+    text = (
+        fmt.section
+        + fmt.begin
+        + between.join(written_call(fmt, call) for call in calls)
+        + fmt.end
+        + fmt.section_end
+    )
     return text.replace(ID, CALL_ID)
 
 
@@ -30,18 +36,31 @@ def written_call(fmt: ToolFormat, call: Call) -> str:
         return f"{name}({written})"
     if fmt.kind == "literal":
         return f"{name}{literal(arguments, fmt.quote)}"
-    values = {key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-              for key, value in arguments.items()}  # fmt: skip
-    parameters = (before_key + key + between + value + after_value.replace(KEY, key) for key, value in values.items())
+    values = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+    parameters = (
+        before_key + key + between + value + after_value.replace(KEY, key)
+        for key, value in values.items()
+    )
     return name + after_name + "".join(parameters)
 
 
 def python_literal(value: Any) -> str:
-    """JSON data in Python's notation. Strings have double quotes, as in the lists of calls that LFM2 was trained on."""
+    """JSON data in Python's notation. Strings have double quotes, as in the lists of calls that
+    LFM2 was trained on.
+    """
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{python_literal(key)}: {python_literal(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{python_literal(key)}: {python_literal(item)}" for key, item in value.items()
+            )
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(python_literal, value)) + "]"
     return repr(value)

@@ -1,7 +1,9 @@
-"""Tools: definitions, and conversations with calls and results in the form that a chat template requires.
+"""Tools: definitions, and conversations with calls and results in the form that a chat template
+requires.
 
-Messages follow the OpenAI API: an assistant message has `tool_calls`, and a message with role "tool" has a result.
-Templates differ from it (arguments as an object, IDs of 9 characters, no null content), and fail otherwise.
+Messages follow the OpenAI API: an assistant message has `tool_calls`, and a message with role
+"tool" has a result. Templates differ from it (arguments as an object, IDs of 9 characters, no null
+content), and fail otherwise.
 """
 
 import json
@@ -35,17 +37,27 @@ def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
         parameters = EMPTY
     if not isinstance(parameters.get("properties"), Mapping):
         parameters = {**parameters, "properties": {}}
-    return {"type": "function", "function": {
-        "name": function["name"], "description": function.get("description") or "",
-        "parameters": {"type": "object", **parameters},
-    }}  # fmt: skip
+    return {
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "description": function.get("description") or "",
+            "parameters": {"type": "object", **parameters},
+        },
+    }
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The schemas of the tools' arguments by name. A tool without a schema has no arguments."""
     functions = [tool.get("function") or tool for tool in tools]
-    return {function["name"]: dict(parameters) if isinstance(parameters := function.get("parameters"), Mapping)
-            else EMPTY for function in functions}  # fmt: skip
+    return {
+        function["name"]: (
+            dict(parameters)
+            if isinstance(parameters := function.get("parameters"), Mapping)
+            else EMPTY
+        )
+        for function in functions
+    }
 
 
 def strict_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
@@ -55,7 +67,9 @@ def strict_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def parse_arguments(arguments: Any) -> dict[str, Any]:
-    """The arguments of an earlier call as an object. Broken JSON is an empty object, as clients read it."""
+    """The arguments of an earlier call as an object. Broken JSON is an empty object, as clients
+    read it.
+    """
     try:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         check_depth(text)
@@ -72,7 +86,9 @@ def is_complete(arguments: str) -> bool:
 
 def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a conversation has calls or results."""
-    return any(message.get("tool_calls") or message["role"] in ("tool", "function") for message in messages)
+    return any(
+        message.get("tool_calls") or message["role"] in ("tool", "function") for message in messages
+    )
 
 
 def prepare(
@@ -97,15 +113,17 @@ def prepare(
     if markup.tools.as_text:
         for message in prepared:
             for call in message.get("tool_calls", ()):
-                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                call["function"]["arguments"] = json.dumps(
+                    call["function"]["arguments"], ensure_ascii=False
+                )
     return prepared, [complete_tool(tool) for tool in tools]
 
 
 def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages with complete calls, and with results that have the ID and name of their call.
 
-    A result belongs to the call with its ID, else to the first call without a result. Without a call, it is a user
-    message: templates reject or drop it.
+    A result belongs to the call with its ID, else to the first call without a result. Without a
+    call, it is a user message: templates reject or drop it.
     """
     prepared: list[dict[str, Any]] = []
     open_calls: list[tuple[Any, dict[str, Any]]] = []  # (ID in the request, call) without a result
@@ -119,28 +137,57 @@ def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str
                 function = call.get("function") or {}
                 id = call.get("id")
                 count += 1
-                complete.append({
-                    "type": "function",
-                    "id": id if isinstance(id, str) and VALID_ID.fullmatch(id) else f"call{count:05d}",
-                    "function": {"name": str(function.get("name") or ""),
-                                 "arguments": parse_arguments(function.get("arguments"))},
-                })  # fmt: skip
+                complete.append(
+                    {
+                        "type": "function",
+                        "id": (
+                            id
+                            if isinstance(id, str) and VALID_ID.fullmatch(id)
+                            else f"call{count:05d}"
+                        ),
+                        "function": {
+                            "name": str(function.get("name") or ""),
+                            "arguments": parse_arguments(function.get("arguments")),
+                        },
+                    }
+                )
                 open_calls.append((id, complete[-1]))
-            fields = {key: value for key, value in message.items() if key != "tool_calls" and value is not None}
-            prepared.append({**fields, "content": message.get("content") or "", "tool_calls": complete})
+            fields = {
+                key: value
+                for key, value in message.items()
+                if key != "tool_calls" and value is not None
+            }
+            prepared.append(
+                {**fields, "content": message.get("content") or "", "tool_calls": complete}
+            )
         elif message["role"] in ("tool", "function"):
             id, name = message.get("tool_call_id"), message.get("name") or message.get("tool_name")
-            index = next((i for i, (call_id, _) in enumerate(open_calls) if id is not None and call_id == id), None)
+            index = next(
+                (
+                    i
+                    for i, (call_id, _) in enumerate(open_calls)
+                    if id is not None and call_id == id
+                ),
+                None,
+            )
             if index is None:
-                named = (i for i, (_, call) in enumerate(open_calls) if call["function"]["name"] == name)
+                named = (
+                    i for i, (_, call) in enumerate(open_calls) if call["function"]["name"] == name
+                )
                 index = next(named, 0 if open_calls else None)
             text = text_of(message.get("content") or "")
             if index is None:
                 prepared.append({"role": "user", "content": text})
                 continue
             _, call = open_calls.pop(index)
-            prepared.append({"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"],
-                             "content": text})  # fmt: skip
+            prepared.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "name": call["function"]["name"],
+                    "content": text,
+                }
+            )
         else:
             prepared.append({key: value for key, value in message.items() if key != "tool_calls"})
             if message["role"] == "assistant":
@@ -149,7 +196,9 @@ def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str
 
 
 def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with one call each, followed by its result, for templates that cannot render several."""
+    """Messages with one call each, followed by its result, for templates that cannot render
+    several.
+    """
     prepared: list[dict[str, Any]] = []
     remaining = list(messages)
     while remaining:
@@ -163,7 +212,13 @@ def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]
             result = remaining.pop(0)
             results[result["tool_call_id"]] = result
         for index, call in enumerate(calls):
-            prepared.append({**message, "content": message["content"] if index == 0 else "", "tool_calls": [call]})
+            prepared.append(
+                {
+                    **message,
+                    "content": message["content"] if index == 0 else "",
+                    "tool_calls": [call],
+                }
+            )
             if call["id"] in results:
                 prepared.append(results[call["id"]])
     return prepared
@@ -183,15 +238,24 @@ def as_text(
     prepared: list[dict[str, Any]] = []
 
     def add(role: str, content: str) -> None:
-        """Append a message, or the text to a message of the same role: templates require that roles alternate."""
+        """Append a message, or the text to a message of the same role: templates require that roles
+        alternate.
+        """
         if prepared and prepared[-1]["role"] == role:
-            prepared[-1]["content"] = "\n".join(filter(None, (text_of(prepared[-1]["content"]), content)))
+            prepared[-1]["content"] = "\n".join(
+                filter(None, (text_of(prepared[-1]["content"]), content))
+            )
         else:
             prepared.append({"role": role, "content": content})
 
     if tools:
-        signatures = (json.dumps(complete_tool(tool)["function"], ensure_ascii=False) for tool in tools)
-        add("user" if markup.merged_system else "system", INSTRUCTIONS.format(tools="\n".join(signatures)))
+        signatures = (
+            json.dumps(complete_tool(tool)["function"], ensure_ascii=False) for tool in tools
+        )
+        add(
+            "user" if markup.merged_system else "system",
+            INSTRUCTIONS.format(tools="\n".join(signatures)),
+        )
     for message in messages:
         role, content = message["role"], text_of(message.get("content") or "")
         if role == "tool":

@@ -55,8 +55,8 @@ class ReplySettings:
 
     Attributes:
         max_new_tokens: Maximum number of tokens in a reply.
-        temperature: Sampling temperature; 0 is greedy. `Chat` replaces "auto" in a sampling setting by the default of
-            the model (chat/defaults.py).
+        temperature: Sampling temperature; 0 is greedy. `Chat` replaces "auto" in a sampling setting
+            by the default of the model (chat/defaults.py).
         top_k: Number of most likely tokens to sample from.
         top_p: Cumulative probability of the most likely tokens to sample from.
         repetition_penalty: Penalty of tokens that the text already contains; 1 has no effect.
@@ -64,8 +64,8 @@ class ReplySettings:
         presence_penalty: Penalty of tokens that the reply already contains; 0 has no effect.
         frequency_penalty: Penalty for each time that the reply contains a token; 0 has no effect.
         logit_bias: Numbers that are added to the logits of token IDs.
-        seed: Seed of the first reply, increased by 1 for each further reply. None draws a seed for each reply from
-            PyTorch's default generator.
+        seed: Seed of the first reply, increased by 1 for each further reply. None draws a seed for
+            each reply from PyTorch's default generator.
         stop: Strings that end a reply.
         top: Number of most likely tokens to record at each position.
     """
@@ -84,12 +84,16 @@ class ReplySettings:
     top: int = 0
 
     def updated(self, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> "ReplySettings":
-        """A copy with `changes`; "auto" selects the value in `defaults`. ValueError: an unknown or invalid setting."""
+        """A copy with `changes`; "auto" selects the value in `defaults`. ValueError: an unknown or
+        invalid setting.
+        """
         names = [field.name for field in fields(self)]
         if invalid := [name for name in changes if name not in names]:
             raise ValueError(unknown(invalid, names, "the settings of a chat"))
-        changes = {name: defaults.get(name, value) if is_text(value) and value == "auto" else value
-                   for name, value in changes.items()}  # fmt: skip
+        changes = {
+            name: defaults.get(name, value) if is_text(value) and value == "auto" else value
+            for name, value in changes.items()
+        }
         if "stop" in changes:
             changes = {**changes, "stop": stop_strings(changes["stop"])}
         settings = replace(self, **changes)
@@ -114,10 +118,12 @@ class Reply(Result):
     Attributes:
         text: Text without the stop string or the end token.
         ids: Token IDs, including the end token.
-        logprobs: Log-probability of each token in nats, before temperature and other sampling settings.
-        top: For each token the `ReplySettings.top` most likely tokens as (ID, log-probability) in descending order.
-        end: Reason of the end: "stop" (end token or stop string), "length" (max_new_tokens or the context) or
-            "interrupted".
+        logprobs: Log-probability of each token in nats, before temperature and other sampling
+            settings.
+        top: For each token the `ReplySettings.top` most likely tokens as (ID, log-probability) in
+            descending order.
+        end: Reason of the end: "stop" (end token or stop string), "length" (max_new_tokens or the
+            context) or "interrupted".
         read: Number of prompt tokens that were computed.
         kept: Number of prompt tokens copied from the prefix cache.
         dropped: Number of the oldest messages removed from the prompt to fit the context.
@@ -152,7 +158,11 @@ class Reply(Result):
         return Columns(id=self.ids, logprob=self.logprobs)
 
     def _repr_html_(self) -> str:
-        numbers = [f"{len(self.ids)} tokens in {self.seconds:.2f} s", f"end: {self.end}", f"seed {self.seed}"]
+        numbers = [
+            f"{len(self.ids)} tokens in {self.seconds:.2f} s",
+            f"end: {self.end}",
+            f"seed {self.seed}",
+        ]
         return html.text(self.text) + html.note(numbers)
 
     @property
@@ -194,15 +204,23 @@ def shorten(text: str, limit: int = 60) -> str:
 
 
 def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    """The messages of a reply with calls and of their results, after the messages of previous calls."""
+    """The messages of a reply with calls and of their results, after the messages of previous
+    calls.
+    """
     calls = turn.reply.calls if turn.reply is not None else ()
-    answers = ({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
-               for call, result in zip(calls, results, strict=True))  # fmt: skip
+    answers = (
+        {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
+        for call, result in zip(calls, results, strict=True)
+    )
     return (*turn.steps, turn.message, *answers)
 
 
-def reasoning_and_calls(parts: Sequence[ReplyEvent], number: int) -> tuple[str, tuple[ToolCall, ...]]:
-    """The reasoning and the calls of a reply. number: of the reply in its chat, for the IDs of calls."""
+def reasoning_and_calls(
+    parts: Sequence[ReplyEvent], number: int
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """The reasoning and the calls of a reply. number: of the reply in its chat, for the IDs of
+    calls.
+    """
     calls = [part for part in parts if part.kind == "call"]
     return "".join(part.text for part in parts if part.kind == "reasoning"), tuple(
         ToolCall(f"c{number:05d}{index:03d}", call.text, parse_arguments(call.arguments))

@@ -1,4 +1,6 @@
-"""Streamed text on a terminal: line breaks between words, and no echo of keys typed during the output."""
+"""Streamed text on a terminal: line breaks between words, and no echo of keys typed during the
+output.
+"""
 
 import shutil
 import sys
@@ -12,11 +14,13 @@ from minhub_py.system.console import stdin_is_terminal
 class WordWrap:
     """Write streamed text with line breaks between words at the terminal's right edge.
 
-    The last word is buffered until it ends; `close` writes it. The width is read for each word, because the terminal
-    can be resized.
+    The last word is buffered until it ends; `close` writes it. The width is read for each word,
+    because the terminal can be resized.
     """
 
-    def __init__(self, write: Callable[[str], object], columns: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, write: Callable[[str], object], columns: Callable[[], int] | None = None
+    ) -> None:
         self.write = write
         self.columns = columns or (lambda: shutil.get_terminal_size().columns)
         self.column = 0  # of the cursor
@@ -34,7 +38,8 @@ class WordWrap:
                 self.blank += char
             else:
                 self.word += char
-                if width(char) == 2 or width(self.word) >= self.columns():  # East Asian text has no spaces
+                # East Asian text has no spaces
+                if width(char) == 2 or width(self.word) >= self.columns():
                     self._end_word()
 
     def close(self) -> None:
@@ -43,13 +48,17 @@ class WordWrap:
         self.blank = ""
 
     def _end_word(self) -> None:
-        """Write the blank and the word. A blank can become a line end; the terminal wraps words longer than a line."""
+        """Write the blank and the word. A blank can become a line end; the terminal wraps words
+        longer than a line.
+        """
         if not self.word:
             return
         columns = self.columns()
         if self.column > columns:  # the terminal became narrower and wrapped the line
             self.column %= columns
-        blank = "".join(" " * (8 - self.column % 8) if char == "\t" else char for char in self.blank)
+        blank = "".join(
+            " " * (8 - self.column % 8) if char == "\t" else char for char in self.blank
+        )
         if blank and self.column and self.column + len(blank) + width(self.word) > columns:
             blank = "\n"
             self.column = 0
@@ -79,7 +88,9 @@ def wrapped(text: str) -> str:
 
 @contextmanager
 def without_echo() -> Iterator[None]:
-    """Do not echo typed keys, which would mix with the output. The next prompt shows them, also after Ctrl-C."""
+    """Do not echo typed keys, which would mix with the output. The next prompt shows them, also
+    after Ctrl-C.
+    """
     try:
         import termios
     except ImportError:  # Windows echoes keys only at a prompt

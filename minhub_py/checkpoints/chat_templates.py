@@ -1,9 +1,10 @@
 """The sources of chat templates by name, in a model folder or in the metadata of a GGUF file.
 
 chat_template.jinja                       the repository's template
-additional_chat_templates/NAME.jinja      further templates; "tool_use" applies to requests with tools
-tokenizer_config.json, "chat_template"    a template, or several with names
-tokenizer.chat_template                   metadata of a GGUF file; tokenizer.chat_template.NAME for further ones
+additional_chat_templates/NAME.jinja      further templates; "tool_use" applies to requests with
+tools tokenizer_config.json, "chat_template"    a template, or several with names
+tokenizer.chat_template                   metadata of a GGUF file; tokenizer.chat_template.NAME for
+further ones
 """
 
 import re
@@ -26,7 +27,8 @@ class NamedTemplate(TypedDict):
 
 
 def folder_templates(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """The templates of a folder, and a description of their file. settings: of tokenizer_config.json.
+    """The templates of a folder, and a description of their file. settings: of
+    tokenizer_config.json.
 
     ValueError: a file is corrupt.
     """
@@ -42,12 +44,17 @@ def folder_templates(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[st
 
 def gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The templates in a GGUF file's metadata."""
-    return {key.removeprefix(GGUF_KEY).lstrip(".") or "default": value for key, value in metadata.items()
-            if (key == GGUF_KEY or key.startswith(f"{GGUF_KEY}.")) and isinstance(value, str)}  # fmt: skip
+    return {
+        key.removeprefix(GGUF_KEY).lstrip(".") or "default": value
+        for key, value in metadata.items()
+        if (key == GGUF_KEY or key.startswith(f"{GGUF_KEY}.")) and isinstance(value, str)
+    }
 
 
 def gguf_pairs(templates: Mapping[str, str]) -> dict[str, Any]:
-    """The metadata of templates, as the package gguf writes them. Names consist of letters, digits and underscores."""
+    """The metadata of templates, as the package gguf writes them. Names consist of letters, digits
+    and underscores.
+    """
     names = {re.sub("[^A-Za-z0-9]", "_", name): text for name, text in templates.items()}
     further = sorted(names.keys() - {"default"})
     pairs: dict[str, Any] = {GGUF_KEY: names["default"]} if "default" in names else {}
@@ -69,9 +76,13 @@ def additional_files(folder: Path) -> list[Path]:
 
 
 def named_templates(value: Any, folder: Path) -> dict[str, str]:
-    """The templates in tokenizer_config.json's "chat_template" by name. ValueError: it has an unknown type."""
+    """The templates in tokenizer_config.json's "chat_template" by name. ValueError: it has an
+    unknown type.
+    """
     shape = str | list[NamedTemplate] | dict[str, str] | None
-    value = convert(value, shape, str(folder / "tokenizer_config.json"), ADVICE, path="chat_template")
+    value = convert(
+        value, shape, str(folder / "tokenizer_config.json"), ADVICE, path="chat_template"
+    )
     if value is None:
         return {}
     if isinstance(value, str):

@@ -1,8 +1,8 @@
 """Fingerprints of models: stored results belong to the model that computed them, not to its path.
 
-A fingerprint is a SHA-256 over the names and the complete contents of a model's files. Large files are hashed once: the
-digest is cached by path, size, modification time and inode, in the user's cache folder. Files in the Hub's cache are
-named by their SHA-256 and need no hashing.
+A fingerprint is a SHA-256 over the names and the complete contents of a model's files. Large files
+are hashed once: the digest is cached by path, size, modification time and inode, in the user's
+cache folder. Files in the Hub's cache are named by their SHA-256 and need no hashing.
 """
 
 import hashlib
@@ -22,7 +22,8 @@ from minhub_py.system.shapes import Within, read_json
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LARGE = 2**20  # bytes; digests of smaller files are not cached
 ENTRIES = 1000  # of the cache
-# A write within this time of the previous one may leave the modification time unchanged on some file systems.
+# A write within this time of the previous one may leave the modification time unchanged on some
+# file systems.
 CLOCK = 2.0  # seconds
 
 
@@ -100,12 +101,15 @@ def cache_file() -> Path | None:
         folder = "~/Library/Caches"
     else:
         folder = os.environ.get("XDG_CACHE_HOME")
-    folder = os.path.expanduser(folder or "~/.cache")  # Path.expanduser raises without a home folder
+    # Path.expanduser raises without a home folder
+    folder = os.path.expanduser(folder or "~/.cache")
     return Path(folder) / "minhub_py" / "fingerprints.json" if Path(folder).is_absolute() else None
 
 
 def read_cache(store: Path | None) -> dict[str, list[Any]]:
-    """The cache: path -> [*file_state, digest]. Empty if it is missing or corrupt: digests are then computed again."""
+    """The cache: path -> [*file_state, digest]. Empty if it is missing or corrupt: digests are then
+    computed again.
+    """
     if store is None:
         return {}
     try:

@@ -1,13 +1,14 @@
-"""GGUF, llama.cpp's format: settings, tokenizer and tensors of one file, with the interface of a folder in Hub layout.
+"""GGUF, llama.cpp's format: settings, tokenizer and tensors of one file, with the interface of a
+folder in Hub layout.
 
     "GGUF", version, number of tensors, number of pairs
     pairs        key, type, value: settings such as "llama.block_count", and the tokenizer
     tensors      name, shape (the innermost size first), type, offset into the data
     data         starts at the next multiple of general.alignment
 
-The tensors are memory-mapped. llama.cpp's package gguf dequantizes quantized tensors to float32, one at a time; with
-`quantize="auto"` most stay quantized (`auto_quantization`). `gguf_header` reads the header, and `weights_map.gguf` maps
-the names of settings and tensors.
+The tensors are memory-mapped. llama.cpp's package gguf dequantizes quantized tensors to float32,
+one at a time; with `quantize="auto"` most stay quantized (`auto_quantization`). `gguf_header` reads
+the header, and `weights_map.gguf` maps the names of settings and tensors.
 
 Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
 """
@@ -26,7 +27,14 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, Header, StoredTensor, memory_map, package, read_header
+from minhub_py.checkpoints.gguf_header import (
+    FLOAT_TYPES,
+    Header,
+    StoredTensor,
+    memory_map,
+    package,
+    read_header,
+)
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint, Contents
 from minhub_py.models import rotary
@@ -37,12 +45,21 @@ from weights_map.gguf import PACKED, GGUFArchitecture
 
 CHUNK = 2**18  # elements dequantized at a time: they fit into a core's cache
 
-# Keys after "<architecture>." that do not change the result, and keys that are supported with one value only.
-IGNORED_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type",
-                "rope.dimension_sections"}  # fmt: skip  # the last is for images
+# Keys after "<architecture>." that do not change the result, and keys that are supported with one
+# value only.
+IGNORED_KEYS = {
+    "vocab_size",
+    "tensor_data_layout",
+    "rope.scaling.finetuned",
+    "pooling_type",
+    "rope.dimension_sections",
+}  # the last is for images
 REQUIRED_VALUES = {
-    "expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.attn_factor": 1.0,
-}  # fmt: skip
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.causal": True,
+    "rope.scaling.attn_factor": 1.0,
+}
 ROPE_KEYS = {
     "rope.freq_base": "rope_theta",
     "rope.scaling.type": "rope_type",
@@ -53,17 +70,28 @@ ROPE_KEYS = {
 }
 # Keys after "general.sampling.", and their names in generation_config.json.
 SAMPLING_KEYS = {
-    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
-}  # fmt: skip
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 # Poolings of text embeddings by the value of "<architecture>.pooling_type"; 0 is none.
 POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 UNROTATED = 1e30  # the frequency factor of pairs that do not rotate
-# Rotary settings of Llama 3.1, 3.2 and 3.3. The files store the resulting frequency factors instead.
-LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# Rotary settings of Llama 3.1, 3.2 and 3.3. The files store the resulting frequency factors
+# instead.
+LLAMA3_ROPE = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 class Tensors(Mapping[str, Tensor]):
-    """The tensors of a file by their GGUF names, loaded on access. Those with the suffix `PACKED` stay in MXFP4."""
+    """The tensors of a file by their GGUF names, loaded on access. Those with the suffix `PACKED`
+    stay in MXFP4.
+    """
 
     def __init__(self, path: Path, stored: Mapping[str, StoredTensor]) -> None:
         self.path, self.stored = path, stored
@@ -111,8 +139,12 @@ def meta_of(name: str, stored: StoredTensor) -> Tensor:
     """The shape and dtype of a tensor."""
     if name.endswith(PACKED):
         rows = math.prod(stored.shape[:-1])
-        return torch.empty(*stored.shape[:-1], stored.size // rows, dtype=torch.uint8, device="meta")
-    return torch.empty(stored.shape, dtype=FLOAT_TYPES.get(stored.type, torch.float32), device="meta")
+        return torch.empty(
+            *stored.shape[:-1], stored.size // rows, dtype=torch.uint8, device="meta"
+        )
+    return torch.empty(
+        stored.shape, dtype=FLOAT_TYPES.get(stored.type, torch.float32), device="meta"
+    )
 
 
 def dequantize(data: "np.ndarray[Any, Any]", type: str) -> Tensor:
@@ -132,20 +164,30 @@ def dequantize(data: "np.ndarray[Any, Any]", type: str) -> Tensor:
 
 
 def with_head_apart(header: Header) -> dict[str, StoredTensor]:
-    """The tensors of a file by name. A head for multi-token prediction, the last block, is named `nextn`."""
+    """The tensors of a file by name. A head for multi-token prediction, the last block, is named
+    `nextn`.
+    """
     architecture = header.metadata.get("general.architecture")
-    blocks, heads = (header.metadata.get(f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    blocks, heads = (
+        header.metadata.get(f"{architecture}.{key}")
+        for key in ("block_count", "nextn_predict_layers")
+    )
     if heads != 1 or type(blocks) is not int:
         return header.tensors
     prefix = f"blk.{blocks - 1}."
     return {
-        f"nextn.{name.removeprefix(prefix).removeprefix('nextn.')}" if name.startswith(prefix) else name: tensor
+        (
+            f"nextn.{name.removeprefix(prefix).removeprefix('nextn.')}"
+            if name.startswith(prefix)
+            else name
+        ): tensor
         for name, tensor in header.tensors.items()
     }
 
 
 class GGUFCheckpoint(Checkpoint):
-    """A GGUF file with the interface of a folder in Hub layout: Hub settings, and tensors by their Hub names.
+    """A GGUF file with the interface of a folder in Hub layout: Hub settings, and tensors by their
+    Hub names.
 
     ValueError: the file is corrupt, or its architecture or a setting is not supported.
     """
@@ -167,7 +209,9 @@ class GGUFCheckpoint(Checkpoint):
         name = self.header.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in weights_map.gguf_architectures:
             supported = ", ".join(weights_map.gguf_architectures)
-            raise ValueError(f"the architecture {brief(name)} is not supported; supported are {supported}")
+            raise ValueError(
+                f"the architecture {brief(name)} is not supported; supported are {supported}"
+            )
         with_experts = weights_map.gguf_architectures.get(f"{name} with experts")
         if with_experts is not None and self.header.metadata.get(f"{name}.expert_count"):
             return with_experts
@@ -189,7 +233,11 @@ class GGUFCheckpoint(Checkpoint):
         if "token_embd.weight" not in self._tensors:
             raise ValueError("it has no token_embd.weight, so it is not a language model")
         prefix = f"{architecture.name}."
-        values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+        values = {
+            key.removeprefix(prefix): value
+            for key, value in metadata.items()
+            if key.startswith(prefix)
+        }
 
         def number(key: str, default: int | None = None) -> int:
             value = values.setdefault(key, default)
@@ -203,15 +251,25 @@ class GGUFCheckpoint(Checkpoint):
         size = number("attention.key_length", number("embedding_length") // heads)
         values.setdefault("attention.head_count_kv", heads)
         settings = {
-            name: values[key] for key, name in architecture.settings.items() if key in values and key not in ROPE_KEYS
+            name: values[key]
+            for key, name in architecture.settings.items()
+            if key in values and key not in ROPE_KEYS
         }
         settings |= {name: tensor in self._tensors for tensor, name in architecture.flags.items()}
-        settings |= {name: self._tensors.stored[tensor].shape[0] for tensor, name in architecture.sizes.items()
-                     if tensor in self._tensors}  # fmt: skip
+        settings |= {
+            name: self._tensors.stored[tensor].shape[0]
+            for tensor, name in architecture.sizes.items()
+            if tensor in self._tensors
+        }
         settings |= architecture.derive(settings)
-        required = {**REQUIRED_VALUES, **architecture.required, "attention.value_length": size,
-                    "attention.key_length": size, "attention.head_count_kv": heads,
-                    "rope.dimension_count": size}  # fmt: skip
+        required = {
+            **REQUIRED_VALUES,
+            **architecture.required,
+            "attention.value_length": size,
+            "attention.key_length": size,
+            "attention.head_count_kv": heads,
+            "rope.dimension_count": size,
+        }
         supported = {*architecture.settings, *IGNORED_KEYS, *ROPE_KEYS}
         for key, value in values.items():
             if key not in supported and (key not in required or value != required[key]):
@@ -224,16 +282,24 @@ class GGUFCheckpoint(Checkpoint):
         if "rope_freqs.weight" in self._tensors:
             rope |= scaled_rope(self._tensors["rope_freqs.weight"], rope, size)
         if "rope_factors_long.weight" in self._tensors:
-            rope |= {"rope_type": "longrope", "attention_factor": settings.get("attention_factor", 1.0)}
-            rope |= {f"{name}_factor": self._tensors[f"rope_factors_{name}.weight"].tolist()
-                     for name in ("short", "long")}  # fmt: skip
+            rope |= {
+                "rope_type": "longrope",
+                "attention_factor": settings.get("attention_factor", 1.0),
+            }
+            rope |= {
+                f"{name}_factor": self._tensors[f"rope_factors_{name}.weight"].tolist()
+                for name in ("short", "long")
+            }
         settings.pop("attention_factor", None)
         if settings.pop("partial_rotary_factor", None):
             rope["partial_rotary_factor"] = number("rope.dimension_count") / size
         if rope:
             settings["rope_parameters"] = {"rope_type": "default", **rope}
         if architecture.rope_by_type:
-            sliding = {"rope_type": "default", "rope_theta": settings.pop("rope_local_base_freq", 10000.0)}
+            sliding = {
+                "rope_type": "default",
+                "rope_theta": settings.pop("rope_local_base_freq", 10000.0),
+            }
             settings["rope_parameters"] = {
                 "full_attention": settings.get("rope_parameters"),
                 "sliding_attention": sliding,
@@ -259,12 +325,16 @@ class GGUFCheckpoint(Checkpoint):
         return all(np.array_equal(head_data[chunk], embedding_data[chunk]) for chunk in chunks)
 
     def _token_ids(self) -> dict[str, Any]:
-        """The token IDs for begin, end and padding. The ends of a chat turn (eot) and message (eom) are ends, too."""
+        """The token IDs for begin, end and padding. The ends of a chat turn (eot) and message (eom)
+        are ends, too.
+        """
         names = ("bos", "eos", "padding", "eot", "eom")
         ids = {name: self.header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names}
         if not all(type(id) is int for id in ids.values() if id is not None):
             raise ValueError(f"the IDs of special tokens cannot be {brief(ids)}")
-        ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None))
+        ends = list(
+            dict.fromkeys(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None)
+        )
         return {
             "bos_token_id": ids["bos"],
             "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
@@ -274,26 +344,31 @@ class GGUFCheckpoint(Checkpoint):
     @property
     def generation_config(self) -> dict[str, Any]:
         """Sampling settings by their names in generation_config.json. Token IDs are in `config`."""
-        values = {name: self.header.metadata.get(f"general.sampling.{key}") for key, name in SAMPLING_KEYS.items()}
+        values = {
+            name: self.header.metadata.get(f"general.sampling.{key}")
+            for key, name in SAMPLING_KEYS.items()
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def embedding_settings(self) -> EmbeddingSettings | None:
-        """The settings of text embeddings; None without a pooling. Embeddings are normalized, as in llama.cpp.
+        """The settings of text embeddings; None without a pooling. Embeddings are normalized, as in
+        llama.cpp.
 
-        Warns of the settings that the files of this architecture lack. ValueError: the pooling is not supported.
+        Warns of the settings that the files of this architecture lack. ValueError: the pooling is
+        not supported.
         """
         architecture = self.architecture
         pooling = self.header.metadata.get(f"{architecture.name}.pooling_type", 0)
         if pooling != 0 and pooling not in POOLINGS:
             raise ValueError(
-                f"{self.path}: {architecture.name}.pooling_type is {brief(pooling)}, which is not supported: use the "
-                "original repository"
+                f"{self.path}: {architecture.name}.pooling_type is {brief(pooling)}, which is not"
+                " supported: use the original repository"
             )
         if architecture.assumed:
             warnings.warn(
-                f"{printable(str(self.path))} lacks some settings; assumed are {architecture.assumed}. The original "
-                "repository has all settings",
+                f"{printable(str(self.path))} lacks some settings; assumed are"
+                f" {architecture.assumed}. The original repository has all settings",
                 stacklevel=6,
             )
         return EmbeddingSettings(pooling=(POOLINGS[pooling],), normalize=True) if pooling else None
@@ -303,15 +378,21 @@ class GGUFCheckpoint(Checkpoint):
         return [self.path]
 
     def auto_quantization(self, names: Sequence[str], native: Mapped) -> Blocks | str | None:
-        """See `Checkpoint`. Tensors whose blocks cannot be used become int8: nf4 would lose further accuracy."""
+        """See `Checkpoint`. Tensors whose blocks cannot be used become int8: nf4 would lose further
+        accuracy.
+        """
         hub_names = [hub_name for name in names for hub_name in native.sources(name)]
-        sources = dict.fromkeys(source for hub_name in hub_names for source in self._shapes.sources(hub_name))
+        sources = dict.fromkeys(
+            source for hub_name in hub_names for source in self._shapes.sources(hub_name)
+        )
         types = {self._tensors.stored[source].type for source in sources}
         if types <= FLOAT_TYPES.keys():
             return None
         permuted = all(map(native.permutes, names)) and all(map(self._shapes.permutes, hub_names))
         if len(types) == 1 and types <= TYPES.keys() and permuted:
-            tensors = native.over(self._shapes.over({source: self._tensors.rows(source) for source in sources}))
+            tensors = native.over(
+                self._shapes.over({source: self._tensors.rows(source) for source in sources})
+            )
             parts = [tensors[name] for name in names]
             if all(part.dim() == 2 and part.stride(1) == 1 for part in parts):  # not transposed
                 return Blocks(types.pop(), concatenated(parts))
@@ -320,7 +401,9 @@ class GGUFCheckpoint(Checkpoint):
     @cached_property
     def _shapes(self) -> Mapped:
         """Shapes by Hub name."""
-        return Mapped(self.architecture.table, self._tensors.meta, "hub", SimpleNamespace(**self.config))
+        return Mapped(
+            self.architecture.table, self._tensors.meta, "hub", SimpleNamespace(**self.config)
+        )
 
     @cached_property
     def contents(self) -> Contents:
@@ -351,10 +434,14 @@ class GGUFCheckpoint(Checkpoint):
 
 
 def concatenated(parts: Sequence[Tensor]) -> Tensor:
-    """Matrices of equal shape, one below the other; a view if they are so in memory, as experts in a file are."""
+    """Matrices of equal shape, one below the other; a view if they are so in memory, as experts in
+    a file are.
+    """
     first = parts[0]
-    if all(part.data_ptr() == first.data_ptr() + number * first.nbytes and part.is_contiguous()
-           for number, part in enumerate(parts)):  # fmt: skip
+    if all(
+        part.data_ptr() == first.data_ptr() + number * first.nbytes and part.is_contiguous()
+        for number, part in enumerate(parts)
+    ):
         return first.as_strided((len(parts) * first.size(0), first.size(1)), first.stride())
     return torch.cat(list(parts))
 
@@ -365,21 +452,29 @@ def checkpoint_at(path: Path) -> Checkpoint:
 
 
 def scaled_rope(factors: Tensor, rope: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """The rope_parameters for the frequency factors of a file: Llama 3's, or Gemma 4's, which has 1 and a huge factor.
+    """The rope_parameters for the frequency factors of a file: Llama 3's, or Gemma 4's, which has 1
+    and a huge factor.
 
     ValueError: the factors are neither.
     """
     rotates = factors == 1
     if bool((rotates | (factors >= UNROTATED)).all()):
-        return {"rope_type": "proportional", "partial_rotary_factor": int(rotates.sum()) / len(factors)}
+        return {
+            "rope_type": "proportional",
+            "partial_rotary_factor": int(rotates.sum()) / len(factors),
+        }
     scaled = {"rope_type": "llama3", "factor": float(str(factors.max().item())), **LLAMA3_ROPE}
     default = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10000.0)}
     rotary.check("rope_freqs.weight", default)
     frequencies, scaled_frequencies = (
-        torch.tensor(rotary.rope_of(settings, size).frequencies) for settings in (default, default | scaled)
+        torch.tensor(rotary.rope_of(settings, size).frequencies)
+        for settings in (default, default | scaled)
     )
     if factors.shape != frequencies.shape or not torch.allclose(
         frequencies / scaled_frequencies, factors.float(), rtol=1e-4
     ):
-        raise ValueError("rope_freqs.weight has other factors than Llama 3's and Gemma 4's, which is not supported")
+        raise ValueError(
+            "rope_freqs.weight has other factors than Llama 3's and Gemma 4's, which is not"
+            " supported"
+        )
     return scaled

@@ -1,7 +1,7 @@
 """The header of a GGUF file: its metadata, and the positions of its tensors.
 
-llama.cpp's package gguf creates an array per token, which takes seconds, and does not check counts and lengths. This
-module checks them, and limits the time and the memory that a header needs.
+llama.cpp's package gguf creates an array per token, which takes seconds, and does not check counts
+and lengths. This module checks them, and limits the time and the memory that a header needs.
 
 Source: ggml's docs/gguf.md.
 """
@@ -24,16 +24,34 @@ from weights_map.blocks import TYPES
 
 MAGIC = b"GGUF"
 # `struct` formats of value types by number. 8 is a string, and 9 an array.
-NUMBER_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+NUMBER_FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 STRING, ARRAY = 8, 9
-# Limits of a header. Published files have up to 100 pairs, 3,000 tensors and a million tokens and merges.
+# Limits of a header. Published files have up to 100 pairs, 3,000 tensors and a million tokens and
+# merges.
 MAX_STRING = 100_000_000  # bytes
 MAX_KEY = 65_535  # bytes, by the format
 MAX_PAIRS, MAX_TENSORS, MAX_STRINGS = 10_000, 20_000, 2**21
 MAX_SETTINGS = 10_000  # numbers in an array of settings, with one number per layer
 LENGTH = struct.Struct("<Q").unpack_from
 # Types of tensors in floats; others are blocks.
-FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOAT_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 
 
 class StoredTensor(NamedTuple):
@@ -76,7 +94,9 @@ class Scanner:
 
     def take(self, count: int) -> memoryview:
         if count > len(self.data) - self.position:
-            raise ValueError(f"it ends within its header: {count:,} bytes are missing at byte {self.position:,}")
+            raise ValueError(
+                f"it ends within its header: {count:,} bytes are missing at byte {self.position:,}"
+            )
         self.position += count
         return self.data[self.position - count : self.position]
 
@@ -106,7 +126,9 @@ class Scanner:
         return self.array(key) if type == ARRAY else self.number(self.format(type))
 
     def array(self, key: str) -> Any:
-        """A list of strings, an ndarray of numbers for the tokenizer, or a short list of numbers for a setting."""
+        """A list of strings, an ndarray of numbers for the tokenizer, or a short list of numbers
+        for a setting.
+        """
         type, is_used = self.number("I"), key.startswith("tokenizer.ggml.")
         if type == STRING:
             count = self.check_count(self.number("Q"), "strings", 8, self.strings_left)
@@ -117,13 +139,17 @@ class Scanner:
         numbers = np.frombuffer(self.take(count * struct.calcsize(format)), f"<{format}")
         if count > (MAX_STRINGS if is_used else MAX_SETTINGS):
             return Skipped(count, "numbers")
-        return numbers.copy() if is_used else numbers.tolist()  # a view would prevent unmapping the file
+        # a view would prevent unmapping the file
+        return numbers.copy() if is_used else numbers.tolist()
 
     def strings(self, count: int) -> list[str]:
         data, position = self.data, self.position
         items = []
         for _ in range(count):
-            if position + 8 > len(data) or (length := LENGTH(data, position)[0]) > len(data) - position - 8:
+            if (
+                position + 8 > len(data)
+                or (length := LENGTH(data, position)[0]) > len(data) - position - 8
+            ):
                 raise ValueError(f"it ends within a string at byte {position:,}")
             items.append(str(data[position + 8 : position + 8 + length], "utf-8"))
             position += 8 + length
@@ -165,7 +191,8 @@ def read_header(path: Path) -> Header:
             header = _headers[key] = _read_header(memory_map(path))
         except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
             raise ValueError(
-                f"{path} cannot be read ({gist(error)}): if it is corrupt or truncated, download it again"
+                f"{path} cannot be read ({gist(error)}): if it is corrupt or truncated, download it"
+                " again"
             ) from error
     return header
 
@@ -184,7 +211,9 @@ def _read_header(data: "np.ndarray[Any, Any]") -> Header:
             raise ValueError(f"it has {brief(key)} twice")
         metadata[key] = scanner.value(key)
     if (parts := metadata.get("split.count", 0)) not in (0, 1):
-        raise ValueError(f"it is one of {brief(parts)} parts: join them with llama-gguf-split --merge")
+        raise ValueError(
+            f"it is one of {brief(parts)} parts: join them with llama-gguf-split --merge"
+        )
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment % 8 or alignment & (alignment - 1) or not alignment:
         raise ValueError(f"general.alignment cannot be {brief(alignment)}")
@@ -197,7 +226,11 @@ def _read_header(data: "np.ndarray[Any, Any]") -> Header:
         if name in tensors:
             raise ValueError(f"it has {name} twice")
         if stored.start % alignment or stored.start < end:
-            raise ValueError(f"{name} begins within {previous}" if stored.start < end else f"{name} is not aligned")
+            raise ValueError(
+                f"{name} begins within {previous}"
+                if stored.start < end
+                else f"{name} is not aligned"
+            )
         end, previous = stored.start + stored.size, name
         if start + end > len(data):
             raise ValueError(f"it ends within {name}")

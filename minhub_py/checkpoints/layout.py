@@ -11,7 +11,12 @@ from minhub_py.system.printable import printable
 from minhub_py.system.shapes import parse_json
 
 # Formats of weights in order of preference; only the first is used. An index lists its shards.
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 # Tokenizer formats that are used only without a tokenizer.json.
 OLDER_TOKENIZERS = (
     "tokenizer.model",
@@ -34,7 +39,8 @@ TOKENIZER_FILES = (
 )
 # Settings of the transformer module of sentence-transformers; the first is the current name.
 TRANSFORMER_SETTINGS = tuple(
-    f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta", "albert")
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta", "albert")
 )
 # Settings of text embeddings (sentence_transformers.py)
 EMBEDDING_FILES = (
@@ -48,8 +54,9 @@ EMBEDDING_FILES = (
         for name in ("config.json", "model.safetensors", "pytorch_model.bin")
     ),
 )
-# In download order, before config.json and the weights: a folder with config.json has all of these, and a folder with
-# all weights is complete. Offline calls, which cannot ask the Hub for the list of files, rely on this order.
+# In download order, before config.json and the weights: a folder with config.json has all of these,
+# and a folder with all weights is complete. Offline calls, which cannot ask the Hub for the list of
+# files, rely on this order.
 COMPANIONS = ("generation_config.json", *TOKENIZER_FILES, *EMBEDDING_FILES)
 SMALL = (*COMPANIONS, "config.json")
 MAX_SHARDS = 10_000
@@ -65,25 +72,34 @@ class Index(TypedDict):
 
 
 def shard_names(index: Path, title: str) -> list[str]:
-    """The weight files that an index lists. ValueError: it is corrupt, or lists another kind of file."""
+    """The weight files that an index lists. ValueError: it is corrupt, or lists another kind of
+    file.
+    """
     content: Index = parse_json(read_bytes(index), Index, title, "download it again")
     names = set(content["weight_map"].values())
     if len(names) > MAX_SHARDS:
         raise ValueError(f"{title} lists {len(names):,} files; the maximum is {MAX_SHARDS:,}.")
     for name in names or {""}:
         if not SHARD.fullmatch(name):
-            raise ValueError(f"{title} lists {brief(name)}, which is not a weight file in its folder: do not use it.")
+            raise ValueError(
+                f"{title} lists {brief(name)}, which is not a weight file in its folder: do not"
+                " use it."
+            )
     return sorted(names)
 
 
-def weight_names(present: Collection[str], owner: str, obtain: Callable[[str], Path], hint: str = "") -> list[str]:
+def weight_names(
+    present: Collection[str], owner: str, obtain: Callable[[str], Path], hint: str = ""
+) -> list[str]:
     """The weight files of the preferred format in `present`. obtain: returns the path of an index.
 
     FileNotFoundError: there are no weights (the message ends with `hint`), or a shard is missing.
     """
     first = next((name for name in WEIGHTS if name in present), None)
     if first is None:
-        raise FileNotFoundError(f"{owner} has no weights as safetensors or PyTorch .bin: {describe(present)}.{hint}")
+        raise FileNotFoundError(
+            f"{owner} has no weights as safetensors or PyTorch .bin: {describe(present)}.{hint}"
+        )
     if not first.endswith(".index.json"):
         return [first]
     shards = shard_names(obtain(first), f"{first} of {owner}")
@@ -95,7 +111,9 @@ def weight_names(present: Collection[str], owner: str, obtain: Callable[[str], P
 
 def missing_files(folder: Path, weights: bool = True) -> list[str]:
     """Problems that prevent opening a folder, one line each."""
-    present = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+    present = (
+        {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+    )
     problems = [] if "config.json" in present else ["config.json is missing."]
     try:
         if weights:
@@ -106,7 +124,9 @@ def missing_files(folder: Path, weights: bool = True) -> list[str]:
 
 
 def folder_gguf_hint(folder: Path) -> str:
-    """For a folder without a checkpoint: a hint to name one of its GGUF files, after a space; "" without such files."""
+    """For a folder without a checkpoint: a hint to name one of its GGUF files, after a space; ""
+    without such files.
+    """
     files = sorted(path for path in folder.glob("*.gguf") if path.is_file())
     if not files:
         return ""
@@ -115,13 +135,19 @@ def folder_gguf_hint(folder: Path) -> str:
 
 
 def repository_gguf_hint(names: Collection[str], repository: str) -> str:
-    """For a repository without a checkpoint: a hint to name one of its GGUF files, after a space; "" without any."""
+    """For a repository without a checkpoint: a hint to name one of its GGUF files, after a space;
+    "" without any.
+    """
     example = next((name for name in sorted(names) if GGUF.fullmatch(name)), None)
     return f" Name one file of it, as {repository}:{example}." if example else ""
 
 
 def describe(names: Collection[str], ending: str = "") -> str:
     """A phrase that lists some of the files, for error messages."""
-    listed = sorted(name for name in names if name not in SMALL and not name.startswith(".") and name.endswith(ending))
+    listed = sorted(
+        name
+        for name in names
+        if name not in SMALL and not name.startswith(".") and name.endswith(ending)
+    )
     shown = ", ".join(printable(name[:60]) for name in listed[:6])
     return f"it has {shown}{' …' if len(listed) > 6 else ''}" if listed else "it has no other files"

@@ -1,4 +1,5 @@
-"""Models on this machine: built-ins, folders, GGUF files, and the cache of the Hub. Opens no connection.
+"""Models on this machine: built-ins, folders, GGUF files, and the cache of the Hub. Opens no
+connection.
 
 Cached files are in huggingface_hub's cache, so both packages use each other's downloads:
 
@@ -19,7 +20,7 @@ from reprlib import repr as brief
 
 from minhub_py.checkpoints.layout import GGUF, missing_files
 from minhub_py.checkpoints.transfer import client
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.printable import gist, printable
 from minhub_py.system.spelling import download_call
 
@@ -46,7 +47,8 @@ def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path |
 
     Only repositories have revisions: others are ignored with a warning.
 
-    FileNotFoundError: the built-in, folder or file does not exist. NotADirectoryError: a file of another kind.
+    FileNotFoundError: the built-in, folder or file does not exist. NotADirectoryError: a file of
+    another kind.
     ValueError: the identifier or revision is invalid.
     """
     if not isinstance(identifier, str | os.PathLike):
@@ -59,35 +61,55 @@ def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path |
     try:
         is_model = bool(name) and (path.is_dir() or (path.suffix == ".gguf" and path.exists()))
     except (OSError, ValueError) as error:  # too long, or contains a NUL
-        raise ValueError(f"{brief(name)} is not a valid path ({gist(error)}): check the name.") from error
+        raise ValueError(
+            f"{brief(name)} is not a valid path ({gist(error)}): check the name."
+        ) from error
     if not is_model:
         check_hub_name(identifier, path)
         return None
     if revision != "main":
-        warnings.warn(f"revision {revision!r} is ignored: {name} is not a repository of the Hub.", stacklevel=3)
+        warnings.warn(
+            f"revision {revision!r} is ignored: {name} is not a repository of the Hub.",
+            stacklevel=3,
+        )
     return path
 
 
 def builtin(name: str) -> Path:
     """The folder of a built-in. FileNotFoundError: unknown name; the message lists the built-ins."""
-    built_in = {f"minhub/{path.parent.name}": path.parent for path in sorted(BUILTIN.glob("*/config.json"))}
+    built_in = {
+        f"minhub/{path.parent.name}": path.parent for path in sorted(BUILTIN.glob("*/config.json"))
+    }
     if name not in built_in:
         listed = ", ".join(built_in) or "none"
         raise FileNotFoundError(
-            f"There is no built-in {printable(name)}; the built-ins are: {listed}.{did_you_mean(name)}"
+            f"There is no built-in {printable(name)}; the built-ins are:"
+            f" {listed}.{did_you_mean(name)}"
         )
     return built_in[name]
 
 
 def check_hub_name(identifier: str | os.PathLike[str], path: Path) -> None:
-    """Raise the errors of `locate` unless the identifier is a name on the Hub. path: it, which is not a model."""
+    """Raise the errors of `locate` unless the identifier is a name on the Hub. path: it, which is
+    not a model.
+    """
     name = os.fspath(identifier)
     if name and path.exists():
-        raise NotADirectoryError(f"{printable(name)} is a file: give the folder that contains it and its config.json.")
+        raise NotADirectoryError(
+            f"{printable(name)} is a file: give the folder that contains it and its config.json."
+        )
     if name.endswith(".gguf") and ":" not in name:
-        raise FileNotFoundError(f"There is no file {printable(name)}: check the path, or give owner/name:file.gguf.")
-    if isinstance(identifier, os.PathLike) or name.startswith((".", "/", "~", "\\")) or name.endswith(("/", "\\")):
-        raise FileNotFoundError(f"There is no folder {printable(name)}: check the path.{did_you_mean(name)}")
+        raise FileNotFoundError(
+            f"There is no file {printable(name)}: check the path, or give owner/name:file.gguf."
+        )
+    if (
+        isinstance(identifier, os.PathLike)
+        or name.startswith((".", "/", "~", "\\"))
+        or name.endswith(("/", "\\"))
+    ):
+        raise FileNotFoundError(
+            f"There is no folder {printable(name)}: check the path.{did_you_mean(name)}"
+        )
     check_repository(split_file(name)[0])
 
 
@@ -100,7 +122,9 @@ def split_file(name: str) -> tuple[str, str | None]:
     if not colon or not file.endswith(".gguf"):
         return name, None
     if not GGUF.fullmatch(file):
-        raise ValueError(f"{brief(name)} does not name a GGUF file of a repository: give owner/name:file.gguf.")
+        raise ValueError(
+            f"{brief(name)} does not name a GGUF file of a repository: give owner/name:file.gguf."
+        )
     return repository, file
 
 
@@ -110,29 +134,43 @@ def check_repository(name: str) -> None:
         client().utils.validate_repo_id(name)
     except ValueError as error:
         if os.path.exists(name):
-            raise ValueError(f"{name!r} is a local file, not a name on the Hub: give owner/name.") from error
+            raise ValueError(
+                f"{name!r} is a local file, not a name on the Hub: give owner/name."
+            ) from error
         raise ValueError(
-            f"{name!r} is neither a folder nor a name on the Hub: give a path, or owner/name.{did_you_mean(name)}"
+            f"{name!r} is neither a folder nor a name on the Hub: give a path, or"
+            f" owner/name.{did_you_mean(name)}"
         ) from error
 
 
 def check_revision(revision: object) -> None:
-    """ValueError: the name is not valid for a branch, tag, commit or refs/… by the rules of git check-ref-format."""
+    """ValueError: the name is not valid for a branch, tag, commit or refs/… by the rules of git
+    check-ref-format.
+    """
     name = revision if isinstance(revision, str) else ""
     if not name.isprintable() or len(name.encode()) > 200 or FORBIDDEN.search(name):
-        raise ValueError(f"revision cannot be {brief(revision)}: give a branch, a tag, or a commit of the repository.")
+        raise ValueError(
+            f"revision cannot be {brief(revision)}: give a branch, a tag, or a commit of the"
+            " repository."
+        )
 
 
 def did_you_mean(name: str) -> str:
-    """A question that suggests the model with the most similar name, after a space; "" without a similar name.
+    """A question that suggests the model with the most similar name, after a space; "" without a
+    similar name.
 
-    Candidates are built-ins, published sizes, cached repositories, and models in the parent folder of `name`.
+    Candidates are built-ins, published sizes, cached repositories, and models in the parent folder
+    of `name`.
     """
     published = [size for architecture in ARCHITECTURES.values() for size in architecture.published]
-    candidates = [f"minhub/{path.parent.name}" for path in sorted(BUILTIN.glob("*/config.json"))] + published
+    candidates = [
+        f"minhub/{path.parent.name}" for path in sorted(BUILTIN.glob("*/config.json"))
+    ] + published
     with suppress(OSError, ValueError):  # the cache and the folder are optional here
         candidates += [model.repository for model in cached_models() if model.complete]
-        candidates += [str(path.parent) for path in Path(os.path.expanduser(name)).parent.glob("*/config.json")]
+        candidates += [
+            str(path.parent) for path in Path(os.path.expanduser(name)).parent.glob("*/config.json")
+        ]
     if name in candidates or any(name == size.rpartition("/")[2] for size in published):
         return ""
     last_parts = {path.lower().rpartition("/")[2]: path for path in reversed(candidates)}
@@ -142,7 +180,10 @@ def did_you_mean(name: str) -> str:
 
 def store_of(repository: str) -> Path:
     """The folder of a repository in the cache."""
-    return Path(client().constants.HF_HUB_CACHE).expanduser() / f"models--{repository.replace('/', '--')}"
+    return (
+        Path(client().constants.HF_HUB_CACHE).expanduser()
+        / f"models--{repository.replace('/', '--')}"
+    )
 
 
 def commit_in(ref: Path) -> str | None:
@@ -162,12 +203,15 @@ def commit_of(path: Path) -> str | None:
     return None
 
 
-def cached(identifier: str, revision: str = "main", weights: bool = True, files: Sequence[str] = ()) -> Path:
+def cached(
+    identifier: str, revision: str = "main", weights: bool = True, files: Sequence[str] = ()
+) -> Path:
     """The cached folder of a revision, or the GGUF file.
 
     files: the required files, if the repository does not contain a model.
 
-    FileNotFoundError: it is not cached completely. ValueError: the identifier or revision is invalid.
+    FileNotFoundError: it is not cached completely. ValueError: the identifier or revision is
+    invalid.
     """
     repository, gguf = split_file(identifier)
     check_repository(repository)
@@ -191,7 +235,9 @@ def cached(identifier: str, revision: str = "main", weights: bool = True, files:
 
 
 def cached_models() -> list[CachedModel]:
-    """The models in the cache by repository and commit, of any architecture. Each GGUF file is a separate model."""
+    """The models in the cache by repository and commit, of any architecture. Each GGUF file is a
+    separate model.
+    """
     models = []
     for folder in sorted(store_of("").parent.glob("models--*/snapshots/*")):
         store = folder.parent.parent
@@ -201,7 +247,9 @@ def cached_models() -> list[CachedModel]:
         gguf_files = sorted(folder.rglob("*.gguf"))
         for file in gguf_files:
             name = f"{repository}:{file.relative_to(folder).as_posix()}"
-            models.append(CachedModel(name, revisions, folder.name, file.stat().st_size, file, complete=True))
+            models.append(
+                CachedModel(name, revisions, folder.name, file.stat().st_size, file, complete=True)
+            )
         if not gguf_files or (folder / "config.json").exists():
             size, complete = folder_size(folder), not missing_files(folder)
             models.append(CachedModel(repository, revisions, folder.name, size, folder, complete))

@@ -1,6 +1,7 @@
 """State dicts in PyTorch's pickle formats, which are untrusted: only tensors are loaded.
 
-Sources: PyTorch's serialization (a zip archive, or in older versions five pickles and the data of the storages).
+Sources: PyTorch's serialization (a zip archive, or in older versions five pickles and the data of
+the storages).
 """
 
 import errno
@@ -19,25 +20,29 @@ from minhub_py.system.printable import gist
 
 # Names that the pickle of a state dict may contain, as "module name".
 ALLOWED_NAMES = re.compile(
-    r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
-    r"|torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch(\.storage)? \w+Storage"
+    r"collections OrderedDict|torch\._utils"
+    r" _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
+    r"|torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch(\.storage)?"
+    r" \w+Storage"
     r"|torch (Tensor|Size|device|b?float\w+|u?int\d+|bool)"
 )
 
 
 def open_pickle(path: Path) -> dict[str, Tensor]:
-    """Load a .bin or .pt state dict with PyTorch's restricted unpickler, memory-mapped if the format allows it.
+    """Load a .bin or .pt state dict with PyTorch's restricted unpickler, memory-mapped if the
+    format allows it.
 
-    ValueError: the file is corrupt, could run code, needs more memory than its size, or contains other objects than
-    tensors. MemoryError: it cannot be mapped.
+    ValueError: the file is corrupt, could run code, needs more memory than its size, or contains
+    other objects than tensors. MemoryError: it cannot be mapped.
     """
     try:
         check_pickle(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive(path))
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} is rejected: it is corrupt, or a pickle with other objects than tensors, which could run code. "
-            "Delete it and download it again, or use a checkpoint in safetensors format"
+            f"{path} is rejected: it is corrupt, or a pickle with other objects than tensors, which"
+            " could run code. Delete it and download it again, or use a checkpoint in safetensors"
+            " format"
         ) from error
     except Exception as error:  # corrupt pickles raise exceptions of many types
         if cannot_map(error):
@@ -46,7 +51,8 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, None):
             raise
         raise ValueError(
-            f"{path} is corrupt or not a PyTorch state dict ({gist(error)}): delete it and download it again"
+            f"{path} is corrupt or not a PyTorch state dict ({gist(error)}): delete it and download"
+            " it again"
         ) from error
     if not isinstance(state, dict) or not all(is_plain_tensor(tensor) for tensor in state.values()):
         raise ValueError(f"{path} is not a state dict of plain tensors")
@@ -54,18 +60,22 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def check_pickle(path: Path) -> None:
-    """Check the instructions of a pickle without running them: PyTorch's unpickler allows calls that fill memory.
+    """Check the instructions of a pickle without running them: PyTorch's unpickler allows calls
+    that fill memory.
 
-    UnpicklingError: a call other than those that build the tensors of a state dict. ValueError: an archive with records
-    that overlap or exceed the file, or not a pickle. RuntimeError: a corrupt archive.
+    UnpicklingError: a call other than those that build the tensors of a state dict. ValueError: an
+    archive with records that overlap or exceed the file, or not a pickle. RuntimeError: a corrupt
+    archive.
     """
     if is_archive(path):
-        # PyTorch's own reader: a file may have two directories, and Python's zipfile may choose the other one.
+        # PyTorch's own reader: a file may have two directories, and Python's zipfile may choose the
+        # other one.
         reader = torch._C.PyTorchFileReader(str(path))
         check_records(path, reader)
         check_calls(io.BytesIO(reader.get_record("data.pkl")))
         return
-    with path.open("rb") as file:  # PyTorch's old format: five pickles, then the data of the storages
+    # PyTorch's old format: five pickles, then the data of the storages
+    with path.open("rb") as file:
         for _ in range(5):
             check_calls(file)
 
@@ -80,7 +90,10 @@ def check_records(path: Path, reader: Any) -> None:
     """ValueError: the records of an archive overlap, exceed the file, or are compressed."""
     names = reader.get_all_records()
     spans = sorted(
-        (reader.get_record_header_offset(name), reader.get_record_offset(name) + reader.get_record_size(name))
+        (
+            reader.get_record_header_offset(name),
+            reader.get_record_offset(name) + reader.get_record_size(name),
+        )
         for name in names
     )
     starts = [start for start, _ in spans[1:]] + [path.stat().st_size]
@@ -96,7 +109,8 @@ def check_records(path: Path, reader: Any) -> None:
 def check_calls(file: IO[bytes]) -> None:
     """Check the instructions of one pickle.
 
-    UnpicklingError: a name that is not in ALLOWED_NAMES, or more instructions than its tensors need.
+    UnpicklingError: a name that is not in ALLOWED_NAMES, or more instructions than its tensors
+    need.
     """
     storages = 0
     for count, (instruction, argument, _) in enumerate(pickletools.genops(file)):
@@ -121,7 +135,8 @@ def is_plain_tensor(value: object) -> bool:
 
 
 def cannot_map(error: BaseException) -> bool:
-    """Whether the operating system refused to map a file: safetensors raises MemoryError, PyTorch RuntimeError.
+    """Whether the operating system refused to map a file: safetensors raises MemoryError, PyTorch
+    RuntimeError.
 
     PyTorch's allocator is not meant: corrupt pickles require memory that does not exist.
     """
@@ -133,6 +148,7 @@ def mapping_message(path: Path) -> str:
     """The message if a file cannot be mapped."""
     size = path.stat().st_size / 1e9
     return (
-        f"{path} cannot be mapped into memory ({size:.1f} GB): the system limits the memory of this process, and the "
-        "file is not corrupt. Raise the limit (ulimit -v, vm.overcommit_memory), or use a checkpoint with smaller files"
+        f"{path} cannot be mapped into memory ({size:.1f} GB): the system limits the memory of this"
+        " process, and the file is not corrupt. Raise the limit (ulimit -v, vm.overcommit_memory),"
+        " or use a checkpoint with smaller files"
     )

@@ -1,9 +1,12 @@
-"""The settings of text embeddings in repositories of sentence-transformers: pooling, dense layers, prompts.
+"""The settings of text embeddings in repositories of sentence-transformers: pooling, dense layers,
+prompts.
 
-`modules.json` lists the modules after each other: a transformer, pooling, dense layers and normalization. Module types
-have three spellings, of old and new releases; only the last part of the name is compared.
+`modules.json` lists the modules after each other: a transformer, pooling, dense layers and
+normalization. Module types have three spellings, of old and new releases; only the last part of the
+name is compared.
 
-Source: the file formats of sentence-transformers 2 to 6 (Reimers & Gurevych, 2019, "Sentence-BERT").
+Source: the file formats of sentence-transformers 2 to 6 (Reimers & Gurevych, 2019,
+"Sentence-BERT").
 """
 
 import json
@@ -34,14 +37,21 @@ OLD_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Identity": lambda x: x, "Tanh": torch.tanh, "ReLU": F.relu, "GELU": F.gelu, "Sigmoid": torch.sigmoid,
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": F.relu,
+    "GELU": F.gelu,
+    "Sigmoid": torch.sigmoid,
     "SiLU": F.silu,
-}  # fmt: skip
+}
 T = TypeVar("T")
 DENSE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 ACTIVATION_CLASSES = {
     "Identity": "torch.nn.modules.linear.Identity",
-    **{name: f"torch.nn.modules.activation.{name}" for name in ("Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")},
+    **{
+        name: f"torch.nn.modules.activation.{name}"
+        for name in ("Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
+    },
 }
 
 
@@ -104,12 +114,16 @@ class Dense:
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a repository computes text embeddings. The defaults are for repositories without modules.json.
+    """How a repository computes text embeddings. The defaults are for repositories without
+    modules.json.
 
-    pooling: several are concatenated.    has_pooling: whether a module of the repository pools; rerankers have none.
+    pooling: several are concatenated.    has_pooling: whether a module of the repository pools;
+    rerankers have none.
     max_length: in tokens, with special tokens; None: the model's.
-    prompts: name -> text before each text.    include_prompt: whether pooling includes the prompt's tokens.
-    similarity: the repository's `similarity_fn_name`, which only clients of sentence-transformers use.
+    prompts: name -> text before each text.    include_prompt: whether pooling includes the prompt's
+    tokens.
+    similarity: the repository's `similarity_fn_name`, which only clients of sentence-transformers
+    use.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -138,7 +152,8 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     dense: list[Dense] = []
     for module in modules:
         kind, path = (module.get("type") or "").rpartition(".")[2], module.get("path") or ""
-        if kind in ("Transformer", "LogitScore"):  # the latter scores "yes" against "no", as rerank() does
+        # the latter scores "yes" against "no", as rerank() does
+        if kind in ("Transformer", "LogitScore"):
             continue
         if kind == "Pooling":
             pooling, include_prompt = read_pooling(inside(folder, path) / "config.json")
@@ -148,25 +163,41 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
         elif kind == "Normalize":
             normalize = True
         else:
-            raise ValueError(f"{folder / 'modules.json'} has a module {brief(kind)}, which is not supported")
+            raise ValueError(
+                f"{folder / 'modules.json'} has a module {brief(kind)}, which is not supported"
+            )
     settings = read_optional(folder / "config_sentence_transformers.json", Settings)
     files = [folder / name for name in TRANSFORMER_SETTINGS if (folder / name).exists()]
     transformer = read_json(files[-1], TransformerSettings) if files else TransformerSettings()
     return EmbeddingSettings(
-        pooling=pooling, include_prompt=include_prompt, dense=tuple(dense), normalize=normalize,
-        max_length=max_length(folder, transformer), lower_case=bool(transformer.get("do_lower_case")),
+        pooling=pooling,
+        include_prompt=include_prompt,
+        dense=tuple(dense),
+        normalize=normalize,
+        max_length=max_length(folder, transformer),
+        lower_case=bool(transformer.get("do_lower_case")),
         prompts=MappingProxyType(settings.get("prompts") or {}),
-        default_prompt=settings.get("default_prompt_name"), dimensions=settings.get("truncate_dim"),
-        similarity=settings.get("similarity_fn_name"), has_pooling=has_pooling,
-    )  # fmt: skip
+        default_prompt=settings.get("default_prompt_name"),
+        dimensions=settings.get("truncate_dim"),
+        similarity=settings.get("similarity_fn_name"),
+        has_pooling=has_pooling,
+    )
 
 
 def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
-    """The files of a repository of sentence-transformers with these settings. size: of the hidden states."""
+    """The files of a repository of sentence-transformers with these settings. size: of the hidden
+    states.
+    """
     modules = [("Transformer", ""), *([("Pooling", "1_Pooling")] if settings.has_pooling else [])]
-    pooling: dict[str, Any] = {"word_embedding_dimension": size, "include_prompt": settings.include_prompt}
+    pooling: dict[str, Any] = {
+        "word_embedding_dimension": size,
+        "include_prompt": settings.include_prompt,
+    }
     chosen = {name: mode in settings.pooling for name, mode in OLD_POOLINGS.items()}
-    if tuple(mode for mode in OLD_POOLINGS.values() if mode in settings.pooling) == settings.pooling:
+    if (
+        tuple(mode for mode in OLD_POOLINGS.values() if mode in settings.pooling)
+        == settings.pooling
+    ):
         pooling |= chosen
     else:  # the old names have no order
         names = {mode: name.removeprefix("pooling_mode_") for name, mode in OLD_POOLINGS.items()}
@@ -177,10 +208,12 @@ def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
         path = f"{number}_Dense"
         modules.append(("Dense", path))
         files[f"{path}/config.json"] = {
-            "in_features": dense.weight.size(1), "out_features": dense.weight.size(0), "bias": dense.bias is not None,
+            "in_features": dense.weight.size(1),
+            "out_features": dense.weight.size(0),
+            "bias": dense.bias is not None,
             "activation_function": ACTIVATION_CLASSES[dense.activation],
             **({"use_residual": True} if dense.residual else {}),
-        }  # fmt: skip
+        }
         tensors = {"linear.weight": dense.weight.contiguous()}
         if dense.bias is not None:
             tensors["linear.bias"] = dense.bias.contiguous()
@@ -188,17 +221,30 @@ def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
     if settings.normalize:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))
     files["modules.json"] = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": index,
+            "name": str(index),
+            "path": path,
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for index, (kind, path) in enumerate(modules)
     ]
-    files["sentence_bert_config.json"] = {"max_seq_length": settings.max_length, "do_lower_case": settings.lower_case}
+    files["sentence_bert_config.json"] = {
+        "max_seq_length": settings.max_length,
+        "do_lower_case": settings.lower_case,
+    }
     files["config_sentence_transformers.json"] = {
-        "prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt,
+        "prompts": dict(settings.prompts),
+        "default_prompt_name": settings.default_prompt,
         **({} if settings.dimensions is None else {"truncate_dim": settings.dimensions}),
         **({} if settings.similarity is None else {"similarity_fn_name": settings.similarity}),
-    }  # fmt: skip
+    }
     return {
-        name: content if isinstance(content, bytes) else (json.dumps(content, indent=2) + "\n").encode()
+        name: (
+            content
+            if isinstance(content, bytes)
+            else (json.dumps(content, indent=2) + "\n").encode()
+        )
         for name, content in files.items()
     }
 
@@ -219,7 +265,9 @@ def max_length(folder: Path, transformer: TransformerSettings) -> int | None:
     """Maximum number of tokens: of the transformer module, or else of the tokenizer."""
     length = transformer.get("max_seq_length")
     if length is None:
-        length = read_optional(folder / "tokenizer_config.json", TokenizerLength).get("model_max_length")
+        length = read_optional(folder / "tokenizer_config.json", TokenizerLength).get(
+            "model_max_length"
+        )
     return int(length) if length is not None and 0 < length < 2**31 else None
 
 
@@ -229,27 +277,39 @@ def read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [name for old, name in OLD_POOLINGS.items() if settings.get(old)]
-    modes = [mode.removesuffix("_tokens") for mode in ([modes] if isinstance(modes, str) else modes)]
+    modes = [
+        mode.removesuffix("_tokens") for mode in ([modes] if isinstance(modes, str) else modes)
+    ]
     for mode in modes:
         if mode not in POOLINGS:
-            raise ValueError(f"{path} has pooling {brief(mode)}; supported are {', '.join(POOLINGS)}")
+            raise ValueError(
+                f"{path} has pooling {brief(mode)}; supported are {', '.join(POOLINGS)}"
+            )
     return tuple(modes) or ("mean",), settings.get("include_prompt") is not False
 
 
 def read_dense(folder: Path) -> Dense:
-    """A dense layer. ValueError: its activation is unknown; FileNotFoundError: its weights are missing."""
+    """A dense layer. ValueError: its activation is unknown; FileNotFoundError: its weights are
+    missing.
+    """
     settings = read_json(folder / "config.json", DenseSettings)
     name = (settings.get("activation_function") or "Tanh").rpartition(".")[2]
     if name not in ACTIVATIONS:
-        raise ValueError(f"{folder / 'config.json'} has activation {brief(name)}, which is not supported")
+        raise ValueError(
+            f"{folder / 'config.json'} has activation {brief(name)}, which is not supported"
+        )
     path = next((folder / file for file in DENSE_WEIGHTS if (folder / file).exists()), None)
     if path is None:
-        raise FileNotFoundError(f"{folder} has no {' or '.join(DENSE_WEIGHTS)}: download the repository again")
+        raise FileNotFoundError(
+            f"{folder} has no {' or '.join(DENSE_WEIGHTS)}: download the repository again"
+        )
     tensors = load_file(path) if path.suffix == ".safetensors" else open_pickle(path)
     if "linear.weight" not in tensors:
         raise ValueError(f"{path} has no linear.weight: download the repository again")
     bias = tensors.get("linear.bias")
     return Dense(
-        tensors["linear.weight"].float(), None if bias is None else bias.float(), name,
+        tensors["linear.weight"].float(),
+        None if bias is None else bias.float(),
+        name,
         bool(settings.get("use_residual")),
-    )  # fmt: skip
+    )

@@ -1,9 +1,10 @@
 """Checkpoint files: settings and lazily loaded tensors of a folder in Hub layout.
 
-safetensors files are memory-mapped: a tensor's data is read on first use and is not copied. `writing.py` is the reverse
-direction, `pickles.py` reads PyTorch's older formats.
+safetensors files are memory-mapped: a tensor's data is read on first use and is not copied.
+`writing.py` is the reverse direction, `pickles.py` reads PyTorch's older formats.
 
-Sources: the safetensors format (header length, JSON header, data), and the Hub's `*.index.json` for shards.
+Sources: the safetensors format (header length, JSON header, data), and the Hub's `*.index.json` for
+shards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +30,12 @@ Layout = Literal["hub", "native"]
 
 # Supported dtypes by their safetensors names. U8 stores two 4-bit weights per byte.
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U8": torch.uint8,
+}
 # Dtypes of mask buffers in old checkpoints. The buffers are dropped, but their shapes are listed.
 MASKS = {"BOOL": torch.bool, "I64": torch.int64}
 MAX_SETTINGS = 10_000_000  # bytes of a settings file; published files have up to a million
@@ -38,7 +43,9 @@ MAX_TENSORS = 20_000  # per checkpoint; published checkpoints have up to 1,200
 
 
 def read_settings(folder: Path, *names: str) -> dict[str, Any]:
-    """The settings in JSON files of a folder, some of which may be missing; later files take precedence."""
+    """The settings in JSON files of a folder, some of which may be missing; later files take
+    precedence.
+    """
     paths = [folder / name for name in names]
     return {
         key: value
@@ -63,8 +70,8 @@ class Contents(NamedTuple):
 class Checkpoint(Mapping[str, Tensor]):
     """Settings and tensors of a folder. Tensors have their stored names and are loaded on access.
 
-    FileNotFoundError: the folder has no weights, or a shard is missing. ValueError: a file is corrupt, not a
-    checkpoint, or a pickle that contains code.
+    FileNotFoundError: the folder has no weights, or a shard is missing. ValueError: a file is
+    corrupt, not a checkpoint, or a pickle that contains code.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,9 +109,11 @@ class Checkpoint(Mapping[str, Tensor]):
         raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}).{hint}")
 
     def auto_quantization(self, names: Sequence[str], native: Mapped) -> Blocks | str | None:
-        """The representation of native tensors with `quantize="auto"`: the file's blocks, a type, or None for floats.
+        """The representation of native tensors with `quantize="auto"`: the file's blocks, a type,
+        or None for floats.
 
-        names: one tensor, or the matrices of all experts.    native: the checkpoint's shapes by native name.
+        names: one tensor, or the matrices of all experts.    native: the checkpoint's shapes by
+        native name.
         """
         return None
 
@@ -132,7 +141,11 @@ class Checkpoint(Mapping[str, Tensor]):
                     raise ValueError(f"{file} has too many tensors; the maximum is {MAX_TENSORS:,}")
                 files[name] = file
                 tensor = handle[name] if is_pickle else handle.get_slice(name)
-                shape, stored = (tensor.shape, tensor.dtype) if is_pickle else (tensor.get_shape(), tensor.get_dtype())
+                shape, stored = (
+                    (tensor.shape, tensor.dtype)
+                    if is_pickle
+                    else (tensor.get_shape(), tensor.get_dtype())
+                )
                 meta[name] = meta_tensor(name, shape, checked_dtype(name, stored, DTYPES | MASKS))
         return Contents(meta, files, layout)
 
@@ -142,7 +155,9 @@ class Checkpoint(Mapping[str, Tensor]):
             self._open[file] = open_tensors(file)
         handle = self._open[file]
         is_pickle = isinstance(handle, dict)
-        checked_dtype(name, handle[name].dtype if is_pickle else handle.get_slice(name).get_dtype(), DTYPES)
+        checked_dtype(
+            name, handle[name].dtype if is_pickle else handle.get_slice(name).get_dtype(), DTYPES
+        )
         return handle[name] if is_pickle else handle.get_tensor(name)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
@@ -153,9 +168,12 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def release(self) -> None:
         """Close the files. Their mapped memory is freed together with the tensors that use it."""
-        # PyTorch's old format cannot be mapped: closing it would read the complete file again for each tensor.
+        # PyTorch's old format cannot be mapped: closing it would read the complete file again for
+        # each tensor.
         self._open = {
-            file: handle for file, handle in self._open.items() if isinstance(handle, dict) and not is_archive(file)
+            file: handle
+            for file, handle in self._open.items()
+            if isinstance(handle, dict) and not is_archive(file)
         }
 
 
@@ -163,18 +181,22 @@ def meta_tensor(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor without data. ValueError: a file declares an invalid shape."""
     try:
         return torch.empty(shape, dtype=dtype, device="meta")
-    except (RuntimeError, TypeError, OverflowError) as error:  # with a size of 0, the other sizes are unchecked
+    # with a size of 0, the other sizes are unchecked
+    except (RuntimeError, TypeError, OverflowError) as error:
         raise ValueError(f"{name} has the invalid shape {brief(shape)}") from error
 
 
-def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, torch.dtype]) -> torch.dtype:
+def checked_dtype(
+    name: str, stored: str | torch.dtype, allowed: Mapping[str, torch.dtype]
+) -> torch.dtype:
     """The torch dtype of a stored dtype. ValueError: it is not one of `allowed`."""
     dtype = allowed.get(stored) if isinstance(stored, str) else stored
     if dtype is None or dtype not in allowed.values():
         if str(stored).startswith(("F8_", "torch.float8_")):
             raise ValueError(
-                f"{name} is stored as {stored}: FP8-quantized files are not supported. Use the BF16 repository of the "
-                f"same model; {setting('quantize', 'int8')} reduces it to the same size"
+                f"{name} is stored as {stored}: FP8-quantized files are not supported. Use the BF16"
+                f" repository of the same model; {setting('quantize', 'int8')} reduces it to the"
+                " same size"
             )
         raise ValueError(f"{name} is stored as {stored}; supported dtypes are {', '.join(DTYPES)}")
     return dtype
@@ -183,7 +205,8 @@ def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, to
 def open_tensors(path: Path) -> Any:
     """An open safetensors file, memory-mapped, or the state dict of a pickle.
 
-    ValueError: the file is corrupt, or a pickle that contains code. MemoryError: it cannot be mapped.
+    ValueError: the file is corrupt, or a pickle that contains code. MemoryError: it cannot be
+    mapped.
     """
     if path.suffix != ".safetensors":
         return open_pickle(path)
@@ -192,4 +215,6 @@ def open_tensors(path: Path) -> Any:
     except (SafetensorError, RuntimeError, OverflowError, MemoryError) as error:
         if cannot_map(error):
             raise MemoryError(mapping_message(path)) from error
-        raise ValueError(f"{path} is corrupt or truncated ({gist(error)}): delete it and download it again") from error
+        raise ValueError(
+            f"{path} is corrupt or truncated ({gist(error)}): delete it and download it again"
+        ) from error

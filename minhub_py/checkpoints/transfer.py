@@ -1,10 +1,12 @@
 """HTTP transfers from the Hub to disk: resumed after interruptions and verified by their hash.
 
-All network access and the translation of HTTP errors are in this module. Clients, tokens, locks and progress bars are
-huggingface_hub's. Redirect targets and their headers are httpx's: the token is not sent to another host.
+All network access and the translation of HTTP errors are in this module. Clients, tokens, locks and
+progress bars are huggingface_hub's. Redirect targets and their headers are httpx's: the token is
+not sent to another host.
 
-Neither library limits a server that delays: huggingface_hub's `http_backoff` waits as long as a server requests, and
-httpx limits the time between two bytes but no total, and reads the bodies of redirects completely. Limits added here:
+Neither library limits a server that delays: huggingface_hub's `http_backoff` waits as long as a
+server requests, and httpx limits the time between two bytes but no total, and reads the bodies of
+redirects completely. Limits added here:
 
     wait before a retry                  MAX_WAIT
     connection and response headers      six times the read timeout (HF_HUB_DOWNLOAD_TIMEOUT)
@@ -33,25 +35,31 @@ from urllib.parse import urlsplit
 
 # SHA-256 for LFS files, git's SHA-1 for other files.
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-# Status codes of a temporarily overloaded Hub, and the seconds before each retry without a Retry-After header.
+# Status codes of a temporarily overloaded Hub, and the seconds before each retry without a
+# Retry-After header.
 RETRY_STATUS = (429, 500, 502, 503, 504)
 RETRY_DELAYS = (1, 2, 4)
 MAX_WAIT = 600  # seconds; the Hub's rate limits apply to five minutes
 MIN_RATE, RATE_SPAN = 1_000, 60  # bytes per second, averaged over a span in seconds
 MAX_JSON = 16_000_000  # bytes: a list of 50,000 files
 Token = str | bool | None
-# Replaces the progress bar and messages on standard error. Called with a file's name, its bytes on disk and its size;
-# during a wait with the reason, or "", and 0, 0. May raise to cancel the download.
-listener: ContextVar[Callable[[str, int, int], object] | None] = ContextVar("listener", default=None)
+# Replaces the progress bar and messages on standard error. Called with a file's name, its bytes on
+# disk and its size; during a wait with the reason, or "", and 0, 0. May raise to cancel the
+# download.
+listener: ContextVar[Callable[[str, int, int], object] | None] = ContextVar(
+    "listener", default=None
+)
 
 
 def client() -> Any:
-    """huggingface_hub, imported on first use, because the import takes longer than opening a built-in model.
+    """huggingface_hub, imported on first use, because the import takes longer than opening a
+    built-in model.
 
     The type is Any, because the package exports its names lazily.
     """
     try:
-        importlib.import_module("huggingface_hub.file_download")  # also imports constants, errors and utils
+        # also imports constants, errors and utils
+        importlib.import_module("huggingface_hub.file_download")
     except ValueError:
         check_endpoint(os.environ.get("HF_ENDPOINT", ""))
         raise
@@ -60,18 +68,24 @@ def client() -> Any:
 
 def offline() -> bool:
     constants = client().constants
-    return constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
+    return (
+        constants.HF_HUB_OFFLINE
+        or os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
+    )
 
 
 def fetch_json(url: str, params: Mapping[str, str], token: Token) -> bytes:
-    """The body of a response of unknown size, at most MAX_JSON bytes. RefusedError: the Hub returns an error."""
+    """The body of a response of unknown size, at most MAX_JSON bytes. RefusedError: the Hub returns
+    an error.
+    """
     body = bytearray()
     with get(url, token, client().constants.HF_HUB_ETAG_TIMEOUT, params=params) as response:
         for chunk in read_chunks(response):
             body += chunk
             if len(body) > MAX_JSON:
                 raise ConnectionError(
-                    f"The server is not the Hub: its list of files exceeds {MAX_JSON:,} bytes. Check HF_ENDPOINT."
+                    f"The server is not the Hub: its list of files exceeds {MAX_JSON:,} bytes."
+                    " Check HF_ENDPOINT."
                 )
     return bytes(body)
 
@@ -79,14 +93,15 @@ def fetch_json(url: str, params: Mapping[str, str], token: Token) -> bytes:
 def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> None:
     """Append the missing bytes of a file at `url` to `partial`. Bytes beyond `size` are not read.
 
-    Resumes after a response that does not end the file, except after three in succession with less than MIN_RATE.
-    RefusedError: the Hub returns an error.
+    Resumes after a response that does not end the file, except after three in succession with less
+    than MIN_RATE. RefusedError: the Hub returns an error.
     """
     import httpx2
 
     hf = client()
     name = url.rpartition("/")[2]
-    disabled = None if progress and listener.get() is None else True  # None: shown in a terminal only
+    # None: shown in a terminal only
+    disabled = None if progress and listener.get() is None else True
     bar = hf.utils.tqdm(desc=name, total=size, unit="B", unit_scale=True, disable=disabled)
     failures = 0
     with partial.open("ab") as out, bar:
@@ -101,12 +116,14 @@ def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> 
 
             try:
                 with get(url, token, hf.constants.HF_HUB_DOWNLOAD_TIMEOUT, start=start) as response:
-                    if start and response.status_code != 206:  # Range is ignored: the response has the complete file
+                    # Range is ignored: the response has the complete file
+                    if start and response.status_code != 206:
                         out.seek(0)
                         out.truncate()
                         bar.reset()
                     for chunk in read_chunks(response):
-                        # Read to the end of the response, so that the connection can be reused, but not beyond `size`.
+                        # Read to the end of the response, so that the connection can be reused, but
+                        # not beyond `size`.
                         if not (expected := chunk[: size - out.tell()]):
                             break
                         bar.update(out.write(expected))
@@ -131,20 +148,26 @@ def read_chunks(response: Any) -> Iterator[bytes]:
         if seconds >= RATE_SPAN:
             if count < MIN_RATE * seconds:
                 raise ConnectionError(
-                    f"The Hub sends {count / seconds:,.0f} bytes per second, less than {MIN_RATE:,}: "
-                    "check the network, then run again."
+                    f"The Hub sends {count / seconds:,.0f} bytes per second, less than"
+                    f" {MIN_RATE:,}: check the network, then run again."
                 )
             start, count = time.monotonic(), 0
 
 
 @contextmanager
 def get(
-    url: str, token: Token, timeout: float, *, params: Mapping[str, str] | None = None, start: int = 0
+    url: str,
+    token: Token,
+    timeout: float,
+    *,
+    params: Mapping[str, str] | None = None,
+    start: int = 0,
 ) -> Iterator[Any]:
-    """The response to a GET from byte `start` on, with an unread body. Retries while the Hub is overloaded.
+    """The response to a GET from byte `start` on, with an unread body. Retries while the Hub is
+    overloaded.
 
-    RefusedError: the Hub returns an error. ConnectionError: it requests a wait longer than MAX_WAIT, or does not
-    respond.
+    RefusedError: the Hub returns an error. ConnectionError: it requests a wait longer than
+    MAX_WAIT, or does not respond.
     """
     hf = client()
     # Hashes, ranges and limits apply to the bytes as stored: no compression.
@@ -168,11 +191,12 @@ def get(
 
 
 def _send(session: Any, request: Any, seconds: float) -> Any:
-    """Send a request and return the response when its headers have arrived. ConnectionError: not within `seconds`.
+    """Send a request and return the response when its headers have arrived. ConnectionError: not
+    within `seconds`.
 
-    The request runs in a separate thread: httpx has no limit for slow name servers and for headers that arrive byte by
-    byte, and blocking calls ignore an interrupt from R. At a timeout or an interrupt, the thread's connections are shut
-    down, so that it ends.
+    The request runs in a separate thread: httpx has no limit for slow name servers and for headers
+    that arrive byte by byte, and blocking calls ignore an interrupt from R. At a timeout or an
+    interrupt, the thread's connections are shut down, so that it ends.
     """
     result: Future[Any] = Future()
     connections: list[Any] = []
@@ -193,13 +217,15 @@ def _send(session: Any, request: Any, seconds: float) -> Any:
             report()
             if time.monotonic() > end:
                 raise ConnectionError(
-                    f"The Hub has not answered within {seconds:.0f} seconds: check the network, then run again."
+                    f"The Hub has not answered within {seconds:.0f} seconds: check the network,"
+                    " then run again."
                 )
     except BaseException:
         result.add_done_callback(lambda late: late.exception() or late.result().close())
         for connection in connections:
             with suppress(OSError):  # closed by its thread in the meantime
-                # The base class's method, because SSLSocket's would remove the TLS state that the thread uses.
+                # The base class's method, because SSLSocket's would remove the TLS state that the
+                # thread uses.
                 socket.socket.shutdown(connection.get_extra_info("socket"), socket.SHUT_RDWR)
         raise
 
@@ -207,7 +233,8 @@ def _send(session: Any, request: Any, seconds: float) -> Any:
 def _follow_redirects(session: Any, request: Any, connections: list[Any]) -> Any:
     """Send a request, and return the last response. Adds each new connection to `connections`.
 
-    Redirects are httpx's `next_request`. Its `follow_redirects` would read and decompress their bodies.
+    Redirects are httpx's `next_request`. Its `follow_redirects` would read and decompress their
+    bodies.
     """
     import httpx2
 
@@ -226,25 +253,32 @@ def _follow_redirects(session: Any, request: Any, connections: list[Any]) -> Any
 
 
 def _retry_delay(response: Any, default: int) -> tuple[int, str]:
-    """Seconds to wait by the response's headers, and the reason. ConnectionError: longer than MAX_WAIT."""
+    """Seconds to wait by the response's headers, and the reason. ConnectionError: longer than
+    MAX_WAIT.
+    """
     headers, status = response.headers, response.status_code
-    reason = "The Hub's rate limit is reached" if status == 429 else f"The Hub returns status {status}"
-    # huggingface_hub's parsers accept numbers of any length.
-    header = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", headers.get("ratelimit", "")) or re.fullmatch(
-        r"\s*(\d+)\s*", headers.get("retry-after", "")
+    reason = (
+        "The Hub's rate limit is reached" if status == 429 else f"The Hub returns status {status}"
     )
+    # huggingface_hub's parsers accept numbers of any length.
+    header = re.search(
+        r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", headers.get("ratelimit", "")
+    ) or re.fullmatch(r"\s*(\d+)\s*", headers.get("retry-after", ""))
     if header is None:
         return default, reason
     seconds = int(header[1][:9]) + 1  # the header is rounded
     if seconds > MAX_WAIT:
         raise ConnectionError(
-            f"The Hub requests a wait of {seconds:,} seconds, longer than the maximum of {MAX_WAIT}: try again later."
+            f"The Hub requests a wait of {seconds:,} seconds, longer than the maximum of"
+            f" {MAX_WAIT}: try again later."
         )
     return seconds, reason
 
 
 def report(message: str = "", count: int = 0, total: int = 0) -> None:
-    """Call the listener. Without a listener, print messages; the progress of files is shown by a bar."""
+    """Call the listener. Without a listener, print messages; the progress of files is shown by a
+    bar.
+    """
     if (display := listener.get()) is not None:
         display(message, count, total)
     elif message and not total:
@@ -276,7 +310,9 @@ def locked(path: Path, name: str) -> Iterator[None]:
 
 
 def mismatch(path: Path, size: int | None, expected: str) -> str | None:
-    """How a file differs from its expected size and hash (64 digits: SHA-256; 40: git's SHA-1 of a blob)."""
+    """How a file differs from its expected size and hash (64 digits: SHA-256; 40: git's SHA-1 of a
+    blob).
+    """
     actual = path.stat().st_size
     if size is not None and actual != size:
         return f"has {actual:,} bytes instead of {size:,}"
@@ -291,9 +327,12 @@ def mismatch(path: Path, size: int | None, expected: str) -> str | None:
 
 
 def publish(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a small file or a link atomically: other processes see the old content or the new content."""
+    """Write a small file or a link atomically: other processes see the old content or the new
+    content.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{uuid.uuid4().hex}.tmp")  # not path.name + ".tmp", which may exceed the maximum length
+    # not path.name + ".tmp", which may exceed the maximum length
+    draft = path.with_name(f"{uuid.uuid4().hex}.tmp")
     try:
         write(draft)
         os.replace(draft, path)
@@ -331,7 +370,8 @@ def translate_errors(
         raise _translated(refusal, repository, revision, name, hint) from refusal
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise ConnectionError(
-            f"The Hub cannot be reached ({type(error).__name__}): check the network, then run again.{hint()}"
+            f"The Hub cannot be reached ({type(error).__name__}): check the network, then run"
+            f" again.{hint()}"
         ) from error
 
 
@@ -344,33 +384,44 @@ def check_endpoint(endpoint: str) -> None:
         valid = False
     if not valid:
         raise ConnectionError(
-            f"HF_ENDPOINT is {brief(endpoint)}, which is not an address such as https://huggingface.co: correct it, or "
-            "unset it."
+            f"HF_ENDPOINT is {brief(endpoint)}, which is not an address such as"
+            " https://huggingface.co: correct it, or unset it."
         )
 
 
-def _translated(refusal: RefusedError, repository: str, revision: str, name: str, hint: Callable[[], str]) -> OSError:
+def _translated(
+    refusal: RefusedError, repository: str, revision: str, name: str, hint: Callable[[], str]
+) -> OSError:
     status, code = refusal.status, refusal.code
     if code == "GatedRepo":
         return PermissionError(
-            f"{repository} is gated: accept the conditions on its model page, then set HF_TOKEN or run `hf auth login`."
+            f"{repository} is gated: accept the conditions on its model page, then set HF_TOKEN or"
+            " run `hf auth login`."
         )
     if code == "RevisionNotFound":
         return FileNotFoundError(
-            f"{repository} has no revision {revision!r}: check the branch, tag or full commit hash on its model page."
+            f"{repository} has no revision {revision!r}: check the branch, tag or full commit hash"
+            " on its model page."
         )
     if code == "EntryNotFound":
-        return FileNotFoundError(f"{repository} lists {name}, but the file no longer exists: run again.")
-    # Without a valid token, the Hub returns the same response for a private repository and for a missing one.
-    if code == "RepoNotFound" or (status == 401 and refusal.message != "Invalid credentials in Authorization header"):
+        return FileNotFoundError(
+            f"{repository} lists {name}, but the file no longer exists: run again."
+        )
+    # Without a valid token, the Hub returns the same response for a private repository and for a
+    # missing one.
+    if code == "RepoNotFound" or (
+        status == 401 and refusal.message != "Invalid credentials in Authorization header"
+    ):
         return FileNotFoundError(
             f"The Hub has no repository {repository}: check its name (owner/name).{hint()} "
             "Private repositories need a token: set HF_TOKEN or run `hf auth login`."
         )
     if status in (401, 403):
         return PermissionError(
-            f"The Hub refuses access to {repository} ({status}): check that your token (HF_TOKEN, or "
-            "`hf auth login`) is valid and may read it."
+            f"The Hub refuses access to {repository} ({status}): check that your token (HF_TOKEN,"
+            " or `hf auth login`) is valid and may read it."
         )
-    problem = "The Hub's rate limit is reached" if status == 429 else f"The Hub returns status {status}"
+    problem = (
+        "The Hub's rate limit is reached" if status == 429 else f"The Hub returns status {status}"
+    )
     return ConnectionError(f"{problem}: try again in a few minutes.")

@@ -20,7 +20,9 @@ def unwritable(path: Path, error: OSError, kind: str) -> OSError:
     """The error for a path that cannot be written, with the next step. kind: "file" or "folder"."""
     first = "check its permissions, or " if isinstance(error, PermissionError) else ""
     first = "free disk space, or " if error.errno in FULL else first
-    return type(error)(f"{path} cannot be written ({error.strerror or error}): {first}name another {kind}")
+    return type(error)(
+        f"{path} cannot be written ({error.strerror or error}): {first}name another {kind}"
+    )
 
 
 def write_checkpoint(
@@ -38,15 +40,16 @@ def write_checkpoint(
 ) -> None:
     """Write config.json and safetensors shards to a folder.
 
-    All files are written under temporary names and renamed at the end, and outdated files of an earlier checkpoint are
-    deleted last: a full disk or an interrupt loses no data.
+    All files are written under temporary names and renamed at the end, and outdated files of an
+    earlier checkpoint are deleted last: a full disk or an interrupt loses no data.
 
     Args:
         folder: the target; created if necessary.
         tensors: loaded one at a time.
         config: the content of config.json.
         companions: the content of further files by name, such as "1_Pooling/config.json".
-        outdated: names of an earlier checkpoint's companions to delete. By default all, or none without `companions`.
+        outdated: names of an earlier checkpoint's companions to delete. By default all, or none
+            without `companions`.
         meta: shapes and dtypes of `tensors`; by default `tensors`.
         dtype: the dtype for floating-point tensors. None keeps their dtypes.
         max_shard_size: in bytes. A larger tensor has a separate shard.
@@ -91,9 +94,13 @@ def write_checkpoint(
         if len(shards) > 1:
             index = {
                 "metadata": {"total_size": total},
-                "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
+                "weight_map": {
+                    key: name for name, shard in zip(names, shards, strict=True) for key in shard
+                },
             }
-            draft("model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+            draft("model.safetensors.index.json").write_text(
+                json.dumps(index, indent=2) + "\n", encoding="utf-8"
+            )
         for name, data in (companions or {}).items():
             draft(name).write_bytes(data)
         draft("config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -111,7 +118,9 @@ def write_checkpoint(
 
 
 def _checkpoint_files(folder: Path, companions: Collection[str]) -> set[Path]:
-    """Files that write_checkpoint() may write. Outdated ones could be loaded instead of the new ones."""
+    """Files that write_checkpoint() may write. Outdated ones could be loaded instead of the new
+    ones.
+    """
     weights = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
     files = {path for path in folder.iterdir() if weights.fullmatch(path.name)}
     return files | {folder / name for name in companions if (folder / name).is_file()}
@@ -138,14 +147,16 @@ def write_safetensors(
     progress: Callable[[int], object] = lambda size: None,
     metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write one safetensors file, with one tensor in memory at a time; the library's writer needs all of them.
+    """Write one safetensors file, with one tensor in memory at a time; the library's writer needs
+    all of them.
 
-    planned: shapes and dtypes of the file.    tensors: source of the data.    progress: called with the bytes of each
-    tensor.    metadata: further texts in the header.
+    planned: shapes and dtypes of the file.    tensors: source of the data.    progress: called with
+    the bytes of each tensor.    metadata: further texts in the header.
     """
     dtype_names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "layout": layout, **metadata}}
-    order = sorted(planned, key=lambda name: -planned[name].itemsize)  # aligns each tensor to its dtype
+    # aligns each tensor to its dtype
+    order = sorted(planned, key=lambda name: -planned[name].itemsize)
     offset = 0
     for name in order:
         end = offset + planned[name].nbytes

@@ -1,8 +1,8 @@
 """`minhub bench`: the speed of this package on this machine.
 
-Each case measures every kind of weights in turn, for several rounds after one uncounted round, and reports medians.
-Without a model the weights are random, with the sizes of GPT-2 124M. tests/benchmarks/compare.py compares the package
-with other libraries.
+Each case measures every kind of weights in turn, for several rounds after one uncounted round, and
+reports medians. Without a model the weights are random, with the sizes of GPT-2 124M.
+benchmarks/compare.py compares the package with other libraries.
 """
 
 import statistics
@@ -59,12 +59,16 @@ class Settings:
     new_tokens: int
 
 
-def measure(settings: Settings, cases: Sequence[str], show: Callable[[Row, str], object] | None = None) -> Row:
-    """Run the requested cases. Returns a JSON object with the machine, the settings and the rows of each case.
+def measure(
+    settings: Settings, cases: Sequence[str], show: Callable[[Row, str], object] | None = None
+) -> Row:
+    """Run the requested cases. Returns a JSON object with the machine, the settings and the rows of
+    each case.
 
     show: called with the result so far and the name of a case, after each case.
 
-    OSError, ValueError: the model cannot be loaded, or the decoder is missing, before anything is measured.
+    OSError, ValueError: the model cannot be loaded, or the decoder is missing, before anything is
+    measured.
     """
     import torch
 
@@ -79,10 +83,17 @@ def measure(settings: Settings, cases: Sequence[str], show: Callable[[Row, str],
             note(f"Preparing {kind} weights …")
             models[kind] = build(settings.model, kind)
         result: Row = {
-            "machine": {"processor": name(), "engine": engine, "threads": settings.threads, "torch": torch.__version__,
-                        "minhub_py": __version__},
-            "model": settings.model or "random weights, GPT-2 124M", "repeats": settings.repeats, "cases": {},
-        }  # fmt: skip
+            "machine": {
+                "processor": name(),
+                "engine": engine,
+                "threads": settings.threads,
+                "torch": torch.__version__,
+                "minhub_py": __version__,
+            },
+            "model": settings.model or "random weights, GPT-2 124M",
+            "repeats": settings.repeats,
+            "cases": {},
+        }
         for case in cases:
             note(f"Measuring {case}: {CASES[case]} …")
             result["cases"][case] = FUNCTIONS[case](settings, models)
@@ -95,7 +106,7 @@ def measure(settings: Settings, cases: Sequence[str], show: Callable[[Row, str],
 
 def build(model: str | None, kind: str) -> Any:
     """The model with this kind of weights; without a model, random weights."""
-    from minhub_py.pretrained import from_pretrained
+    from minhub_py.loading.pretrained import from_pretrained
 
     if model is not None:
         return from_pretrained(model, device="cpu", **KINDS[kind])
@@ -113,8 +124,12 @@ def build(model: str | None, kind: str) -> Any:
     return random.to(getattr(torch, KINDS[kind]["dtype"]))
 
 
-def interleave(what: str, steps: Mapping[Any, Callable[[], float]], repeats: int) -> dict[Any, list[float]]:
-    """Run all steps in turn, `repeats` rounds after a warm-up round. Returns the values of each step."""
+def interleave(
+    what: str, steps: Mapping[Any, Callable[[], float]], repeats: int
+) -> dict[Any, list[float]]:
+    """Run all steps in turn, `repeats` rounds after a warm-up round. Returns the values of each
+    step.
+    """
     values: dict[Any, list[float]] = {key: [] for key in steps}
     with progress_bar(what, "steps") as update:
         for number in range(repeats + 1):
@@ -157,14 +172,18 @@ def bytes_per_token(model: Any) -> int:
     def size(module: nn.Module) -> int:
         return sum(tensor.nbytes for tensor in module.state_dict().values())
 
-    embeddings = [child for child in model.children() if isinstance(child, nn.Embedding | QuantizedEmbedding)]
+    embeddings = [
+        child for child in model.children() if isinstance(child, nn.Embedding | QuantizedEmbedding)
+    ]
     # The first one is the token embedding, which is also the head of a tied model.
     lookups = embeddings[1:] if model.config.tie_word_embeddings else embeddings
     return size(model) - sum(map(size, lookups))
 
 
 def decode(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
-    """Tokens per second after a prompt of 32 tokens, and the fraction of the memory bandwidth that decoding uses."""
+    """Tokens per second after a prompt of 32 tokens, and the fraction of the memory bandwidth that
+    decoding uses.
+    """
     import torch
 
     buffer = torch.ones(BUFFER // 4)
@@ -184,35 +203,58 @@ def decode(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     bandwidth = BUFFER / statistics.median(seconds["memory"])
     rows = []
     for kind, model in models.items():
-        total, first = statistics.median(seconds[kind, "all"]), statistics.median(seconds[kind, "first"])
+        total, first = (
+            statistics.median(seconds[kind, "all"]),
+            statistics.median(seconds[kind, "first"]),
+        )
         per_token = (total - first) / (new - 1)
-        rows.append({"weights": kind, "tokens/s": new / total, "ms/token": 1000 * per_token,
-                     "MB/token": bytes_per_token(model) / 1e6,
-                     "% of bandwidth": 100 * bytes_per_token(model) / per_token / bandwidth})  # fmt: skip
+        rows.append(
+            {
+                "weights": kind,
+                "tokens/s": new / total,
+                "ms/token": 1000 * per_token,
+                "MB/token": bytes_per_token(model) / 1e6,
+                "% of bandwidth": 100 * bytes_per_token(model) / per_token / bandwidth,
+            }
+        )
     return rows
 
 
 def prefill(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     """Milliseconds from a prompt to its first new token."""
-    steps = {(kind, length): lambda model=model, length=length: seconds_of(model, [prompt(model, length)], 1)  # type: ignore[misc]
-             for kind, model in models.items() for length in PROMPT_LENGTHS if fits(model, length)}  # fmt: skip
+    steps = {
+        (kind, length): lambda model=model, length=length: seconds_of(
+            model, [prompt(model, length)], 1
+        )  # type: ignore[misc]
+        for kind, model in models.items()
+        for length in PROMPT_LENGTHS
+        if fits(model, length)
+    }
     seconds = interleave("Prompts", steps, settings.repeats)
     return [
-        {"weights": kind} | {f"ms at {n:,}": 1000 * statistics.median(seconds[kind, n])
-                             for n in PROMPT_LENGTHS if (kind, n) in seconds}
+        {"weights": kind}
+        | {
+            f"ms at {n:,}": 1000 * statistics.median(seconds[kind, n])
+            for n in PROMPT_LENGTHS
+            if (kind, n) in seconds
+        }
         for kind in models
-    ]  # fmt: skip
+    ]
 
 
 def batch(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     """Tokens per second of several sequences with prompts of 32 tokens."""
     new = settings.new_tokens
-    prompts = {(kind, size): [prompt(model, 32, seed) for seed in range(size)]
-               for kind, model in models.items() for size in BATCH_SIZES}  # fmt: skip
+    prompts = {
+        (kind, size): [prompt(model, 32, seed) for seed in range(size)]
+        for kind, model in models.items()
+        for size in BATCH_SIZES
+    }
     steps = {key: lambda key=key: seconds_of(models[key[0]], prompts[key], new) for key in prompts}  # type: ignore[misc]
     seconds = interleave("Batches", steps, settings.repeats)
     return [
-        {"weights": kind} | {f"tokens/s of {n}": n * new / statistics.median(seconds[kind, n]) for n in BATCH_SIZES}
+        {"weights": kind}
+        | {f"tokens/s of {n}": n * new / statistics.median(seconds[kind, n]) for n in BATCH_SIZES}
         for kind in models
     ]
 
@@ -223,7 +265,7 @@ def load(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     import os
     import tempfile
 
-    from minhub_py.pretrained import save_pretrained
+    from minhub_py.loading.pretrained import save_pretrained
 
     environment = {**os.environ, "OMP_NUM_THREADS": str(settings.threads), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="minhub-bench-") as folder:
@@ -232,25 +274,42 @@ def load(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
         parts: dict[str, list[list[float]]] = {kind: [] for kind in models}
 
         def run(kind: str) -> float:
-            command = [sys.executable, "-c", LOAD, settings.model or folder, json.dumps(KINDS[kind])]
-            process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            command = [
+                sys.executable,
+                "-c",
+                LOAD,
+                settings.model or folder,
+                json.dumps(KINDS[kind]),
+            ]
+            process = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment
+            )
             if process.returncode:
-                raise ValueError(f"loading in a new process failed: {process.stderr.strip()[-300:]}")
+                raise ValueError(
+                    f"loading in a new process failed: {process.stderr.strip()[-300:]}"
+                )
             parts[kind].append(json.loads(process.stdout.splitlines()[-1]))
             return sum(parts[kind][-1])
 
-        interleave("Loading", {kind: lambda kind=kind: run(kind) for kind in models}, settings.repeats)  # type: ignore[misc]
+        interleave(
+            "Loading", {kind: lambda kind=kind: run(kind) for kind in models}, settings.repeats
+        )  # type: ignore[misc]
     rows = []
     for kind in models:
         names = ("import s", "load s", "forward s")
         columns = [statistics.median(values) for values in zip(*parts[kind][1:], strict=True)]
-        rows.append({"weights": kind, **dict(zip(names, columns, strict=True)), "total s": sum(columns)})
+        rows.append(
+            {"weights": kind, **dict(zip(names, columns, strict=True)), "total s": sum(columns)}
+        )
     return rows
 
 
 FUNCTIONS: dict[str, Callable[[Settings, Mapping[str, Any]], list[Row]]] = {
-    "decode": decode, "prefill": prefill, "batch": batch, "load": load,
-}  # fmt: skip
+    "decode": decode,
+    "prefill": prefill,
+    "batch": batch,
+    "load": load,
+}
 
 
 def lines(rows: Sequence[Row]) -> Iterator[list[str]]:
@@ -265,8 +324,10 @@ def show(result: Row, case: str) -> None:
 
     machine, rows = result["machine"], result["cases"][case]
     if len(result["cases"]) == 1:
-        click.echo(f"{machine['processor']}, {machine['engine']}, {machine['threads']} threads; "
-                   f"minhub_py {machine['minhub_py']}, torch {machine['torch']}; {result['model']}; "
-                   f"medians of {result['repeats']}.")  # fmt: skip
+        click.echo(
+            f"{machine['processor']}, {machine['engine']}, {machine['threads']} threads; "
+            f"minhub_py {machine['minhub_py']}, torch {machine['torch']}; {result['model']}; "
+            f"medians of {result['repeats']}."
+        )
     click.echo(f"\n{case}: {CASES[case]}")
     table(list(rows[0]), lines(rows))

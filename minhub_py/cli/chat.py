@@ -15,19 +15,33 @@ from minhub_py.system.console import note
 @click.command(cls=Command)
 @model_argument
 @click.argument("message", nargs=-1, metavar="[MESSAGE]")
-@click.option("--system", metavar="TEXT", help="System prompt: instructions for the whole conversation.")
-@click.option("-n", "--max-new-tokens", type=click.IntRange(min=1), default=512, show_default=True,
-              help="Maximum number of tokens of a reply.")  # fmt: skip
+@click.option(
+    "--system", metavar="TEXT", help="System prompt: instructions for the whole conversation."
+)
+@click.option(
+    "-n",
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Maximum number of tokens of a reply.",
+)
 @sampling_options(chat=True)
 @loading_options
-def chat(model: str, message: tuple[str, ...], system: str | None, loading: dict[str, Any], **settings: Any) -> None:
+def chat(
+    model: str,
+    message: tuple[str, ...],
+    system: str | None,
+    loading: dict[str, Any],
+    **settings: Any,
+) -> None:
     """Chat with MODEL in the terminal, or send one MESSAGE.
 
-    Type a message and press Enter. A pasted text is one message, even with several lines. Ctrl-C stops a reply and
-    keeps the generated text; /help lists commands; Ctrl-D ends the chat.
+    Type a message and press Enter. A pasted text is one message, even with several lines. Ctrl-C
+    stops a reply and keeps the generated text; /help lists commands; Ctrl-D ends the chat.
 
-    With MESSAGE, only its reply is printed. Without it, if standard input is a pipe or a file, each of its lines is a
-    message, and only the replies are printed.
+    With MESSAGE, only its reply is printed. Without it, if standard input is a pipe or a file, each
+    of its lines is a message, and only the replies are printed.
     """
     if len(message) > 1:
         raise click.UsageError("Give one MESSAGE, in quotes.")

@@ -8,18 +8,22 @@ import click
 from click.shell_completion import CompletionItem
 
 from minhub_py.checkpoints import local
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 
 
 class Model(click.ParamType):  # type: ignore[type-arg]
-    """The identifier of a model. local: if False, completes repositories only, no built-in models or folders."""
+    """The identifier of a model. local: if False, completes repositories only, no built-in models
+    or folders.
+    """
 
     name = "model"
 
     def __init__(self, *, local: bool = True) -> None:
         self.local = local
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         """Model names that begin with `incomplete`. Without a match, the shell completes folders."""
         names = sorted(name for name in set(self._names()) if name.startswith(incomplete))
         if self.local and not names:
@@ -32,6 +36,8 @@ class Model(click.ParamType):  # type: ignore[type-arg]
         for family in ARCHITECTURES.values():
             yield from family.published
         if self.local:
-            yield from (f"minhub/{config.parent.name}" for config in local.BUILTIN.glob("*/config.json"))
+            yield from (
+                f"minhub/{config.parent.name}" for config in local.BUILTIN.glob("*/config.json")
+            )
             with suppress(OSError):
                 yield from (config.parent.name for config in Path().glob("*/config.json"))

@@ -1,4 +1,6 @@
-"""The commands `rerank`, `classify`, `masked`, `pll` and `entities` for text encoders, for texts or rows of files."""
+"""The commands `rerank`, `classify`, `masked`, `pll` and `entities` for text encoders, for texts or
+rows of files.
+"""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,32 +21,54 @@ from minhub_py.system.console import note
 @model_argument
 @click.argument("query")
 @texts_argument
-@click.option("-n", "--top", type=click.IntRange(min=1), metavar="N",
-              help="Number of texts to print.  [default: all]")  # fmt: skip
-@click.option("--raw-scores", is_flag=True, help="Scores before the sigmoid, which can be any number.")
-@click.option("--instruction", metavar="TEXT", help="For Qwen3-Reranker: the task of retrieval.  [default: web search]")
+@click.option(
+    "-n",
+    "--top",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of texts to print.  [default: all]",
+)
+@click.option(
+    "--raw-scores", is_flag=True, help="Scores before the sigmoid, which can be any number."
+)
+@click.option(
+    "--instruction",
+    metavar="TEXT",
+    help="For Qwen3-Reranker: the task of retrieval.  [default: web search]",
+)
 @jobs.table_options()
 @loading_options
 @json_option
 def rerank(
-    model: str, query: str, texts: tuple[str, ...], top: int | None, raw_scores: bool, instruction: str | None,
-    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    query: str,
+    texts: tuple[str, ...],
+    top: int | None,
+    raw_scores: bool,
+    instruction: str | None,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
     r"""Sort texts by their relevance to QUERY.
 
-    MODEL is a cross-encoder or Qwen3-Reranker. Prints the TEXTs, the most relevant one first; INDEX counts them from 0.
-    If the arguments are names of files, the texts are their rows.
+    MODEL is a cross-encoder or Qwen3-Reranker. Prints the TEXTs, the most relevant one first; INDEX
+    counts them from 0. If the arguments are names of files, the texts are their rows.
 
     \b
       minhub rerank MODEL cars "A fast car." "A slow train."
       minhub rerank MODEL cars texts.csv --top 3
 
-    With --out, the rows of FILEs keep their order, and the new column `score` contains the relevance. See `minhub score
-    --help` for supported FILEs and for interrupted jobs.
+    With --out, the rows of FILEs keep their order, and the new column `score` contains the
+    relevance. See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     if table["out"] and top is not None:
         raise click.UsageError("--top is for printed texts: remove it, or --out.")
-    settings: dict[str, Any] = {"query": query, "raw_scores": raw_scores, "instruction": instruction}
+    settings: dict[str, Any] = {
+        "query": query,
+        "raw_scores": raw_scores,
+        "instruction": instruction,
+    }
 
     def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
         from minhub_py.analysis.classify import rerank as rerank_texts
@@ -59,36 +83,55 @@ def rerank(
 @click.command(cls=Command)
 @model_argument
 @texts_argument
-@click.option("--labels", metavar="LABELS",
-              help="Zero-shot classification: labels, separated by commas. MODEL is an entailment model.")  # fmt: skip
-@click.option("--hypothesis", default="This example is {}.", show_default=True, metavar="TEXT",
-              help="With --labels: a sentence with {} in place of the label.")  # fmt: skip
-@click.option("--multi-label", is_flag=True, help="With --labels: several labels can apply to a text.")
+@click.option(
+    "--labels",
+    metavar="LABELS",
+    help="Zero-shot classification: labels, separated by commas. MODEL is an entailment model.",
+)
+@click.option(
+    "--hypothesis",
+    default="This example is {}.",
+    show_default=True,
+    metavar="TEXT",
+    help="With --labels: a sentence with {} in place of the label.",
+)
+@click.option(
+    "--multi-label", is_flag=True, help="With --labels: several labels can apply to a text."
+)
 @jobs.table_options()
 @loading_options
 @json_option
 def classify(
-    model: str, texts: tuple[str, ...], labels: str | None, hypothesis: str, multi_label: bool,
-    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    texts: tuple[str, ...],
+    labels: str | None,
+    hypothesis: str,
+    multi_label: bool,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
     r"""Classify texts.
 
-    MODEL has a sequence classification head. Prints the most likely label of each TEXT and the probability of each
-    label, or the predicted value of a regression. If the arguments are names of files, their rows are classified.
+    MODEL has a sequence classification head. Prints the most likely label of each TEXT and the
+    probability of each label, or the predicted value of a regression. If the arguments are names of
+    files, their rows are classified.
 
     \b
       minhub classify MODEL "I enjoyed this film."
       minhub classify MODEL "Who wins?" --labels art,sport
       minhub classify MODEL in.csv --out out.csv
 
-    With --out, the new columns are `label`, `prob`, and `prob_LABEL` for each label; of a regression, `value`. See
-    `minhub score --help` for supported FILEs and for interrupted jobs.
+    With --out, the new columns are `label`, `prob`, and `prob_LABEL` for each label; of a
+    regression, `value`. See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     names = parse_labels(labels)
     if names is None:
         for option in ("hypothesis", "multi_label"):
             if is_set(option):
-                raise click.UsageError(f"--{option.replace('_', '-')} is for zero-shot classification: add --labels.")
+                raise click.UsageError(
+                    f"--{option.replace('_', '-')} is for zero-shot classification: add --labels."
+                )
     elif "{}" not in hypothesis:
         raise click.UsageError("--hypothesis must contain {} in place of the label.")
     settings: dict[str, Any] = {"hypothesis": hypothesis, "multi_label": multi_label}
@@ -101,7 +144,9 @@ def classify(
 
     stored: dict[str, Any] = {}
     if table["out"]:
-        stored = {"labels": names, "zero_shot": True} if names else head_of(model, loading["revision"])
+        stored = (
+            {"labels": names, "zero_shot": True} if names else head_of(model, loading["revision"])
+        )
     run("classify", model, texts, settings | stored, loading, as_json, table, results)
 
 
@@ -116,7 +161,9 @@ def parse_labels(labels: str | None) -> list[str] | None:
 
 
 def head_of(model: str, revision: str) -> dict[str, Any]:
-    """The settings of a job for a checkpoint's own labels. ValueError: it has no sequence classification head."""
+    """The settings of a job for a checkpoint's own labels. ValueError: it has no sequence
+    classification head.
+    """
     from minhub_py.analysis.classify import check_classifier
     from minhub_py.loading.files import open_files
 
@@ -129,31 +176,54 @@ def head_of(model: str, revision: str) -> dict[str, Any]:
 @click.command(cls=Command)
 @model_argument
 @texts_argument
-@click.option("-n", "--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
-              help="Number of tokens per mask.")  # fmt: skip
-@click.option("--token", "tokens", multiple=True, metavar="TOKEN",
-              help="Token to print instead of the most likely tokens; may be repeated.")  # fmt: skip
-@click.option("--target", metavar="COLUMN",
-              help="With --out: score the words in this column in place of the masks.")  # fmt: skip
+@click.option(
+    "-n",
+    "--top",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Number of tokens per mask.",
+)
+@click.option(
+    "--token",
+    "tokens",
+    multiple=True,
+    metavar="TOKEN",
+    help="Token to print instead of the most likely tokens; may be repeated.",
+)
+@click.option(
+    "--target",
+    metavar="COLUMN",
+    help="With --out: score the words in this column in place of the masks.",
+)
 @jobs.table_options()
 @loading_options
 @json_option
 def masked(
-    model: str, texts: tuple[str, ...], top: int, tokens: tuple[str, ...], target: str | None,
-    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    texts: tuple[str, ...],
+    top: int,
+    tokens: tuple[str, ...],
+    target: str | None,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
     r"""Predict the masked tokens of texts.
 
-    MODEL is a masked language model such as BERT. Prints the most likely tokens at each [MASK] of the TEXTs,
-    with their probability and its logarithm (nats). If the arguments are names of files, the texts are their rows.
+    MODEL is a masked language model such as BERT. Prints the most likely tokens at each [MASK] of
+    the TEXTs, with their probability and its logarithm (nats). If the arguments are names of files,
+    the texts are their rows.
 
     \b
       minhub masked MODEL "The [MASK] sat on the mat."
       minhub masked MODEL in.csv --out out.csv
 
-    With --out, the output has one row per predicted token, with the new columns mask_n, token, prob and logprob; with
-    --target one row per row of FILEs, with the new columns tokens and logprob. A target of several tokens replaces
-    the mask by as many masks. See `minhub score --help` for supported FILEs and for interrupted jobs.
+    With --out, the output has one row per predicted token, with the new columns mask_n, token, prob
+    and logprob; with --target one row per row of FILEs, with the new columns tokens and logprob. A
+    target of several tokens replaces the mask by as many masks. See `minhub score --help` for
+    supported FILEs and for interrupted jobs.
     """
     if table["out"] and tokens:
         raise click.UsageError("--token is for printed tokens: use --target COLUMN with --out.")
@@ -163,12 +233,16 @@ def masked(
         jobs.run("masked_targets", model, texts, table, {}, loading, as_json, columns=[target])
         return
     if target is not None:
-        raise click.UsageError("--target is for the rows of files: add --out, a file for the results.")
+        raise click.UsageError(
+            "--target is for the rows of files: add --out, a file for the results."
+        )
 
     def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
         from minhub_py.analysis.masked import masked_tokens
 
-        return rows_of(masked_tokens(network, tokenizer, rows, top, targets=tokens or None, progress=update))
+        return rows_of(
+            masked_tokens(network, tokenizer, rows, top, targets=tokens or None, progress=update)
+        )
 
     run("masked", model, texts, {"n": top}, loading, as_json, table, results)
 
@@ -176,28 +250,41 @@ def masked(
 @click.command(cls=Command)
 @model_argument
 @texts_argument
-@click.option("--method", type=click.Choice(["within-word-l2r", "original"]), default="within-word-l2r",
-              show_default=True, help="Mask a token with the later tokens of its word, or one token only.")  # fmt: skip
-@click.option("--tokens", is_flag=True, help="Print or write one row per token instead of one per text.")
+@click.option(
+    "--method",
+    type=click.Choice(["within-word-l2r", "original"]),
+    default="within-word-l2r",
+    show_default=True,
+    help="Mask a token with the later tokens of its word, or one token only.",
+)
+@click.option(
+    "--tokens", is_flag=True, help="Print or write one row per token instead of one per text."
+)
 @jobs.table_options()
 @loading_options
 @json_option
 def pll(
-    model: str, texts: tuple[str, ...], method: str, tokens: bool, table: dict[str, Any], loading: dict[str, Any],
+    model: str,
+    texts: tuple[str, ...],
+    method: str,
+    tokens: bool,
+    table: dict[str, Any],
+    loading: dict[str, Any],
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     r"""Compute the pseudo-log-likelihood of texts.
 
-    MODEL is a masked language model such as BERT. Each token of a text is masked and predicted from the other tokens;
-    LOGPROB is the sum of their log-probabilities (nats), and PERPLEXITY the pseudo-perplexity. If the arguments are
-    names of files, the texts are their rows.
+    MODEL is a masked language model such as BERT. Each token of a text is masked and predicted from
+    the other tokens; LOGPROB is the sum of their log-probabilities (nats), and PERPLEXITY the
+    pseudo-perplexity. If the arguments are names of files, the texts are their rows.
 
     \b
       minhub pll MODEL "The keys are here." "A key are."
       minhub pll MODEL in.csv --tokens --out out.csv
 
-    With --out, the new columns are `tokens`, `logprob` and `perplexity`, or with --tokens `token_n`, `token` and
-    `logprob`. See `minhub score --help` for supported FILEs and for interrupted jobs.
+    With --out, the new columns are `tokens`, `logprob` and `perplexity`, or with --tokens
+    `token_n`, `token` and `logprob`. See `minhub score --help` for supported FILEs and for
+    interrupted jobs.
     """
     settings = {"method": method.replace("-", "_")}
     run("pseudo_tokens" if tokens else "pseudo", model, texts, settings, loading, as_json, table)
@@ -206,31 +293,55 @@ def pll(
 @click.command(cls=Command)
 @model_argument
 @texts_argument
-@click.option("--aggregation", type=click.Choice(["simple", "first", "average", "max", "none"]), default="simple",
-              show_default=True, help="How tokens are joined: adjacent tokens of one label (simple), words by the "
-              "label of the first token, of the mean or of the maximum, or not.")  # fmt: skip
-@click.option("--ignore", multiple=True, default=["O"], show_default=True, metavar="LABEL",
-              help="Label to leave out; may be repeated.")  # fmt: skip
-@click.option("--stride", type=click.IntRange(min=0), metavar="N",
-              help="Tokens in which two windows of a long text overlap.  [default: half of a window]")  # fmt: skip
+@click.option(
+    "--aggregation",
+    type=click.Choice(["simple", "first", "average", "max", "none"]),
+    default="simple",
+    show_default=True,
+    help=(
+        "How tokens are joined: adjacent tokens of one label (simple), words by the "
+        "label of the first token, of the mean or of the maximum, or not."
+    ),
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    default=["O"],
+    show_default=True,
+    metavar="LABEL",
+    help="Label to leave out; may be repeated.",
+)
+@click.option(
+    "--stride",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Tokens in which two windows of a long text overlap.  [default: half of a window]",
+)
 @jobs.table_options()
 @loading_options
 @json_option
 def entities(
-    model: str, texts: tuple[str, ...], aggregation: str, ignore: tuple[str, ...], stride: int | None,
-    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    texts: tuple[str, ...],
+    aggregation: str,
+    ignore: tuple[str, ...],
+    stride: int | None,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
     r"""Find the names of persons, places and others in texts.
 
-    MODEL has a token classification head. Prints each entity of the TEXTs, the positions of its characters (END is
-    exclusive), its label and probability. If the arguments are names of files, the texts are their rows.
+    MODEL has a token classification head. Prints each entity of the TEXTs, the positions of its
+    characters (END is exclusive), its label and probability. If the arguments are names of files,
+    the texts are their rows.
 
     \b
       minhub entities MODEL "Hamlet lives in Denmark."
       minhub entities MODEL in.csv --out out.csv
 
-    With --out, the output has one row per entity, with the new columns word, start, end, label and prob. See `minhub
-    score --help` for supported FILEs and for interrupted jobs.
+    With --out, the output has one row per entity, with the new columns word, start, end, label and
+    prob. See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     settings = {"aggregation": aggregation, "ignore": list(ignore), "stride": stride}
     run("entities", model, texts, settings, loading, as_json, table)
@@ -240,12 +351,19 @@ Results = Callable[[Any, Any, list[str], Any], list[dict[str, Any]]]
 
 
 def run(
-    task: str, model: str, texts: Sequence[str], settings: dict[str, Any], loading: dict[str, Any], as_json: bool,
-    table: dict[str, Any], results: Results | None = None,
-) -> None:  # fmt: skip
+    task: str,
+    model: str,
+    texts: Sequence[str],
+    settings: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+    table: dict[str, Any],
+    results: Results | None = None,
+) -> None:
     """Run a task on the rows of files, or print its results for texts.
 
-    results: printed rows of a model, its tokenizer, texts and a progress function; by default the task's.
+    results: printed rows of a model, its tokenizer, texts and a progress function; by default the
+    task's.
     """
     if table["out"]:
         jobs.run(task, model, texts, table, settings, loading, as_json)
@@ -254,13 +372,22 @@ def run(
     from minhub_py.jobs.tasks import TASKS, Text
 
     network, tokenizer = open_model(model, **loading, encoders=True)
-    with warnings.catch_warnings(record=True) as caught, progress_bar(TASKS[task].verb, "tokens") as update:
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        progress_bar(TASKS[task].verb, "tokens") as update,
+    ):
         warnings.simplefilter("always")
         if results is not None:
             shown = results(network, tokenizer, rows, update)
         else:
-            values = TASKS[task].run(network, tokenizer, [Text(i, row, []) for i, row in enumerate(rows)], **settings)
-            shown = [{"text": text, **result} for text, items in zip(rows, values, strict=True) for result in items]
+            values = TASKS[task].run(
+                network, tokenizer, [Text(i, row, []) for i, row in enumerate(rows)], **settings
+            )
+            shown = [
+                {"text": text, **result}
+                for text, items in zip(rows, values, strict=True)
+                for result in items
+            ]
     for warning in caught:
         note(f"Note: {warning.message}")
     jobs.show(shown, as_json)
@@ -270,13 +397,18 @@ def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of a table of columns, which can be arrays."""
     from minhub_py.jobs.tasks import plain
 
-    return [dict(zip(columns, row, strict=True)) for row in zip(*map(plain, columns.values()), strict=True)]
+    return [
+        dict(zip(columns, row, strict=True))
+        for row in zip(*map(plain, columns.values()), strict=True)
+    ]
 
 
 def read_texts(texts: Sequence[str], column: str, na: Sequence[str]) -> list[str]:
-    """The TEXTs, the texts in the rows of files, or the lines of standard input. na: missing values of files.
+    """The TEXTs, the texts in the rows of files, or the lines of standard input. na: missing values
+    of files.
 
-    UsageError: an option requires --out, or there are no texts.    ValueError: a file is corrupt, or has no texts.
+    UsageError: an option requires --out, or there are no texts.    ValueError: a file is corrupt,
+    or has no texts.
     """
     from minhub_py.jobs.sources import expand_paths, read_texts, scan
 

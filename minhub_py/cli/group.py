@@ -28,7 +28,8 @@ TERMINATED = 128 + signal.SIGTERM
 PENDING_SIGNALS: list[signal.Signals] = []  # raised when the process exits
 
 
-@atexit.register  # handlers run in reverse order: modules that are imported later clean up before this one
+# handlers run in reverse order: modules that are imported later clean up before this one
+@atexit.register
 def end_by_signal() -> None:
     """End this process by its pending signal after all other cleanup."""
     for number in PENDING_SIGNALS:
@@ -46,33 +47,51 @@ class Context(click.Context):
 
 
 class Command(click.Command):
-    """A click command with --debug that prints exceptions as one message and cleans up when it is interrupted."""
+    """A click command with --debug that prints exceptions as one message and cleans up when it is
+    interrupted.
+    """
 
     context_class = Context
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.help = (self.help or "").replace("\\b\n", "\b\n")  # click's no-wrap mark, written in a raw docstring
+        # click's no-wrap mark, written in a raw docstring
+        self.help = (self.help or "").replace("\\b\n", "\b\n")
         for param in self.params:
-            if isinstance(param.type, IntParamType | FloatParamType):  # click's names: "integer range", "float"
+            # click's names: "integer range", "float"
+            if isinstance(param.type, IntParamType | FloatParamType):
                 integer = isinstance(param.type, IntParamType)
-                param.type = copy(param.type)  # click.INT and click.FLOAT are shared by all programs
+                # click.INT and click.FLOAT are shared by all programs
+                param.type = copy(param.type)
                 param.type.name = "whole number" if integer else "number"
                 param.metavar = param.metavar or ("INTEGER" if integer else "FLOAT")
         self.params.append(
-            click.Option(["--debug"], is_flag=True, expose_value=False, callback=remember_debug,
-                         help="Show the traceback of an error.")
-        )  # fmt: skip
+            click.Option(
+                ["--debug"],
+                is_flag=True,
+                expose_value=False,
+                callback=remember_debug,
+                help="Show the traceback of an error.",
+            )
+        )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. The error for an option with the name of another program names the option here."""
+        """Parse the arguments. The error for an option with the name of another program names the
+        option here.
+        """
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            own = {option for param in self.params for option in (*param.opts, *param.secondary_opts)}
+            own = {
+                option for param in self.params for option in (*param.opts, *param.secondary_opts)
+            }
             name = error.option_name.replace("_", "-")
             candidates = [name, *habits.OPTIONS.get(name, [])]
-            known = [option for option in candidates if not option.startswith("-") or option.split()[0] in own]
+            known = [
+                option
+                for option in candidates
+                if not option.startswith("-") or option.split()[0] in own
+            ]
             if not known:
                 raise
             raise click.NoSuchOption(
@@ -80,11 +99,15 @@ class Command(click.Command):
             ) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Exit status: 1 for an exception, with its message; 130 for Ctrl-C; 143 for SIGTERM."""
+        """Run the command. Exit status: 1 for an exception, with its message; 130 for Ctrl-C; 143
+        for SIGTERM.
+        """
         try:
             os.getcwd()
         except FileNotFoundError as error:  # MKL would end the process at its first use
-            raise click.ClickException("The working directory was removed: change to another (cd).") from error
+            raise click.ClickException(
+                "The working directory was removed: change to another (cd)."
+            ) from error
         try:
             with warnings.catch_warnings(), sigterm_raises(), use_spelling(ShellSpelling()):
                 warnings.simplefilter("default")
@@ -104,14 +127,20 @@ class Command(click.Command):
             message = printable(message_of(error))
             # The package raises these types with advice for the user. All other types are bugs.
             if not isinstance(error, ValueError | OSError | MemoryError) or not message:
-                message = f"unexpected {type(error).__name__}: {message[:300]} (run again with --debug for details)"
+                message = (
+                    f"unexpected {type(error).__name__}: {message[:300]} (run again with --debug"
+                    " for details)"
+                )
             raise click.ClickException(message) from error
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
     """Raise SystemExit on SIGTERM, so that progress bars and incomplete files are removed."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
         yield  # another program runs this command in its process and has a handler
         return
 
@@ -140,15 +169,17 @@ class Group(click.Group):
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:
         """Run a command line; by default, the process's own.
 
-        Ctrl-C ends the process by SIGINT: after a plain exit status of 130, a shell would continue its loop.
+        Ctrl-C ends the process by SIGINT: after a plain exit status of 130, a shell would continue
+        its loop.
         """
         try:
             return super().main(args, *positional, **settings)
         except SystemExit as end:
             if args is not None or end.code != INTERRUPTED:
                 raise
-        # After an uncaught KeyboardInterrupt Python cleans up and then raises SIGINT. It forgets the signal if code
-        # evaluates a string during the cleanup, as PyTorch does if the package tabulate is installed.
+        # After an uncaught KeyboardInterrupt Python cleans up and then raises SIGINT. It forgets
+        # the signal if code evaluates a string during the cleanup, as PyTorch does if the package
+        # tabulate is installed.
         PENDING_SIGNALS.append(signal.SIGINT)
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
@@ -161,14 +192,23 @@ class Group(click.Group):
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
             name = error.command_name
-            message, similar = error.message, [command for command in self.commands if len(command) > 1]
+            message, similar = (
+                error.message,
+                [command for command in self.commands if len(command) > 1],
+            )
             if name in habits.COMMANDS:
-                message, similar = f"No such command '{name}'. Use {ctx.info_name} {habits.COMMANDS[name]}.", []
+                message, similar = (
+                    f"No such command '{name}'. Use {ctx.info_name} {habits.COMMANDS[name]}.",
+                    [],
+                )
             raise NoSuchCommand(name, message, similar, ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with their full summaries, which click would cut to one line."""
-        rows = [(name, command.get_short_help_str(limit=1000)) for name, command in self.commands.items()]
+        rows = [
+            (name, command.get_short_help_str(limit=1000))
+            for name, command in self.commands.items()
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

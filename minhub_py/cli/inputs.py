@@ -19,7 +19,8 @@ from minhub_py.system.console import stdin_is_terminal
 
 texts_argument = click.argument("texts", nargs=-1, metavar="[TEXT | FILE]...")
 MISSING_TEXT = (
-    "Missing argument 'TEXT'. Give texts or names of files, or pipe texts to standard input, one in each line."
+    "Missing argument 'TEXT'. Give texts or names of files, or pipe texts to standard input, one in"
+    " each line."
 )
 
 
@@ -31,7 +32,8 @@ def standard_input() -> BinaryIO:
 
 
 def read_stdin(missing: str, *, named: bool) -> str:
-    """The text in standard input. named: the arguments contain "-", so that a terminal is read, too.
+    """The text in standard input. named: the arguments contain "-", so that a terminal is read,
+    too.
 
     UsageError: standard input is closed, or a terminal that is not named; `missing` is the message.
     """
@@ -46,8 +48,9 @@ def read_stdin(missing: str, *, named: bool) -> str:
 def unread_pipe() -> bool:
     """Check whether a pipe to this command contains unread input. Never blocks.
 
-    In `... | while read line; do minhub ...; done` the pipe belongs to the loop, and the parent process reads it too.
-    Only Linux shows the parent's standard input; the result is False on other systems and in doubt.
+    In `... | while read line; do minhub ...; done` the pipe belongs to the loop, and the parent
+    process reads it too. Only Linux shows the parent's standard input; the result is False on other
+    systems and in doubt.
     """
     try:
         import fcntl
@@ -64,7 +67,8 @@ def unread_pipe() -> bool:
 
 @contextmanager
 def input_files(arguments: Sequence[str], column: str = "text") -> Iterator[list[str]]:
-    """The files of a command that takes texts or files. Texts are the column `column` of a temporary file.
+    """The files of a command that takes texts or files. Texts are the column `column` of a
+    temporary file.
 
     Without arguments, or with "-", each line of standard input is a text.
     UsageError: there are no texts, or an option requires files.
@@ -79,18 +83,23 @@ def input_files(arguments: Sequence[str], column: str = "text") -> Iterator[list
         texts = read_stdin(MISSING_TEXT, named=bool(arguments)).splitlines()
     for option in ("column", "na"):
         if is_set(option):
-            raise click.UsageError(f"--{option} is for the rows of files: remove it, or give names of files.")
+            raise click.UsageError(
+                f"--{option} is for the rows of files: remove it, or give names of files."
+            )
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise click.UsageError("The texts are empty: give at least one word.")
     with TemporaryDirectory(prefix="minhub-") as folder:
         file = Path(folder) / "texts.jsonl"
-        file.write_text("".join(json.dumps({column: text}) + "\n" for text in texts), encoding="utf-8")
+        file.write_text(
+            "".join(json.dumps({column: text}) + "\n" for text in texts), encoding="utf-8"
+        )
         yield [str(file)]
 
 
 def is_file(text: str) -> bool:
-    """Whether an argument names a file: an existing file, a folder with supported files, or a word with an extension.
+    """Whether an argument names a file: an existing file, a folder with supported files, or a word
+    with an extension.
 
     The extension is one of the supported file types.
     """
@@ -106,9 +115,15 @@ def is_file(text: str) -> bool:
 
 
 def require_files(arguments: Sequence[str], option: str) -> None:
-    """UsageError: the arguments of an option for the rows of files are missing, or are not names of files."""
+    """UsageError: the arguments of an option for the rows of files are missing, or are not names of
+    files.
+    """
     if not arguments:
-        raise click.UsageError(f"Missing argument 'FILE'. With {option}, give the files that contain the texts.")
+        raise click.UsageError(
+            f"Missing argument 'FILE'. With {option}, give the files that contain the texts."
+        )
     texts = [text for text in arguments if not is_file(text)]
     if texts:
-        raise click.UsageError(f"{option} is for the rows of files: {texts[0]!r:.40} is not the name of a file.")
+        raise click.UsageError(
+            f"{option} is for the rows of files: {texts[0]!r:.40} is not the name of a file."
+        )

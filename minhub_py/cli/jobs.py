@@ -25,44 +25,85 @@ NAMES = ("out", "column", "prefix", "na", "workers", "ray", "overwrite", "manife
 MAX_NOTES = 5  # printed after a job
 
 
-COLUMN = click.option("--column", default="text", show_default=True, help="Column of FILEs that contains the texts.")
+COLUMN = click.option(
+    "--column", default="text", show_default=True, help="Column of FILEs that contains the texts."
+)
 
 
-def table_options(*, required: bool = False, column: Callable[[Any], Any] = COLUMN) -> Callable[[F], F]:
+def table_options(
+    *, required: bool = False, column: Callable[[Any], Any] = COLUMN
+) -> Callable[[F], F]:
     """Options for the input and output of rows, as the parameter `table` of a command.
 
     required: --out is required.    column: the option for the column of the texts.
     """
     options = [
-        click.option("--out", required=required, type=click.Path(path_type=Path),
-                     help="Write the rows of FILEs and the new columns to this .csv, .tsv, .jsonl, .parquet or .txt "
-                          "file, or to this folder, with one file per input file."),
+        click.option(
+            "--out",
+            required=required,
+            type=click.Path(path_type=Path),
+            help=(
+                "Write the rows of FILEs and the new columns to this .csv, .tsv, .jsonl, .parquet"
+                " or .txt file, or to this folder, with one file per input file."
+            ),
+        ),
         column,
-        click.option("--prefix", default="", metavar="TEXT",
-                     help="Prefix for the names of the new columns.  [default: none]"),
+        click.option(
+            "--prefix",
+            default="",
+            metavar="TEXT",
+            help="Prefix for the names of the new columns.  [default: none]",
+        ),
         na_option(NA),
-        click.option("--workers", type=click.IntRange(min=1), metavar="N",
-                     help="Number of processes that share the rows.  [default: 1; --ray: one per node]"),
-        click.option("--ray", metavar="ADDRESS", help="Run on the Ray cluster at this address (auto: this machine's). "
-                     "Its nodes need this package and access to MODEL."),
-        click.option("--manifest", type=click.Path(path_type=Path), metavar="FILE",
-                     help="Describe the job in this .json file, for `minhub replay`."),
-        click.option("--overwrite", is_flag=True, help="Replace OUT, including an unfinished job with other settings."),
-    ]  # fmt: skip
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Number of processes that share the rows.  [default: 1; --ray: one per node]",
+        ),
+        click.option(
+            "--ray",
+            metavar="ADDRESS",
+            help=(
+                "Run on the Ray cluster at this address (auto: this machine's). "
+                "Its nodes need this package and access to MODEL."
+            ),
+        ),
+        click.option(
+            "--manifest",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Describe the job in this .json file, for `minhub replay`.",
+        ),
+        click.option(
+            "--overwrite",
+            is_flag=True,
+            help="Replace OUT, including an unfinished job with other settings.",
+        ),
+    ]
     return collected("table", options, NAMES)
 
 
 def require_out(*names: str) -> None:
     """UsageError: one of these options of the current command, which require --out, is set."""
     if used := [name for name in names if is_set(name)]:
-        raise click.UsageError(f"--{used[0]} is for the rows of files: add --out, a file for the results.")
+        raise click.UsageError(
+            f"--{used[0]} is for the rows of files: add --out, a file for the results."
+        )
 
 
 def run(
-    task: str, model: str, files: Sequence[str], table: Mapping[str, Any], settings: Mapping[str, Any],
-    loading: Mapping[str, Any], as_json: bool, columns: Sequence[str] = (), hidden: str = "",
+    task: str,
+    model: str,
+    files: Sequence[str],
+    table: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    loading: Mapping[str, Any],
+    as_json: bool,
+    columns: Sequence[str] = (),
+    hidden: str = "",
     plot: Callable[[Sequence[Mapping[str, Any]]], object] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run a task on the rows of files and show its progress. Without --out, print the new rows.
 
     files: without --out, names of files, texts, or nothing for standard input; see `input_files`.
@@ -77,7 +118,9 @@ def run(
     if not table["out"]:
         require_out("overwrite", "manifest")
         with input_files(files, table["column"]) as paths:
-            rows = computed_rows(lambda out: Job(task, model, paths, **{**arguments, "out": out}), hidden)
+            rows = computed_rows(
+                lambda out: Job(task, model, paths, **{**arguments, "out": out}), hidden
+            )
         if plot is not None:
             plot(rows)
         show(rows, as_json)
@@ -89,8 +132,15 @@ def run(
     if outcome is None:
         note(f"Note: the rows of {call.out} were complete; the file was renamed to its final name.")
     elif as_json:
-        emit({"out": str(call.out), "rows": outcome.written, "read": outcome.rows, "missing": outcome.missing,
-              "seconds": time.perf_counter() - started})  # fmt: skip
+        emit(
+            {
+                "out": str(call.out),
+                "rows": outcome.written,
+                "read": outcome.rows,
+                "missing": outcome.missing,
+                "seconds": time.perf_counter() - started,
+            }
+        )
     else:
         say(
             f"{call.out}: {outcome.written:,} row{'' if outcome.written == 1 else 's'}"
@@ -101,14 +151,17 @@ def run(
 
 @click.command(cls=Command)
 @click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Only the first N rows.  [default: all]")
+@click.option(
+    "--rows", type=click.IntRange(min=1), metavar="N", help="Only the first N rows.  [default: all]"
+)
 @json_option
 def replay(manifest: Path, rows: int | None, as_json: bool) -> None:
     r"""Repeat a job and compare its results.
 
-    MANIFEST is the file that --manifest of another command has written. The job runs again with the same and with other
-    batch sizes and numbers of threads. Its results must be bitwise identical to the output on the same class of
-    processor; on another one, the largest difference and the first differing row are reported.
+    MANIFEST is the file that --manifest of another command has written. The job runs again with the
+    same and with other batch sizes and numbers of threads. Its results must be bitwise identical to
+    the output on the same class of processor; on another one, the largest difference and the first
+    differing row are reported.
 
     \b
       minhub replay job.json
@@ -125,7 +178,10 @@ def replay(manifest: Path, rows: int | None, as_json: bool) -> None:
     else:
         print_table(
             ["BATCH", "THREADS", "ROWS", "DIFFERING", "LARGEST DIFFERENCE"],
-            [[run.chunk, run.threads, run.rows, run.differing, f"{run.largest:.3g}"] for run in result.runs],
+            [
+                [run.chunk, run.threads, run.rows, run.differing, f"{run.largest:.3g}"]
+                for run in result.runs
+            ],
         )
         say(*str(result).splitlines())
     if result.broken:
@@ -142,8 +198,12 @@ def computed_rows(job_of: "Callable[[Path], Job]", hidden: str) -> list[dict[str
     with TemporaryDirectory(prefix="minhub-") as folder:
         out = Path(folder) / "out.jsonl"
         run_with_progress(job_of(out), lambda *_: None)
-        rows = [{name: value for name, value in row.items() if name != hidden} for _, row in read_jsonl(out)]
-    return [row for row in rows if any(value is not None for value in row.values())]  # an empty line is no text
+        rows = [
+            {name: value for name, value in row.items() if name != hidden}
+            for _, row in read_jsonl(out)
+        ]
+    # an empty line is no text
+    return [row for row in rows if any(value is not None for value in row.values())]
 
 
 def show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
@@ -160,11 +220,16 @@ def format_cell(value: Any) -> Any:
     if value is None:
         return ""
     if isinstance(value, list):
-        return f"[{', '.join(map(format_cell, value[:3]))}{', …' if len(value) > 3 else ''}] ({len(value)})"
+        return (
+            f"[{', '.join(map(format_cell, value[:3]))}{', …' if len(value) > 3 else ''}]"
+            f" ({len(value)})"
+        )
     return f"{value:.4f}" if isinstance(value, float) else value
 
 
-def run_with_progress(call: "Job", on_interrupt: Callable[[int, int, Path], object]) -> "Summary | None":
+def run_with_progress(
+    call: "Job", on_interrupt: Callable[[int, int, Path], object]
+) -> "Summary | None":
     """Run a job with a progress bar, then print its notes."""
     from minhub_py.jobs import job
     from minhub_py.jobs.tasks import TASKS
@@ -181,4 +246,7 @@ def run_with_progress(call: "Job", on_interrupt: Callable[[int, int, Path], obje
 
 def note_interrupted(completed: int, total: int, folder: Path) -> None:
     """Print the state of an interrupted job."""
-    note(f"{completed:,} of {total:,} rows are complete, in {folder}. To continue, run the same command again.")
+    note(
+        f"{completed:,} of {total:,} rows are complete, in {folder}. To continue, run the same"
+        " command again."
+    )

@@ -32,7 +32,7 @@ def open_model(
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
     from minhub_py.inference.arguments import not_a_decoder
     from minhub_py.loading.files import open_files
-    from minhub_py.pretrained import ADAPTER_IN_GROUP, load
+    from minhub_py.loading.pretrained import ADAPTER_IN_GROUP, load
 
     def opening() -> "tuple[ModelFiles, Tokenizer]":
         """The files and the tokenizer. Errors precede the download of the weights."""
@@ -55,7 +55,10 @@ def note_quantized(model: Any, quantize: str | None) -> None:
     from minhub_py.inference.quantize import kind_of
 
     if quantize is None and (kind := kind_of(model)):
-        note(f"Note: using the file's quantized weights ({kind}); --quantize none converts them to floating point.")
+        note(
+            f"Note: using the file's quantized weights ({kind}); --quantize none converts them to"
+            " floating point."
+        )
 
 
 def decode_utf8(data: bytes, source: str) -> str:
@@ -69,7 +72,8 @@ def decode_utf8(data: bytes, source: str) -> str:
 
 
 def encode(tokenizer: "Tokenizer", text: str, *, prompt: bool = False) -> list[int]:
-    """Encode a text; print a note about characters outside the vocabulary. ValueError: the text is not UTF-8.
+    """Encode a text; print a note about characters outside the vocabulary. ValueError: the text is
+    not UTF-8.
 
     prompt: the model continues the text.
     """
@@ -77,7 +81,12 @@ def encode(tokenizer: "Tokenizer", text: str, *, prompt: bool = False) -> list[i
         text.encode()
     except UnicodeEncodeError as error:  # the command line was not UTF-8
         raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
-    from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, encode_prompt, unknown_characters, working
+    from minhub_py.checkpoints.tokenizers.tokenizer import (
+        describe_unknown,
+        encode_prompt,
+        unknown_characters,
+        working,
+    )
 
     with working(tokenizer):
         token_ids = encode_prompt(tokenizer, text, source=not prompt)

@@ -1,7 +1,8 @@
 """The `minhub` command.
 
-Commands import PyTorch and network code when they run, so that --help is fast. Results are written to standard output,
-everything else to standard error. Exit status: 0 success, 1 failure, 2 usage error.
+Commands import PyTorch and network code when they run, so that --help is fast. Results are written
+to standard output, everything else to standard error. Exit status: 0 success, 1 failure, 2 usage
+error.
 """
 
 import atexit
@@ -27,16 +28,23 @@ from minhub_py.system.version import __version__
 atexit.register(gc.freeze)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, "-V", "--version", prog_name="minhub")
 @click.option(
-    "--debug", is_flag=True, expose_value=False, callback=remember_debug, help="Show the traceback of an error."
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=remember_debug,
+    help="Show the traceback of an error.",
 )
 def main() -> None:
     """Download, check, convert, run and train language models from the Hugging Face Hub.
 
-    MODEL is a repository on the Hub (gpt2, EleutherAI/gpt-neo-125m), a local folder, a GGUF file (model.gguf, or
-    owner/name:model.gguf on the Hub), or a built-in model such as minhub/shakespeare-gpt2, which needs no network:
+    MODEL is a repository on the Hub (gpt2, EleutherAI/gpt-neo-125m), a local folder, a GGUF file
+    (model.gguf, or owner/name:model.gguf on the Hub), or a built-in model such as
+    minhub/shakespeare-gpt2, which needs no network:
 
       minhub generate minhub/shakespeare-gpt2 "ROMEO:"
 
@@ -46,10 +54,34 @@ def main() -> None:
 
 
 for command in (
-    list_models, download, delete, inspect, convert, verify, generate, chat, serve, score, words, pairs, embed,
-    activations, annotate, rerank, classify, entities, masked, pll, replay, train, compare,
-    bench, devices, doctor, run_r,
-):  # fmt: skip
+    list_models,
+    download,
+    delete,
+    inspect,
+    convert,
+    verify,
+    generate,
+    chat,
+    serve,
+    score,
+    words,
+    pairs,
+    embed,
+    activations,
+    annotate,
+    rerank,
+    classify,
+    entities,
+    masked,
+    pll,
+    replay,
+    train,
+    compare,
+    bench,
+    devices,
+    doctor,
+    run_r,
+):
     main.add_command(command)
 
 

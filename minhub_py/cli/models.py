@@ -24,7 +24,7 @@ from minhub_py.cli.options import (
     threads_option,
 )
 from minhub_py.cli.output import emit, progress_bar, say, table
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.console import stdin_is_terminal
 from minhub_py.system.printable import displayed
 
@@ -41,21 +41,27 @@ SOURCES = {  # of `inspect`
 
 
 @click.command("list", cls=Command)
-@click.option("--published", is_flag=True, help="Also show the published sizes of all architectures.")
+@click.option(
+    "--published", is_flag=True, help="Also show the published sizes of all architectures."
+)
 @json_option
 def list_models(published: bool, as_json: bool) -> None:
     """Show built-in and cached models."""
     built_in = [
-        (f"minhub/{path.name}", local.folder_size(path)) for path in sorted(local.BUILTIN.iterdir()) if path.is_dir()
+        (f"minhub/{path.name}", local.folder_size(path))
+        for path in sorted(local.BUILTIN.iterdir())
+        if path.is_dir()
     ]
     cached = local.cached_models()
     sizes = [(name, family.name) for family in ARCHITECTURES.values() for name in family.published]
     if as_json:
-        emit({
-            "built_in": [{"model": name, "bytes": count} for name, count in built_in],
-            "cached": [{**asdict(model), "folder": str(model.folder)} for model in cached],
-            "presets": [{"name": name, "family": family} for name, family in sizes],
-        })  # fmt: skip
+        emit(
+            {
+                "built_in": [{"model": name, "bytes": count} for name, count in built_in],
+                "cached": [{**asdict(model), "folder": str(model.folder)} for model in cached],
+                "presets": [{"name": name, "family": family} for name, family in sizes],
+            }
+        )
         return
     table(["BUILT-IN MODEL", "SIZE"], [(name, size(count)) for name, count in built_in])
     click.echo()
@@ -63,7 +69,15 @@ def list_models(published: bool, as_json: bool) -> None:
         state = {True: "complete", False: "incomplete: minhub download"}
         table(
             ["CACHED MODEL", "REVISION", "SIZE", "STATE"],
-            [(m.repository, ", ".join(m.revisions) or m.commit[:7], size(m.size), state[m.complete]) for m in cached],
+            [
+                (
+                    m.repository,
+                    ", ".join(m.revisions) or m.commit[:7],
+                    size(m.size),
+                    state[m.complete],
+                )
+                for m in cached
+            ],
         )
     else:
         click.echo("No cached models yet. To download one: minhub download REPO")
@@ -83,9 +97,9 @@ def list_models(published: bool, as_json: bool) -> None:
 def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
     """Download REPO into the local cache.
 
-    The hash of every file is verified. If a repository has weights in several formats, only one is downloaded,
-    safetensors rather than .bin. An interrupted download continues where it stopped. For gated and private
-    repositories, set HF_TOKEN.
+    The hash of every file is verified. If a repository has weights in several formats, only one is
+    downloaded, safetensors rather than .bin. An interrupted download continues where it stopped.
+    For gated and private repositories, set HF_TOKEN.
     """
     if repo.startswith("minhub/"):
         raise click.UsageError(f"{repo} is included in the package; no download is necessary.")
@@ -94,25 +108,40 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
     if not dry_run:
         folder = hub.download(plan)
     if as_json:
-        emit({**asdict(plan), "total_bytes": plan.total_bytes, "missing_bytes": plan.missing_bytes,
-              "folder": folder and str(folder)})  # fmt: skip
+        emit(
+            {
+                **asdict(plan),
+                "total_bytes": plan.total_bytes,
+                "missing_bytes": plan.missing_bytes,
+                "folder": folder and str(folder),
+            }
+        )
     elif dry_run:
-        table(["FILE", "SIZE", ""], [(f.name, size(f.size), "in the cache" if f.cached else "") for f in plan.files])
-        say("", f"{repo} at {plan.commit[:7]}: {size(plan.missing_bytes)} of {size(plan.total_bytes)} to download")
+        table(
+            ["FILE", "SIZE", ""],
+            [(f.name, size(f.size), "in the cache" if f.cached else "") for f in plan.files],
+        )
+        say(
+            "",
+            f"{repo} at {plan.commit[:7]}: {size(plan.missing_bytes)} of {size(plan.total_bytes)}"
+            " to download",
+        )
     else:
         say(str(folder))
 
 
 @click.command(cls=Command)
 @click.argument("repo", type=Model(local=False))
-@click.option("--revision", help="Branch, tag or commit to delete.  [default: all cached revisions]")
+@click.option(
+    "--revision", help="Branch, tag or commit to delete.  [default: all cached revisions]"
+)
 @click.option("-y", "--yes", is_flag=True, help="Delete without asking for confirmation.")
 @json_option
 def delete(repo: str, revision: str | None, yes: bool, as_json: bool) -> None:
     """Delete REPO from the local cache.
 
-    REPO is a repository, or one of its GGUF files (owner/name:file.gguf). `minhub list` shows cached models. Files
-    that other cached revisions use are not deleted.
+    REPO is a repository, or one of its GGUF files (owner/name:file.gguf). `minhub list` shows
+    cached models. Files that other cached revisions use are not deleted.
     """
     if repo.startswith("minhub/"):
         raise click.UsageError(f"{repo} is included in the package and cannot be deleted.")
@@ -121,7 +150,9 @@ def delete(repo: str, revision: str | None, yes: bool, as_json: bool) -> None:
         if not stdin_is_terminal():
             raise click.UsageError(f"Deleting {repo} requires confirmation: add --yes.")
         commits = ", ".join(commit[:7] for commit in plan.commits)
-        click.confirm(f"Delete {displayed(repo)} ({commits}; {size(plan.size)})?", abort=True, err=True)
+        click.confirm(
+            f"Delete {displayed(repo)} ({commits}; {size(plan.size)})?", abort=True, err=True
+        )
     cache.delete(plan)
     if as_json:
         emit({"repository": repo, "commits": plan.commits, "freed_bytes": plan.size})
@@ -139,8 +170,8 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
 
     No weights are downloaded or read. Published sizes such as gpt2-xl need no network.
     """
-    from minhub_py.adapters.inspection import inspect_adapter
-    from minhub_py.inspection import inspect as inspect_model
+    from minhub_py.loading.adapters.inspection import inspect_adapter
+    from minhub_py.loading.inspection import inspect as inspect_model
 
     adapter = inspect_adapter(model)
     report = adapter or inspect_model(model, revision)
@@ -157,20 +188,35 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
     else:
         say(SOURCES[source["kind"]])
     count = report["parameters"]["total"]
-    click.echo(f"\n{count:,} parameters: {size(4 * count)} in float32, {size(2 * count)} in 16 bits\n")
-    parts = [(name, n, f"{100 * n / count:.1f} %") for name, n in report["parameters"].items() if name != "total"]
+    click.echo(
+        f"\n{count:,} parameters: {size(4 * count)} in float32, {size(2 * count)} in 16 bits\n"
+    )
+    parts = [
+        (name, n, f"{100 * n / count:.1f} %")
+        for name, n in report["parameters"].items()
+        if name != "total"
+    ]
     table(["PART", "PARAMETERS", "SHARE"], parts)
     click.echo()
-    table(["SETTING", "VALUE"], [(name, json.dumps(value)) for name, value in report["config"].items()])
+    table(
+        ["SETTING", "VALUE"],
+        [(name, json.dumps(value)) for name, value in report["config"].items()],
+    )
     click.echo()
-    rows = [(t["hub"], t["native"] or "-", t["operation"], "×".join(map(str, t["shape"])), t["dtype"])
-            for t in report["tensors"]]  # fmt: skip
-    _show_tensors(["TENSOR ON THE HUB", "TENSOR HERE", "OPERATION", "SHAPE", "DTYPE"], rows, tensors)
+    rows = [
+        (t["hub"], t["native"] or "-", t["operation"], "×".join(map(str, t["shape"])), t["dtype"])
+        for t in report["tensors"]
+    ]
+    _show_tensors(
+        ["TENSOR ON THE HUB", "TENSOR HERE", "OPERATION", "SHAPE", "DTYPE"], rows, tensors
+    )
 
 
 def _show_adapter(report: Mapping[str, Any], tensors: bool) -> None:
     """Print the report of `inspect_adapter`. tensors: of all layers."""
-    say(f"{report['model']}: an adapter (LoRA) of {report['base'] or 'an unknown model'}", bold=True)
+    say(
+        f"{report['model']}: an adapter (LoRA) of {report['base'] or 'an unknown model'}", bold=True
+    )
     say(report["source"]["folder"])
     click.echo(f"\n{report['parameters']['total']:,} parameters\n")
     settings = report["settings"]
@@ -179,11 +225,16 @@ def _show_adapter(report: Mapping[str, Any], tensors: bool) -> None:
         settings = settings | {"target_modules": [name for (name,) in names]}
     table(["SETTING", "VALUE"], [(name, json.dumps(value)) for name, value in settings.items()])
     click.echo()
-    rows = [(each["name"], "×".join(map(str, each["shape"])), each["dtype"]) for each in report["tensors"]]
+    rows = [
+        (each["name"], "×".join(map(str, each["shape"])), each["dtype"])
+        for each in report["tensors"]
+    ]
     _show_tensors(["TENSOR", "SHAPE", "DTYPE"], rows, tensors)
 
 
-def _show_tensors(headings: Sequence[str], rows: Sequence[tuple[str, ...]], all_layers: bool) -> None:
+def _show_tensors(
+    headings: Sequence[str], rows: Sequence[tuple[str, ...]], all_layers: bool
+) -> None:
     """Print a table of tensors, of one layer or of all."""
     shown = rows if all_layers else _one_layer(rows)
     table(headings, shown)
@@ -193,14 +244,35 @@ def _show_tensors(headings: Sequence[str], rows: Sequence[tuple[str, ...]], all_
 
 def _one_layer(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The rows with the layer number replaced by {}, without duplicates."""
-    return list(dict.fromkeys(tuple(re.sub(r"\.\d+\.|(?<=_l)\d+$", lambda m: ".{}." if "." in m[0] else "{}", cell)
-                                    for cell in row) for row in rows))  # fmt: skip
+    return list(
+        dict.fromkeys(
+            tuple(
+                re.sub(r"\.\d+\.|(?<=_l)\d+$", lambda m: ".{}." if "." in m[0] else "{}", cell)
+                for cell in row
+            )
+            for row in rows
+        )
+    )
 
 
 # Layouts of one file, with its extension.
 FILES = {"torchscript": ".pt", "gguf": ".gguf"}
 # Types of matrices in a GGUF file
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
+TYPES = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q6_K",
+    "Q5_K_M",
+    "Q5_K_S",
+    "Q4_K_M",
+    "Q4_K_S",
+    "Q5_0",
+    "Q5_1",
+    "Q4_0",
+    "Q4_1",
+)
 
 
 def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
@@ -208,14 +280,19 @@ def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
     suffix = FILES.get(to)
     is_file = suffix is not None
     if is_file and (out.suffix != suffix or out.is_dir()):
-        raise click.UsageError(f"--to {to} writes one file: OUT must end in {suffix} and must not be a folder.")
+        raise click.UsageError(
+            f"--to {to} writes one file: OUT must end in {suffix} and must not be a folder."
+        )
     for other, ending in FILES.items():
         if not is_file and out.suffix == ending:
             raise click.UsageError(
-                f"--to {to} writes a folder, but {out} is a file name: use --to {other} or choose a folder."
+                f"--to {to} writes a folder, but {out} is a file name: use --to {other} or choose a"
+                " folder."
             )
     if not is_file and out.is_file():
-        raise click.UsageError(f"--to {to} writes a folder, but {out} is a file: choose another name.")
+        raise click.UsageError(
+            f"--to {to} writes a folder, but {out} is a file: choose another name."
+        )
     folder = out.parent if is_file else out
     if source is not None and folder.exists() and folder.resolve() == source.resolve():
         raise click.UsageError("OUT is MODEL's folder: choose another folder.")
@@ -224,28 +301,51 @@ def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
     if is_file:
         raise click.UsageError(f"{out} already exists: choose another file, or add --overwrite.")
     if existing := sorted(path.name for path in out.iterdir() if _is_checkpoint_file(path.name)):
-        raise click.UsageError(f"{out} already contains {existing[0]}: choose another folder, or add --overwrite.")
+        raise click.UsageError(
+            f"{out} already contains {existing[0]}: choose another folder, or add --overwrite."
+        )
 
 
 def _is_checkpoint_file(name: str) -> bool:
-    """Check whether a file of this name belongs to a checkpoint, so that overwriting it needs --overwrite."""
+    """Check whether a file of this name belongs to a checkpoint, so that overwriting it needs
+    --overwrite.
+    """
     return name == "config.json" or name.endswith((".safetensors", ".bin", ".pt"))
 
 
 @click.command(cls=Command)
 @model_argument
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Choice(["hub", "native", "torchscript", "gguf"]),
-              help="hub: the layout of transformers. native: the tensor names and shapes of this package. torchscript: "
-                   "one file that R torch (jit_load) and C++ can run without Python. gguf: one file for llama.cpp.  "
-                   "[default: gguf if OUT ends in .gguf, otherwise hub]")  # fmt: skip
-@click.option("--type", "type_", type=click.Choice(TYPES, case_sensitive=False), metavar="TYPE",
-              help=f"Type of the matrices in a GGUF file: {', '.join(TYPES)}.  [default: F16]")  # fmt: skip
+@click.option(
+    "--to",
+    type=click.Choice(["hub", "native", "torchscript", "gguf"]),
+    help=(
+        "hub: the layout of transformers. native: the tensor names and shapes of this package."
+        " torchscript: one file that R torch (jit_load) and C++ can run without Python. gguf: one"
+        " file for llama.cpp.  [default: gguf if OUT ends in .gguf, otherwise hub]"
+    ),
+)
+@click.option(
+    "--type",
+    "type_",
+    type=click.Choice(TYPES, case_sensitive=False),
+    metavar="TYPE",
+    help=f"Type of the matrices in a GGUF file: {', '.join(TYPES)}.  [default: F16]",
+)
 @click.option("--dtype", type=dtype_choice, help="Dtype of the weights.  [default: unchanged]")
-@click.option("--max-shard-size", type=Bytes(), default="5GB", show_default=True,
-              help="Maximum size of one weights file, such as 500MB or 2GB.")  # fmt: skip
-@click.option("--merge", "adapter", metavar="ADAPTER",
-              help="Merge this LoRA adapter (a folder or a repository) into the weights.")  # fmt: skip
+@click.option(
+    "--max-shard-size",
+    type=Bytes(),
+    default="5GB",
+    show_default=True,
+    help="Maximum size of one weights file, such as 500MB or 2GB.",
+)
+@click.option(
+    "--merge",
+    "adapter",
+    metavar="ADAPTER",
+    help="Merge this LoRA adapter (a folder or a repository) into the weights.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
 @threads_option
 @revision_option
@@ -264,9 +364,9 @@ def convert(
 ) -> None:
     """Convert MODEL to another layout, dtype or shard size, or merge an adapter into it.
 
-    OUT is a folder, or a file: with the extension .gguf for llama.cpp, or with --to torchscript and the extension .pt.
-    Only a few tensors are in memory at a time, except with --to torchscript. OUT is replaced only after the conversion
-    is complete.
+    OUT is a folder, or a file: with the extension .gguf for llama.cpp, or with --to torchscript and
+    the extension .pt. Only a few tensors are in memory at a time, except with --to torchscript. OUT
+    is replaced only after the conversion is complete.
     """
     if to is None:
         to = "gguf" if out.suffix == ".gguf" else "hub"
@@ -276,10 +376,13 @@ def convert(
         raise click.UsageError("--dtype does not apply to GGUF files: use --type.")
     if to != "gguf" and type_:
         raise click.UsageError(
-            f"--type applies to GGUF files only, but --to is {to}: use --dtype, or end OUT in .gguf."
+            f"--type applies to GGUF files only, but --to is {to}: use --dtype, or end OUT in"
+            " .gguf."
         )
     if to == "gguf" and adapter:
-        raise click.UsageError("--merge writes the other layouts: merge into a folder first, then convert the folder.")
+        raise click.UsageError(
+            "--merge writes the other layouts: merge into a folder first, then convert the folder."
+        )
     source = local.locate(model)
     check_out(out, to, overwrite, source)
 
@@ -294,8 +397,14 @@ def convert(
 
             write_gguf(files, out, type_ or "F16", progress=update)
         else:
-            convert_files(files, out, to=to, dtype=DTYPES[dtype] if dtype else None, max_shard_size=max_shard_size,
-                          progress=update)  # fmt: skip
+            convert_files(
+                files,
+                out,
+                to=to,
+                dtype=DTYPES[dtype] if dtype else None,
+                max_shard_size=max_shard_size,
+                progress=update,
+            )
     written = sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]
     if as_json:
         emit({"out": str(out), "layout": to, "files": written})
@@ -311,11 +420,11 @@ def convert(
 def verify(model: str, revision: str, as_json: bool) -> None:
     """Check the files, tensors and values of MODEL, or of the folder of an adapter.
 
-    Compares file sizes and SHA-256 hashes with those on the Hub, and every tensor with the weight table and the
-    config. All values must be finite. The exit status is 1 if there is a problem.
+    Compares file sizes and SHA-256 hashes with those on the Hub, and every tensor with the weight
+    table and the config. All values must be finite. The exit status is 1 if there is a problem.
     """
-    from minhub_py.adapters.inspection import verify_adapter
-    from minhub_py.inspection import verify as verify_model
+    from minhub_py.loading.adapters.inspection import verify_adapter
+    from minhub_py.loading.inspection import verify as verify_model
 
     with progress_bar("Checking") as update:
         report = verify_adapter(model) or verify_model(model, revision, progress=update)

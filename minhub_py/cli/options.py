@@ -12,7 +12,13 @@ import click
 from click.types import IntParamType
 
 from minhub_py.cli.completion import Model
-from minhub_py.inference.limits import CHAT_SAMPLING, PUBLISHED_FIELDS, check_sampling, parse_logit_bias, stop_strings
+from minhub_py.inference.limits import (
+    CHAT_SAMPLING,
+    PUBLISHED_FIELDS,
+    check_sampling,
+    parse_logit_bias,
+    stop_strings,
+)
 from minhub_py.system.duration import parse_duration
 from minhub_py.system.quantization import FILE_KINDS, KINDS
 
@@ -35,7 +41,9 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
 
     name = "size"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
         """The size in bytes; units are decimal, as on the Hub."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]?)B?", str(value))
         if match is None:
@@ -62,25 +70,40 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
     name = "time"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | None:
         """The time in seconds."""
         try:
             return parse_duration(value)
         except ValueError:
-            self.fail(f"{value!r} is not a time; use 30s, 5m or a number of seconds; -1 for never", param, ctx)
+            self.fail(
+                f"{value!r} is not a time; use 30s, 5m or a number of seconds; -1 for never",
+                param,
+                ctx,
+            )
 
 
 def name_of(identifier: str) -> str:
-    """The display name of a model: a repository's name, a GGUF file's stem, or the last part of a local path."""
+    """The display name of a model: a repository's name, a GGUF file's stem, or the last part of a
+    local path.
+    """
     path = Path(identifier)
     if path.exists():
         return path.resolve().stem if path.is_file() else path.resolve().name
-    return identifier.rpartition(":")[2].removesuffix(".gguf") if identifier.endswith(".gguf") else identifier
+    return (
+        identifier.rpartition(":")[2].removesuffix(".gguf")
+        if identifier.endswith(".gguf")
+        else identifier
+    )
 
 
 def is_set(name: str) -> bool:
     """Check whether an option of the current command was set by the user."""
-    return click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    return (
+        click.get_current_context().get_parameter_source(name)
+        is not click.core.ParameterSource.DEFAULT
+    )
 
 
 model_argument = click.argument("model", type=Model())
@@ -92,17 +115,33 @@ revision_option = click.option(
 )
 LOADING_OPTIONS: list[Callable[[Any], Any]] = [
     revision_option,
-    click.option("--device", default="auto", show_default=True, help="Device: auto, cpu, cuda, cuda:1, mps or xpu."),
-    click.option("--dtype", type=click.Choice(["auto", *dtype_choice.choices]), default="auto", show_default=True,
-                 help="Dtype of the weights. auto: the checkpoint's dtype if the device supports it, otherwise "
-                      "float32; always float32 with --quantize "
-                      f"{' or '.join(KINDS)} on a CPU."),
-    click.option("--quantize", type=click.Choice([*FILE_KINDS, *KINDS]),
-                 help="int8, nf4: store weights in 8 or 4 bits; faster on a CPU, slightly less accurate. --dtype "
-                      "bfloat16 also speeds up prefill. auto: compute with the quantized weights of a GGUF file, "
-                      "without loss; the default for GGUF files on a CPU, unless --dtype is set. none: convert "
-                      "quantized weights to floating point."),
-]  # fmt: skip
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="Device: auto, cpu, cuda, cuda:1, mps or xpu.",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", *dtype_choice.choices]),
+        default="auto",
+        show_default=True,
+        help=(
+            "Dtype of the weights. auto: the checkpoint's dtype if the device supports it,"
+            f" otherwise float32; always float32 with --quantize {' or '.join(KINDS)} on a CPU."
+        ),
+    ),
+    click.option(
+        "--quantize",
+        type=click.Choice([*FILE_KINDS, *KINDS]),
+        help=(
+            "int8, nf4: store weights in 8 or 4 bits; faster on a CPU, slightly less accurate."
+            " --dtype bfloat16 also speeds up prefill. auto: compute with the quantized weights of"
+            " a GGUF file, without loss; the default for GGUF files on a CPU, unless --dtype is"
+            " set. none: convert quantized weights to floating point."
+        ),
+    ),
+]
 
 
 def use_threads(context: click.Context, _: click.Parameter, count: int | None) -> None:
@@ -110,7 +149,8 @@ def use_threads(context: click.Context, _: click.Parameter, count: int | None) -
     if count is None:
         return
     if "torch" not in sys.modules:
-        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(count))  # PyTorch starts no more
+        # PyTorch starts no more
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
         return
     import torch
 
@@ -120,12 +160,18 @@ def use_threads(context: click.Context, _: click.Parameter, count: int | None) -
 
 
 threads_option = click.option(
-    "--threads", type=click.IntRange(min=1), expose_value=False, callback=use_threads, metavar="N",
+    "--threads",
+    type=click.IntRange(min=1),
+    expose_value=False,
+    callback=use_threads,
+    metavar="N",
     help="Number of CPU threads.  [default: OMP_NUM_THREADS, or all cores]",
-)  # fmt: skip
+)
 
 
-def collected(name: str, options: list[Callable[[Any], Any]], names: Sequence[str]) -> Callable[[F], F]:
+def collected(
+    name: str, options: list[Callable[[Any], Any]], names: Sequence[str]
+) -> Callable[[F], F]:
     """A decorator that adds options, which a command receives as one dictionary."""
 
     def add(command: F) -> F:
@@ -141,10 +187,15 @@ def collected(name: str, options: list[Callable[[Any], Any]], names: Sequence[st
 def na_option(default: Sequence[str] = ()) -> Callable[[Any], Any]:
     """The option for the missing values of tables."""
     return click.option(
-        "--na", multiple=True, default=default, metavar="TEXT",
-        help="Missing values of .csv and .tsv files, if they have no quotes; may be repeated.  "
-             '[default: NA, and empty values]',
-    )  # fmt: skip
+        "--na",
+        multiple=True,
+        default=default,
+        metavar="TEXT",
+        help=(
+            "Missing values of .csv and .tsv files, if they have no quotes; may be repeated.  "
+            "[default: NA, and empty values]"
+        ),
+    )
 
 
 # The arguments of `open_model`, as the parameter `loading` of a command, and --threads.
@@ -154,7 +205,9 @@ loading_options: Callable[[Any], Any] = collected(
 
 
 def check_setting(_: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Validate a sampling setting. BadParameter: out of range, with the message of the Python functions."""
+    """Validate a sampling setting. BadParameter: out of range, with the message of the Python
+    functions.
+    """
     try:
         if parameter.name == "stop":
             return stop_strings(value)
@@ -165,8 +218,12 @@ def check_setting(_: click.Context, parameter: click.Parameter, value: Any) -> A
     return value
 
 
-def parse_bias(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
-    """The values of --logit-bias by token ID, None without any. BadParameter: not ID=NUMBER, or out of range."""
+def parse_bias(
+    _: click.Context, __: click.Parameter, values: tuple[str, ...]
+) -> dict[int, float] | None:
+    """The values of --logit-bias by token ID, None without any. BadParameter: not ID=NUMBER, or out
+    of range.
+    """
     try:
         return parse_logit_bias(values) or None
     except ValueError as error:
@@ -174,31 +231,81 @@ def parse_bias(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 
 
 def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
-    """Sampling and stop options. Unset options are None and select the model's defaults. chat: for conversations."""
+    """Sampling and stop options. Unset options are None and select the model's defaults. chat: for
+    conversations.
+    """
     published = "  [default: the value in the model's generation_config.json, else {}]"
     values = {"temperature": 1, "repetition_penalty": 1} | (CHAT_SAMPLING if chat else {})
     temperature, top_k, top_p, penalty, min_p = (
         published.format(values.get(name, "none")) for name in PUBLISHED_FIELDS
     )
-    return add_options([
-        click.option("--temperature", type=float, callback=check_setting,
-                     help=f"Divides the logits; 0 always selects the most likely token.{temperature}"),
-        click.option("--top-k", type=int, callback=check_setting,
-                     help=f"Sample from the k most likely tokens.{top_k}"),
-        click.option("--top-p", type=float, callback=check_setting,
-                     help=f"Sample from the smallest set of most likely tokens whose probabilities sum to p.{top_p}"),
-        click.option("--repetition-penalty", type=float, callback=check_setting,
-                     help=f"Values above 1 reduce repetition.{penalty}"),
-        click.option("--min-p", type=float, callback=check_setting,
-                     help=f"Exclude tokens less likely than p times the most likely one.{min_p}"),
-        click.option("--presence-penalty", type=float, callback=check_setting,
-                     help="Subtracted from the logits of generated tokens, -2 to 2.  [default: 0]"),
-        click.option("--frequency-penalty", type=float, callback=check_setting,
-                     help="The same for each occurrence of a generated token.  [default: 0]"),
-        click.option("--logit-bias", multiple=True, metavar="ID=NUMBER", callback=parse_bias,
-                     help="Add a number to the logit of a token ID; may be repeated."),
-        click.option("--seed", type=Seed(),
-                     help="Random seed; the same seed gives the same text.  [default: a new one each time]"),
-        click.option("--stop", multiple=True, callback=check_setting,
-                     help="Stop before this string; may be repeated."),
-    ])  # fmt: skip
+    return add_options(
+        [
+            click.option(
+                "--temperature",
+                type=float,
+                callback=check_setting,
+                help=f"Divides the logits; 0 always selects the most likely token.{temperature}",
+            ),
+            click.option(
+                "--top-k",
+                type=int,
+                callback=check_setting,
+                help=f"Sample from the k most likely tokens.{top_k}",
+            ),
+            click.option(
+                "--top-p",
+                type=float,
+                callback=check_setting,
+                help=(
+                    "Sample from the smallest set of most likely tokens whose probabilities sum to"
+                    f" p.{top_p}"
+                ),
+            ),
+            click.option(
+                "--repetition-penalty",
+                type=float,
+                callback=check_setting,
+                help=f"Values above 1 reduce repetition.{penalty}",
+            ),
+            click.option(
+                "--min-p",
+                type=float,
+                callback=check_setting,
+                help=f"Exclude tokens less likely than p times the most likely one.{min_p}",
+            ),
+            click.option(
+                "--presence-penalty",
+                type=float,
+                callback=check_setting,
+                help="Subtracted from the logits of generated tokens, -2 to 2.  [default: 0]",
+            ),
+            click.option(
+                "--frequency-penalty",
+                type=float,
+                callback=check_setting,
+                help="The same for each occurrence of a generated token.  [default: 0]",
+            ),
+            click.option(
+                "--logit-bias",
+                multiple=True,
+                metavar="ID=NUMBER",
+                callback=parse_bias,
+                help="Add a number to the logit of a token ID; may be repeated.",
+            ),
+            click.option(
+                "--seed",
+                type=Seed(),
+                help=(
+                    "Random seed; the same seed gives the same text.  [default: a new one each"
+                    " time]"
+                ),
+            ),
+            click.option(
+                "--stop",
+                multiple=True,
+                callback=check_setting,
+                help="Stop before this string; may be repeated.",
+            ),
+        ]
+    )

@@ -10,53 +10,103 @@ import click
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.loading import open_model
-from minhub_py.cli.options import add_options, files_argument, json_option, loading_options, model_argument
+from minhub_py.cli.options import (
+    add_options,
+    files_argument,
+    json_option,
+    loading_options,
+    model_argument,
+)
 from minhub_py.cli.output import emit, progress_bar
 from minhub_py.cli.output import table as print_table
 
-TITLES = {"phenomenon": "PHENOMENON", "n": "PAIRS", "accuracy": "ACCURACY", "lower": "LOWER", "upper": "UPPER"}
+TITLES = {
+    "phenomenon": "PHENOMENON",
+    "n": "PAIRS",
+    "accuracy": "ACCURACY",
+    "lower": "LOWER",
+    "upper": "UPPER",
+}
 
 
 @click.command(cls=Command)
 @model_argument
 @files_argument
-@jobs.table_options(column=add_options([
-    click.option("--good", "column", default="sentence_good", show_default=True, metavar="COLUMN",
-                 help="Column of the acceptable sentences."),
-    click.option("--bad", default="sentence_bad", show_default=True, metavar="COLUMN",
-                 help="Column of the other sentences."),
-]))  # fmt: skip
-@click.option("--by", metavar="COLUMN",
-              help="Column of the phenomenon.  [default: UID, phenomenon, linguistics_term, field, or "
-                   "the file]")  # fmt: skip
-@click.option("--bos/--no-bos", default=None,
-              help="Whether sentences begin after the BOS token.  [default: if the model has one]")  # fmt: skip
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Plot the accuracies to this PNG file.")  # fmt: skip
+@jobs.table_options(
+    column=add_options(
+        [
+            click.option(
+                "--good",
+                "column",
+                default="sentence_good",
+                show_default=True,
+                metavar="COLUMN",
+                help="Column of the acceptable sentences.",
+            ),
+            click.option(
+                "--bad",
+                default="sentence_bad",
+                show_default=True,
+                metavar="COLUMN",
+                help="Column of the other sentences.",
+            ),
+        ]
+    )
+)
+@click.option(
+    "--by",
+    metavar="COLUMN",
+    help=(
+        "Column of the phenomenon.  [default: UID, phenomenon, linguistics_term, field, or "
+        "the file]"
+    ),
+)
+@click.option(
+    "--bos/--no-bos",
+    default=None,
+    help="Whether sentences begin after the BOS token.  [default: if the model has one]",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Plot the accuracies to this PNG file.",
+)
 @loading_options
 @json_option
 def pairs(
-    model: str, files: tuple[str, ...], bad: str, by: str | None, bos: bool | None, plot: Path | None,
-    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    files: tuple[str, ...],
+    bad: str,
+    by: str | None,
+    bos: bool | None,
+    plot: Path | None,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
     r"""Measure the accuracy on minimal pairs.
 
-    FILEs are BLiMP's .jsonl files, other tables with two columns of sentences, or .json suites of SyntaxGym. A pair is
-    correct if the first sentence has the larger log-probability, and an item of a suite if it fulfils the formula.
+    FILEs are BLiMP's .jsonl files, other tables with two columns of sentences, or .json suites of
+    SyntaxGym. A pair is correct if the first sentence has the larger log-probability, and an item
+    of a suite if it fulfils the formula.
 
     \b
       minhub pairs gpt2 blimp/data/*.jsonl
       minhub pairs gpt2 blimp/data/*.jsonl --out pairs.csv
       minhub pairs gpt2 suite.json --plot pairs.png
 
-    Prints the accuracy of each phenomenon with its 95 % interval. With --out, each pair is written with the new columns
-    logprob_good, logprob_bad (nats), difference and correct (1 or 0); see `minhub score --help` for interrupted jobs.
+    Prints the accuracy of each phenomenon with its 95 % interval. With --out, each pair is written
+    with the new columns logprob_good, logprob_bad (nats), difference and correct (1 or 0); see
+    `minhub score --help` for interrupted jobs.
     """
     if not table["out"]:
         jobs.require_out("overwrite", "manifest")
     if all(file.endswith(".json") for file in files):
         if table["out"]:
-            raise click.UsageError("--out is for pairs in rows. For suites, --json prints the result of each item.")
+            raise click.UsageError(
+                "--out is for pairs in rows. For suites, --json prints the result of each item."
+            )
         rows, accuracy = suite_results(model, files, loading, bos)
         result = {"accuracy": accuracy, "items": rows}
     else:
@@ -69,7 +119,10 @@ def pairs(
     if as_json:
         emit(result)
     else:
-        print_table(list(TITLES.values()), [[jobs.format_cell(value) for value in row.values()] for row in accuracy])
+        print_table(
+            list(TITLES.values()),
+            [[jobs.format_cell(value) for value in row.values()] for row in accuracy],
+        )
 
 
 def suite_results(
@@ -88,18 +141,28 @@ def suite_results(
 
 
 def pair_results(
-    model: str, files: Sequence[str], table: Mapping[str, Any], loading: Mapping[str, Any], bad: str,
-    by: str | None, bos: bool | None,
-) -> list[dict[str, Any]]:  # fmt: skip
+    model: str,
+    files: Sequence[str],
+    table: Mapping[str, Any],
+    loading: Mapping[str, Any],
+    bad: str,
+    by: str | None,
+    bos: bool | None,
+) -> list[dict[str, Any]]:
     """Run the job, and return the accuracies in its output."""
     from minhub_py.jobs.arguments import Job
 
     with TemporaryDirectory(prefix="minhub-") as folder:
         out = table["out"] or Path(folder) / "out.jsonl"
         call = Job(
-            "pairs", model, files, settings={"bos": bos}, loading=loading, extra_columns=[bad],
+            "pairs",
+            model,
+            files,
+            settings={"bos": bos},
+            loading=loading,
+            extra_columns=[bad],
             **{**table, "out": out},
-        )  # fmt: skip
+        )
         jobs.run_with_progress(call, jobs.note_interrupted if table["out"] else lambda *_: None)
         return accuracies_of(sorted(out.iterdir()) if out.is_dir() else [out], by, table["prefix"])
 
@@ -126,4 +189,6 @@ def accuracies_of(outputs: Sequence[Path], by: str | None, prefix: str) -> list[
 
 def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """The rows of a table of columns."""
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]

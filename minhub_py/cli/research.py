@@ -11,7 +11,13 @@ from minhub_py.cli import jobs
 from minhub_py.cli.encoders import parse_labels
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import require_files, texts_argument
-from minhub_py.cli.options import files_argument, is_set, json_option, loading_options, model_argument
+from minhub_py.cli.options import (
+    files_argument,
+    is_set,
+    json_option,
+    loading_options,
+    model_argument,
+)
 from minhub_py.cli.output import check_writable
 
 
@@ -19,38 +25,87 @@ from minhub_py.cli.output import check_writable
 @model_argument
 @texts_argument
 @jobs.table_options()
-@click.option("--by", multiple=True, metavar="COLUMN",
-              help="Rows are words; rows with the same value in this column form a text. May be repeated.")  # fmt: skip
-@click.option("--sep", metavar="TEXT",
-              help="With --by: the separator between words; '' for languages without spaces.  "
-                   "[default: a space]")  # fmt: skip
-@click.option("--ignore-regex", default="", metavar="REGEX",
-              help=r"Exclude matching tokens from the words' values, such as punctuation: '^[^\w\s]$'.")  # fmt: skip
-@click.option("--bos/--no-bos", default=None,
-              help="Put the model's BOS token before each text, so that first words have values.  [default: if the "
-                   "tokenizer adds it]")  # fmt: skip
-@click.option("--correct", type=click.Choice(["pimentel", "oh"]),
-              help="Correction at word boundaries, for tokenizers that mark the beginning of words.")  # fmt: skip
-@click.option("--renyi", multiple=True, type=click.FloatRange(min=0), metavar="ORDER",
-              help="Add the Rényi entropy of this order, such as 0.5. May be repeated.")  # fmt: skip
-@click.option("--premise", metavar="TEXT",
-              help="Add the PMI of each word and its context: compared to the word after this text.")  # fmt: skip
-@click.option("--lags", default=0, type=click.IntRange(min=0), metavar="N",
-              help="Add the surprisal and entropy of the N previous words.  [default: 0]")  # fmt: skip
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Plot the surprisal of the words of printed texts to this PNG file.")  # fmt: skip
+@click.option(
+    "--by",
+    multiple=True,
+    metavar="COLUMN",
+    help="Rows are words; rows with the same value in this column form a text. May be repeated.",
+)
+@click.option(
+    "--sep",
+    metavar="TEXT",
+    help=(
+        "With --by: the separator between words; '' for languages without spaces.  "
+        "[default: a space]"
+    ),
+)
+@click.option(
+    "--ignore-regex",
+    default="",
+    metavar="REGEX",
+    help=r"Exclude matching tokens from the words' values, such as punctuation: '^[^\w\s]$'.",
+)
+@click.option(
+    "--bos/--no-bos",
+    default=None,
+    help=(
+        "Put the model's BOS token before each text, so that first words have values.  [default: if"
+        " the tokenizer adds it]"
+    ),
+)
+@click.option(
+    "--correct",
+    type=click.Choice(["pimentel", "oh"]),
+    help="Correction at word boundaries, for tokenizers that mark the beginning of words.",
+)
+@click.option(
+    "--renyi",
+    multiple=True,
+    type=click.FloatRange(min=0),
+    metavar="ORDER",
+    help="Add the Rényi entropy of this order, such as 0.5. May be repeated.",
+)
+@click.option(
+    "--premise",
+    metavar="TEXT",
+    help="Add the PMI of each word and its context: compared to the word after this text.",
+)
+@click.option(
+    "--lags",
+    default=0,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Add the surprisal and entropy of the N previous words.  [default: 0]",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Plot the surprisal of the words of printed texts to this PNG file.",
+)
 @loading_options
 @json_option
 def words(
-    model: str, texts: tuple[str, ...], by: tuple[str, ...], sep: str | None, ignore_regex: str, bos: bool | None,
-    correct: str | None, renyi: tuple[float, ...], premise: str | None, lags: int, plot: Path | None,
-    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    texts: tuple[str, ...],
+    by: tuple[str, ...],
+    sep: str | None,
+    ignore_regex: str,
+    bos: bool | None,
+    correct: str | None,
+    renyi: tuple[float, ...],
+    premise: str | None,
+    lags: int,
+    plot: Path | None,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
     r"""Measure how predictable each word is.
 
-    The arguments are texts, or names of files, whose --column contains one text per row. The output has one row per
-    word, with the new columns word_n, word, tokens, logprob (nats), surprisal (bits), and entropy (bits) before the
-    word.
+    The arguments are texts, or names of files, whose --column contains one text per row. The output
+    has one row per word, with the new columns word_n, word, tokens, logprob (nats), surprisal
+    (bits), and entropy (bits) before the word.
 
     \b
       minhub words gpt2 "The old man the boat." --plot out.png
@@ -59,13 +114,14 @@ def words(
       minhub words gpt2 in.csv --by item --out out.csv
       minhub words gpt2 text.txt --correct pimentel --lags 2
 
-    Without --out, the rows are printed without the text, as a table or with --json. Without arguments, or with -, each
-    line of standard input is a text. --plot draws the surprisal of each word.
+    Without --out, the rows are printed without the text, as a table or with --json. Without
+    arguments, or with -, each line of standard input is a text. --plot draws the surprisal of each
+    word.
 
-    With --by, each row contains one word, in the column `word` unless --column is set, and gets the last four of these
-    columns. The words of a text must be adjacent and in order; a text ends at the end of its file. A row without a
-    value in a --by column belongs to no text. A row without a word is skipped. The measures of such rows are missing
-    values.
+    With --by, each row contains one word, in the column `word` unless --column is set, and gets the
+    last four of these columns. The words of a text must be adjacent and in order; a text ends at
+    the end of its file. A row without a value in a --by column belongs to no text. A row without a
+    word is skipped. The measures of such rows are missing values.
 
     See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
@@ -81,13 +137,21 @@ def words(
     try:
         regex(ignore_regex)  # before the model is loaded
     except ValueError as error:
-        raise click.BadParameter(str(error).removeprefix("ignore_regex "), param_hint="'--ignore-regex'") from error
+        raise click.BadParameter(
+            str(error).removeprefix("ignore_regex "), param_hint="'--ignore-regex'"
+        ) from error
     if correct is not None and ignore_regex:
-        raise click.UsageError("--correct is the probability of complete words: remove --ignore-regex.")
+        raise click.UsageError(
+            "--correct is the probability of complete words: remove --ignore-regex."
+        )
     settings = {
-        "ignore_regex": ignore_regex, "bos": bos, "correct": correct, "renyi": list(renyi), "premise": premise,
+        "ignore_regex": ignore_regex,
+        "bos": bos,
+        "correct": correct,
+        "renyi": list(renyi),
+        "premise": premise,
         "lags": lags,
-    }  # fmt: skip
+    }
     if by and not is_set("column"):
         table["column"] = "word"
     word, prefix = table["column"] if by else f"{table['prefix']}word", table["prefix"]
@@ -95,15 +159,30 @@ def words(
     if by:
         settings["sep"] = " " if sep is None else sep
         keys = list(dict.fromkeys(by))
-        jobs.run("words_by", model, texts, table, settings, loading, as_json, columns=keys, plot=draw)
+        jobs.run(
+            "words_by", model, texts, table, settings, loading, as_json, columns=keys, plot=draw
+        )
     else:
-        jobs.run("words", model, texts, table, settings, loading, as_json, hidden=table["column"], plot=draw)
+        jobs.run(
+            "words",
+            model,
+            texts,
+            table,
+            settings,
+            loading,
+            as_json,
+            hidden=table["column"],
+            plot=draw,
+        )
 
 
-def plot_words(rows: Sequence[Mapping[str, Any]], word: str, by: Sequence[str], prefix: str, path: Path) -> None:
+def plot_words(
+    rows: Sequence[Mapping[str, Any]], word: str, by: Sequence[str], prefix: str, path: Path
+) -> None:
     """Plot the surprisal of words.
 
-    word, by: the columns of the words and, if rows are words, of their texts.    prefix: of the new columns.
+    word, by: the columns of the words and, if rows are words, of their texts.    prefix: of the new
+    columns.
     """
     from minhub_py.analysis.plots import plot_surprisal
 
@@ -124,44 +203,75 @@ def plot_words(rows: Sequence[Mapping[str, Any]], word: str, by: Sequence[str], 
 @model_argument
 @texts_argument
 @jobs.table_options()
-@click.option("--layer", default=-1, show_default=True, help="Layer; 0 is the embeddings, -1 the last layer.")
-@click.option("--pool", type=click.Choice(["mean", "last", "cls", "max"]),
-              help="Pooling of the tokens' hidden states: their mean, the last or the first (cls) token's, or "
-                   "their maximum.  [default: the model's, with its dense layers and normalization; "
-                   "otherwise mean]")  # fmt: skip
-@click.option("--prompt", metavar="NAME",
-              help="Name of the model's prompt that is put before each text, such as query or document.  [default: the "
-                   "model's default prompt, if any]")  # fmt: skip
-@click.option("--dimensions", type=click.IntRange(min=1),
-              help="Number of leading dimensions to keep.  [default: all]")  # fmt: skip
-@click.option("--normalize/--no-normalize", default=None,
-              help="Whether to divide each embedding by its length at the end.  [default: as the model]")  # fmt: skip
+@click.option(
+    "--layer", default=-1, show_default=True, help="Layer; 0 is the embeddings, -1 the last layer."
+)
+@click.option(
+    "--pool",
+    type=click.Choice(["mean", "last", "cls", "max"]),
+    help=(
+        "Pooling of the tokens' hidden states: their mean, the last or the first (cls) token's, or "
+        "their maximum.  [default: the model's, with its dense layers and normalization; "
+        "otherwise mean]"
+    ),
+)
+@click.option(
+    "--prompt",
+    metavar="NAME",
+    help=(
+        "Name of the model's prompt that is put before each text, such as query or document. "
+        " [default: the model's default prompt, if any]"
+    ),
+)
+@click.option(
+    "--dimensions",
+    type=click.IntRange(min=1),
+    help="Number of leading dimensions to keep.  [default: all]",
+)
+@click.option(
+    "--normalize/--no-normalize",
+    default=None,
+    help="Whether to divide each embedding by its length at the end.  [default: as the model]",
+)
 @loading_options
 @json_option
 def embed(
-    model: str, texts: tuple[str, ...], layer: int, pool: str | None, prompt: str | None, dimensions: int | None,
-    normalize: bool | None, table: dict[str, Any], loading: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    texts: tuple[str, ...],
+    layer: int,
+    pool: str | None,
+    prompt: str | None,
+    dimensions: int | None,
+    normalize: bool | None,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
     r"""Compute embeddings of texts.
 
-    The arguments are texts, or names of files, whose --column contains one text per row. Without arguments, or with -,
-    each line of standard input is a text. An embedding is the pooled hidden states of a text. Without --out, --json
-    prints all of its values, and the table the first ones.
+    The arguments are texts, or names of files, whose --column contains one text per row. Without
+    arguments, or with -, each line of standard input is a text. An embedding is the pooled hidden
+    states of a text. Without --out, --json prints all of its values, and the table the first ones.
 
     \b
       minhub embed MODEL "A cat." "A dog." --json
       minhub embed gpt2 in.csv --out vectors.parquet
       minhub embed MODEL in.csv --prompt query --out v.npy
 
-    With --out, the new column `embedding` contains lists or, in .csv and .tsv files, there is one column per dimension:
-    embedding_1, embedding_2 and so on. A .npy file contains only the embeddings, as a float32 matrix with one row per
-    text. By default, text encoders follow the settings of their sentence-transformers repository.
+    With --out, the new column `embedding` contains lists or, in .csv and .tsv files, there is one
+    column per dimension: embedding_1, embedding_2 and so on. A .npy file contains only the
+    embeddings, as a float32 matrix with one row per text. By default, text encoders follow the
+    settings of their sentence-transformers repository.
 
     See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     settings = {
-        "layer": layer, "pool": pool, "prompt": prompt, "dimensions": dimensions, "normalize": normalize,
-    }  # fmt: skip
+        "layer": layer,
+        "pool": pool,
+        "prompt": prompt,
+        "dimensions": dimensions,
+        "normalize": normalize,
+    }
     jobs.run("embed", model, texts, table, settings, loading, as_json)
 
 
@@ -169,28 +279,45 @@ def embed(
 @model_argument
 @files_argument
 @jobs.table_options(required=True)
-@click.option("--at", required=True, metavar="POINT",
-              help="Point of the model: embeddings, layers.3.attn, layers.3.mlp, layers.3.resid, layers.3.heads.2, "
-                   "layers.3.neurons, or final.")  # fmt: skip
-@click.option("--pool", type=click.Choice(["last", "mean", "none"]), default="last", show_default=True,
-              help="The last token, the mean over the tokens, or a row for each token.")  # fmt: skip
+@click.option(
+    "--at",
+    required=True,
+    metavar="POINT",
+    help=(
+        "Point of the model: embeddings, layers.3.attn, layers.3.mlp, layers.3.resid,"
+        " layers.3.heads.2, layers.3.neurons, or final."
+    ),
+)
+@click.option(
+    "--pool",
+    type=click.Choice(["last", "mean", "none"]),
+    default="last",
+    show_default=True,
+    help="The last token, the mean over the tokens, or a row for each token.",
+)
 @loading_options
 @json_option
 def activations(
-    model: str, files: tuple[str, ...], at: str, pool: str, table: dict[str, Any], loading: dict[str, Any],
+    model: str,
+    files: tuple[str, ...],
+    at: str,
+    pool: str,
+    table: dict[str, Any],
+    loading: dict[str, Any],
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     r"""Record the values at a point of a model.
 
-    The --column of FILEs contains one text per row. The new columns are token_n, token, and `activation`: a list, or in
-    .csv and .tsv files one column per channel. A .npy file contains only the activations, as a float32 matrix. Layers
-    and heads count from 1.
+    The --column of FILEs contains one text per row. The new columns are token_n, token, and
+    `activation`: a list, or in .csv and .tsv files one column per channel. A .npy file contains
+    only the activations, as a float32 matrix. Layers and heads count from 1.
 
     \b
       minhub activations gpt2 in.csv --at final --out a.npy
       minhub activations M a.csv --at layers.3.mlp --out b.csv
 
-    A text longer than the model's context has no result. See `minhub score --help` for interrupted jobs.
+    A text longer than the model's context has no result. See `minhub score --help` for interrupted
+    jobs.
     """
     if "*" in at:
         raise click.UsageError(f"--at {at} must be one point, without *.")
@@ -202,40 +329,83 @@ def activations(
 @texts_argument
 @jobs.table_options()
 @click.option("--labels", metavar="LABELS", help="Labels, separated by commas.")
-@click.option("--codebook", type=click.Path(exists=True, dir_okay=False),
-              help="YAML file with labels, and optionally definitions, an instruction and examples.")  # fmt: skip
-@click.option("--instruction", metavar="TEXT", help="The task.  [default: the codebook's, or a list of the labels]")
-@click.option("--calibrate", type=click.Choice(["contextual", "pmi"]),
-              help="Calibration: by texts without content, or by the prompt without a text.  "
-                   "[default: none]")  # fmt: skip
-@click.option("--length", type=click.Choice(["sum", "tokens", "characters"]), default="sum", show_default=True,
-              help="Score of a label: its log-probability, or the mean per token or character.")  # fmt: skip
-@click.option("--examples", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="File with coded examples, in the columns text and label.")  # fmt: skip
-@click.option("--template", metavar="TEXT", help="The prompt of a text, with {text}.  [default: 'Text: {text}', "
-              "a line end and 'Label:'; for a chat 'Text: {text}']")  # fmt: skip
-@click.option("--sep", metavar="TEXT", help="Between prompt and label.  [default: a space; for a chat, nothing]")
-@click.option("--chat/--no-chat", default=None, help="Whether to use the chat template.  [default: if there is one]")
+@click.option(
+    "--codebook",
+    type=click.Path(exists=True, dir_okay=False),
+    help="YAML file with labels, and optionally definitions, an instruction and examples.",
+)
+@click.option(
+    "--instruction",
+    metavar="TEXT",
+    help="The task.  [default: the codebook's, or a list of the labels]",
+)
+@click.option(
+    "--calibrate",
+    type=click.Choice(["contextual", "pmi"]),
+    help="Calibration: by texts without content, or by the prompt without a text.  [default: none]",
+)
+@click.option(
+    "--length",
+    type=click.Choice(["sum", "tokens", "characters"]),
+    default="sum",
+    show_default=True,
+    help="Score of a label: its log-probability, or the mean per token or character.",
+)
+@click.option(
+    "--examples",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with coded examples, in the columns text and label.",
+)
+@click.option(
+    "--template",
+    metavar="TEXT",
+    help=(
+        "The prompt of a text, with {text}.  [default: 'Text: {text}', "
+        "a line end and 'Label:'; for a chat 'Text: {text}']"
+    ),
+)
+@click.option(
+    "--sep",
+    metavar="TEXT",
+    help="Between prompt and label.  [default: a space; for a chat, nothing]",
+)
+@click.option(
+    "--chat/--no-chat",
+    default=None,
+    help="Whether to use the chat template.  [default: if there is one]",
+)
 @loading_options
 @json_option
 def annotate(
-    model: str, texts: tuple[str, ...], labels: str | None, codebook: str | None, instruction: str | None,
-    calibrate: str | None, length: str, examples: Path | None, template: str | None, sep: str | None,
-    chat: bool | None, table: dict[str, Any], loading: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    texts: tuple[str, ...],
+    labels: str | None,
+    codebook: str | None,
+    instruction: str | None,
+    calibrate: str | None,
+    length: str,
+    examples: Path | None,
+    template: str | None,
+    sep: str | None,
+    chat: bool | None,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
     r"""Label texts with a language model.
 
-    The arguments are texts, or names of files, whose --column contains one text per row. The new columns are `label`
-    (the most likely), `prob` (its probability), `margin` (the difference to the second), and `prob_LABEL` for each
-    label. A label is scored as the answer to a prompt.
+    The arguments are texts, or names of files, whose --column contains one text per row. The new
+    columns are `label` (the most likely), `prob` (its probability), `margin` (the difference to the
+    second), and `prob_LABEL` for each label. A label is scored as the answer to a prompt.
 
     \b
       minhub annotate MODEL "I enjoyed it." --labels good,bad
       minhub annotate MODEL in.csv --labels a,b --out out.csv
       minhub annotate MODEL in.csv --codebook codebook.yaml
 
-    Without --out, the rows are printed, as a table or with --json. Without arguments, or with -, each line of standard
-    input is a text. See `minhub score --help` for supported FILEs and for interrupted jobs.
+    Without --out, the rows are printed, as a table or with --json. Without arguments, or with -,
+    each line of standard input is a text. See `minhub score --help` for supported FILEs and for
+    interrupted jobs.
     """
     from minhub_py.analysis.codebook import codebook_of
 
@@ -244,22 +414,36 @@ def annotate(
     pairs = [] if examples is None else read_examples(examples)
     book = codebook_of(parse_labels(labels) if codebook is None else codebook, instruction, pairs)
     settings = {
-        "codebook": book.to_dict(), "calibrate": calibrate, "length": length, "template": template, "chat": chat,
+        "codebook": book.to_dict(),
+        "calibrate": calibrate,
+        "length": length,
+        "template": template,
+        "chat": chat,
         "sep": sep,
-    }  # fmt: skip
+    }
     jobs.run("annotate", model, texts, table, settings, loading, as_json)
 
 
 def read_examples(path: Path) -> list[tuple[str, str]]:
-    """The texts and labels in a table. click.UsageError: it does not have these columns, or a value is missing."""
+    """The texts and labels in a table. click.UsageError: it does not have these columns, or a value
+    is missing.
+    """
     from minhub_py.system.csv_values import without_missing
     from minhub_py.system.formats import format_of, read_batches, read_columns
 
     columns = read_columns(path) if format_of(path) else {}
     if not {"text", "label"} <= set(columns):
-        raise click.UsageError(f"--examples {path} must be a table with the columns text and label.")
-    rows = [without_missing(row) for batch in read_batches(path, ["text", "label"]) for row in batch.rows]
+        raise click.UsageError(
+            f"--examples {path} must be a table with the columns text and label."
+        )
+    rows = [
+        without_missing(row)
+        for batch in read_batches(path, ["text", "label"])
+        for row in batch.rows
+    ]
     for number, row in enumerate(rows, 1):
         if row["text"] is None or row["label"] is None:
-            raise click.UsageError(f"--examples {path}, row {number}: the text or the label is missing.")
+            raise click.UsageError(
+                f"--examples {path}, row {number}: the text or the label is missing."
+            )
     return [(str(row["text"]), str(row["label"])) for row in rows]

@@ -16,20 +16,54 @@ from minhub_py.cli.output import check_writable, checklist_entry, emit
 
 
 @click.command(cls=Command)
-@click.option("--model", type=Model(), help="Model to measure.  [default: random weights with GPT-2 124M's shapes]")
-@click.option("--only", "cases", multiple=True, type=click.Choice(list(CASES)), metavar="CASE",
-              help=f"Run only this case; may be repeated: {', '.join(CASES)}.")  # fmt: skip
-@click.option("--weights", "kinds", multiple=True, type=click.Choice(list(KINDS)), metavar="KIND",
-              help=f"Measure only these weights; may be repeated: {', '.join(KINDS)}.")  # fmt: skip
+@click.option(
+    "--model",
+    type=Model(),
+    help="Model to measure.  [default: random weights with GPT-2 124M's shapes]",
+)
+@click.option(
+    "--only",
+    "cases",
+    multiple=True,
+    type=click.Choice(list(CASES)),
+    metavar="CASE",
+    help=f"Run only this case; may be repeated: {', '.join(CASES)}.",
+)
+@click.option(
+    "--weights",
+    "kinds",
+    multiple=True,
+    type=click.Choice(list(KINDS)),
+    metavar="KIND",
+    help=f"Measure only these weights; may be repeated: {', '.join(KINDS)}.",
+)
 @click.option("--quick", is_flag=True, help="Fewer repeats and tokens, for rough numbers.")
-@click.option("--threads", type=click.IntRange(min=1), help="Number of threads.  [default: 2, or 1 on one core]")
-@click.option("--repeats", type=click.IntRange(min=1), help="Repeats of each measurement.  [default: 5; --quick: 2]")
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the result to this JSON file.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Number of threads.  [default: 2, or 1 on one core]",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    help="Repeats of each measurement.  [default: 5; --quick: 2]",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the result to this JSON file.",
+)
 @json_option
 def bench(
-    model: str | None, cases: tuple[str, ...], kinds: tuple[str, ...], quick: bool, threads: int | None,
-    repeats: int | None, save: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    model: str | None,
+    cases: tuple[str, ...],
+    kinds: tuple[str, ...],
+    quick: bool,
+    threads: int | None,
+    repeats: int | None,
+    save: Path | None,
+    as_json: bool,
+) -> None:
     """Benchmark this package on this machine's CPU.
 
     Measures decoding, prefill, batches and loading for each kind of weights. Needs no network. The
@@ -39,7 +73,11 @@ def bench(
 
     check_writable(None, save)
     settings = benchmark.Settings(
-        model, kinds or tuple(KINDS), threads or min(2, cores()), repeats or (2 if quick else 5), 16 if quick else 128
+        model,
+        kinds or tuple(KINDS),
+        threads or min(2, cores()),
+        repeats or (2 if quick else 5),
+        16 if quick else 128,
     )
     result = benchmark.measure(settings, cases or tuple(CASES), None if as_json else benchmark.show)
     if save:
@@ -66,10 +104,11 @@ def devices(as_json: bool) -> None:
 def doctor(as_json: bool) -> None:
     """Check the installation.
 
-    Lists missing and incompatible components with instructions: NO is a problem, -- an optional component that is not
-    installed. The exit status is 1 if there is a problem. Changes nothing and opens no connection.
+    Lists missing and incompatible components with instructions: NO is a problem, -- an optional
+    component that is not installed. The exit status is 1 if there is a problem. Changes nothing and
+    opens no connection.
     """
-    from minhub_py.system.doctor import examine
+    from minhub_py.loading.doctor import examine
 
     findings = examine()
     if as_json:
@@ -85,13 +124,15 @@ def doctor(as_json: bool) -> None:
 
 @click.command("r", cls=Command, context_settings={"allow_interspersed_args": False})
 @click.argument("arguments", nargs=-1, metavar="[SCRIPT] [ARGS]...")
-@click.option("-e", "expressions", multiple=True, metavar="EXPR", help="Run R code; may be repeated.")
+@click.option(
+    "-e", "expressions", multiple=True, metavar="EXPR", help="Run R code; may be repeated."
+)
 @click.option("--install", is_flag=True, help="Install minhubpy into your R library, then exit.")
 def run_r(arguments: tuple[str, ...], expressions: tuple[str, ...], install: bool) -> None:
     """Run R with the package minhubpy.
 
-    With SCRIPT ("-" is standard input) or -e, the command works like Rscript; otherwise it opens an interactive R
-    prompt. R and the models run in this process.
+    With SCRIPT ("-" is standard input) or -e, the command works like Rscript; otherwise it opens an
+    interactive R prompt. R and the models run in this process.
     """
     from r_bridge.host import command
 

@@ -11,7 +11,13 @@ from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import read_stdin, standard_input, unread_pipe
 from minhub_py.cli.loading import decode_utf8, encode, open_model
-from minhub_py.cli.options import files_argument, json_option, loading_options, model_argument, sampling_options
+from minhub_py.cli.options import (
+    files_argument,
+    json_option,
+    loading_options,
+    model_argument,
+    sampling_options,
+)
 from minhub_py.cli.output import emit, progress_bar
 from minhub_py.cli.output import table as print_table
 from minhub_py.cli.parallel import broadcast, connected, tensor_parallel_option
@@ -22,40 +28,73 @@ from minhub_py.system.printable import displayed
 @click.command(cls=Command)
 @model_argument
 @click.argument("prompts", nargs=-1, metavar="[PROMPT | FILE]...")
-@click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True,
-              help="Maximum number of tokens to generate.")  # fmt: skip
+@click.option(
+    "-n",
+    "--max-new-tokens",
+    type=click.IntRange(min=0),
+    default=64,
+    show_default=True,
+    help="Maximum number of tokens to generate.",
+)
 @sampling_options()
-@click.option("--speculate", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Maximum number of draft tokens per step, copied from repetitions in the text: faster, same "
-                   "output.")  # fmt: skip
-@click.option("--draft", metavar="MODEL",
-              help="Smaller model with the same tokenizer, which proposes the draft tokens: same output. mtp: MODEL's "
-                   "head for multi-token prediction (Qwen 3.5).")  # fmt: skip
-@click.option("--adapter", metavar="ADAPTER", help="LoRA adapter of MODEL: a folder or a repository.")
+@click.option(
+    "--speculate",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help=(
+        "Maximum number of draft tokens per step, copied from repetitions in the text: faster, same"
+        " output."
+    ),
+)
+@click.option(
+    "--draft",
+    metavar="MODEL",
+    help=(
+        "Smaller model with the same tokenizer, which proposes the draft tokens: same output. mtp:"
+        " MODEL's head for multi-token prediction (Qwen 3.5)."
+    ),
+)
+@click.option(
+    "--adapter", metavar="ADAPTER", help="LoRA adapter of MODEL: a folder or a repository."
+)
 @jobs.table_options()
 @loading_options
 @json_option
 @tensor_parallel_option
 def generate(
-    model: str, prompts: tuple[str, ...], max_new_tokens: int, seed: int | None, stop: tuple[str, ...],
-    table: dict[str, Any], loading: dict[str, Any], as_json: bool, adapter: str | None, draft: str | None,
+    model: str,
+    prompts: tuple[str, ...],
+    max_new_tokens: int,
+    seed: int | None,
+    stop: tuple[str, ...],
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+    adapter: str | None,
+    draft: str | None,
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Generate text that continues PROMPT.
 
-    The text is printed as it is generated. Without PROMPT, or if it is "-", it is read from standard input. A model
-    with an encoder and a decoder, such as T5, answers PROMPT, and only the answer is printed.
+    The text is printed as it is generated. Without PROMPT, or if it is "-", it is read from
+    standard input. A model with an encoder and a decoder, such as T5, answers PROMPT, and only the
+    answer is printed.
 
-    With --out, the --column of FILEs contains one prompt per row, and the results are a new column `generated`. Row n,
-    counted from 0, has the same text as a single run with --seed SEED + n. See `minhub score --help` for supported
-    FILEs and for interrupted jobs.
+    With --out, the --column of FILEs contains one prompt per row, and the results are a new column
+    `generated`. Row n, counted from 0, has the same text as a single run with --seed SEED + n. See
+    `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     if not prompts and table["out"]:
-        raise click.UsageError("Missing argument 'FILE'. With --out, give the files that contain the prompts.")
+        raise click.UsageError(
+            "Missing argument 'FILE'. With --out, give the files that contain the prompts."
+        )
     options = {name: value for name, value in options.items() if value is not None}
     if table["out"]:
         if adapter is not None:
-            raise click.UsageError("--adapter has no effect on FILEs: merge it with minhub convert --merge.")
+            raise click.UsageError(
+                "--adapter has no effect on FILEs: merge it with minhub convert --merge."
+            )
         settings = {**options, "max_new_tokens": max_new_tokens, "seed": seed, "stop": stop}
         settings |= {} if draft is None else {"draft": draft}
         jobs.run("generate", model, prompts, table, settings, loading, as_json)
@@ -70,12 +109,15 @@ def generate(
         prompt = broadcast(group, lambda: read_stdin(missing, named=bool(prompts)))
     else:
         [prompt] = prompts
-    network, tokenizer = open_model(model, **loading, group=group, adapter=adapter, mtp=draft == "mtp")
+    network, tokenizer = open_model(
+        model, **loading, group=group, adapter=adapter, mtp=draft == "mtp"
+    )
     drafts = None if draft is None else open_draft(draft, network, tokenizer, loading)
     prompt_ids = encode(tokenizer, prompt, prompt=not network.encoder_decoder)
     if not prompt_ids:
-        raise click.BadParameter("the prompt has no tokens in MODEL's vocabulary; give some text",
-                                 param_hint="'PROMPT'")  # fmt: skip
+        raise click.BadParameter(
+            "the prompt has no tokens in MODEL's vocabulary; give some text", param_hint="'PROMPT'"
+        )
     if not from_pipe and unread_pipe():
         note("Note: standard input is ignored; to read it, use - as PROMPT.")
 
@@ -93,8 +135,18 @@ def generate(
     if as_json:
         text = "".join(pieces)
         speed = len(new_ids) / (time.perf_counter() - started)
-        result = {"model": model, "prompt": prompt, "text": text, "ids": new_ids, "tokens_per_second": speed}
-        emit(result if drafts is None else {**result, "proposed": drafts.proposed, "accepted": drafts.accepted})
+        result = {
+            "model": model,
+            "prompt": prompt,
+            "text": text,
+            "ids": new_ids,
+            "tokens_per_second": speed,
+        }
+        emit(
+            result
+            if drafts is None
+            else {**result, "proposed": drafts.proposed, "accepted": drafts.accepted}
+        )
         return
     # A pipe or file gets the text unchanged; click.echo would remove escape sequences.
     escape = displayed if sys.stdout.isatty() else str
@@ -137,22 +189,36 @@ def record(items: Iterable[int], history: list[int]) -> Iterator[int]:
 @model_argument
 @files_argument
 @jobs.table_options()
-@click.option("--target", metavar="COLUMN",
-              help="Score the texts in this column, given the texts in --column.")  # fmt: skip
-@click.option("--sep", metavar="TEXT",
-              help="With --target: the separator between a text and its target; '' for languages without spaces.  "
-                   "[default: a space]")  # fmt: skip
+@click.option(
+    "--target",
+    metavar="COLUMN",
+    help="Score the texts in this column, given the texts in --column.",
+)
+@click.option(
+    "--sep",
+    metavar="TEXT",
+    help=(
+        "With --target: the separator between a text and its target; '' for languages without"
+        " spaces.  [default: a space]"
+    ),
+)
 @loading_options
 @json_option
 @tensor_parallel_option
 def score(
-    model: str, files: tuple[str, ...], target: str | None, sep: str | None, table: dict[str, Any],
-    loading: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    files: tuple[str, ...],
+    target: str | None,
+    sep: str | None,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
     r"""Measure how well MODEL predicts a text.
 
-    Prints the perplexity of the text in FILE ("-" is standard input); --json adds the log-probability of each token.
-    A text longer than the model's context is scored in windows that overlap by half.
+    Prints the perplexity of the text in FILE ("-" is standard input); --json adds the
+    log-probability of each token. A text longer than the model's context is scored in windows that
+    overlap by half.
 
     With --out, each row of FILEs is a separate text, and the measures are new columns:
 
@@ -160,14 +226,14 @@ def score(
       minhub score gpt2 in.csv --column review --out out.csv
       minhub score gpt2 'texts/*.jsonl' --out scored.parquet
 
-    FILEs can be .csv, .tsv, .jsonl, .parquet (pip install 'minhub_py[tables]'), .txt with one text per line, folders
-    of such files, and glob patterns. To continue an interrupted job, run the same command again: completed rows are
-    stored in OUT.parts until the job ends. MODEL's weights must be unchanged; their files are hashed before the first
-    job (about one second per GB).
+    FILEs can be .csv, .tsv, .jsonl, .parquet (pip install 'minhub_py[tables]'), .txt with one text
+    per line, folders of such files, and glob patterns. To continue an interrupted job, run the same
+    command again: completed rows are stored in OUT.parts until the job ends. MODEL's weights must
+    be unchanged; their files are hashed before the first job (about one second per GB).
 
-    With --target, the texts of a second column are scored. They continue the texts in --column, joined by --sep, and
-    neither text may have white space at the joint. An encoder-decoder such as T5 scores a target as the answer to
-    its text, and ignores --sep.
+    With --target, the texts of a second column are scored. They continue the texts in --column,
+    joined by --sep, and neither text may have white space at the joint. An encoder-decoder such as
+    T5 scores a target as the answer to its text, and ignores --sep.
 
     \b
       minhub score gpt2 in.csv --target word --out out.csv
@@ -179,11 +245,15 @@ def score(
             jobs.run("score", model, files, table, {}, loading, as_json)
         else:
             settings = {"sep": " " if sep is None else sep}
-            jobs.run("score_targets", model, files, table, settings, loading, as_json, columns=[target])
+            jobs.run(
+                "score_targets", model, files, table, settings, loading, as_json, columns=[target]
+            )
         return
     jobs.require_out(*jobs.NAMES)
     if target is not None:
-        raise click.UsageError("--target is for the rows of files: add --out, a file for the results.")
+        raise click.UsageError(
+            "--target is for the rows of files: add --out, a file for the results."
+        )
     if len(files) > 1:
         raise click.UsageError("Give one FILE. For the rows of several files, add --out.")
     if files[0].endswith((".csv", ".tsv", ".jsonl")):
@@ -193,7 +263,9 @@ def score(
     def read() -> str:
         if files[0] == "-":
             return decode_utf8(standard_input().read(), source)
-        file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
+        file: IO[bytes] = click.File("rb").convert(
+            files[0], click.Argument(["file"]), click.get_current_context()
+        )
         return decode_utf8(file.read(), source)
 
     group = connected(loading["device"])
@@ -206,7 +278,9 @@ def score(
         raise ValueError(NEEDS_TARGETS)
     token_ids = encode(tokenizer, text)
     if len(token_ids) < 2:
-        raise ValueError(f"{source} is too short to score: at least 2 tokens are required, not {len(token_ids)}")
+        raise ValueError(
+            f"{source} is too short to score: at least 2 tokens are required, not {len(token_ids)}"
+        )
 
     with progress_bar("Scoring", "tokens") as update:
         [scores] = log_probabilities(network, [token_ids], progress=update)
@@ -214,11 +288,22 @@ def score(
     if as_json:
         pairs = zip(token_ids[1:], scores.tolist(), strict=True)
         emit(
-            {**result, "scores": [{"id": id, "token": tokenizer.decode([id]), "logprob": value} for id, value in pairs]}
+            {
+                **result,
+                "scores": [
+                    {"id": id, "token": tokenizer.decode([id]), "logprob": value}
+                    for id, value in pairs
+                ],
+            }
         )
         return
-    print_table(["MEASURE", "VALUE"], [
-        ("tokens scored", result["tokens"]), ("characters scored", result["characters"]),
-        ("nats per token", f"{result['nats_per_token']:.4f}"), ("perplexity", f"{result['perplexity']:.3f}"),
-        ("bits per character", f"{result['bits_per_character']:.4f}"),
-    ])  # fmt: skip
+    print_table(
+        ["MEASURE", "VALUE"],
+        [
+            ("tokens scored", result["tokens"]),
+            ("characters scored", result["characters"]),
+            ("nats per token", f"{result['nats_per_token']:.4f}"),
+            ("perplexity", f"{result['perplexity']:.3f}"),
+            ("bits per character", f"{result['bits_per_character']:.4f}"),
+        ],
+    )

@@ -1,1 +1,3 @@
-"""Several processes that share one model: their environment, their process group, and tensor parallelism."""
+"""Several processes that share one model: their environment, their process group, and tensor
+parallelism.
+"""

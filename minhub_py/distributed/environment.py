@@ -1,4 +1,5 @@
-"""The processes that torchrun starts: the environment variables of each, and the connection between them.
+"""The processes that torchrun starts: the environment variables of each, and the connection between
+them.
 
 Importing this module does not import PyTorch.
 """
@@ -26,7 +27,8 @@ def local_rank() -> int:
 
 
 def join_group(cuda: bool) -> None:
-    """Connect this process to the others by gloo, and on CUDA also by NCCL with one GPU per process.
+    """Connect this process to the others by gloo, and on CUDA also by NCCL with one GPU per
+    process.
 
     ValueError: this machine has fewer GPUs than processes.
     """
@@ -36,8 +38,10 @@ def join_group(cuda: bool) -> None:
     if cuda:
         local_size, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if local_size > gpus:  # in every process: if only one failed, the others would wait for it
-            raise ValueError(f"{local_size} processes on this machine need {local_size} GPUs, but it has {gpus}: start "
-                             'fewer processes, or use device "cpu"')  # fmt: skip
+            raise ValueError(
+                f"{local_size} processes on this machine need {local_size} GPUs, but it has {gpus}:"
+                ' start fewer processes, or use device "cpu"'
+            )
         torch.cuda.set_device(local_rank())  # NCCL requires this first
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
@@ -48,7 +52,8 @@ def join_group(cuda: bool) -> None:
 def leave_group() -> None:
     """Disconnect at the end: a process that exits while connected may be aborted.
 
-    Not after an error on CUDA, where NCCL would wait for the other processes, which wait for this one.
+    Not after an error on CUDA, where NCCL would wait for the other processes, which wait for this
+    one.
     """
     import torch.distributed as dist
 
@@ -57,7 +62,9 @@ def leave_group() -> None:
 
 
 def broadcast_text(text: str, source: int = 0) -> str:
-    """The `text` of process `source`, in every process. Sent as bytes: data of another process is never unpickled."""
+    """The `text` of process `source`, in every process. Sent as bytes: data of another process is
+    never unpickled.
+    """
     import torch
     import torch.distributed as dist
 

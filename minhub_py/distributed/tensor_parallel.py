@@ -1,13 +1,14 @@
-"""Tensor parallelism: each rank has a shard of every large weight, and runs the model's own `forward`.
+"""Tensor parallelism: each rank has a shard of every large weight, and runs the model's own
+`forward`.
 
-`Plan` reads from a model's `steps` how each weight is divided. In a block, the first layer is divided by its outputs
-(column parallel): each rank has some heads, or some channels of the MLP. The last layer is divided by its inputs (row
-parallel), so that its outputs are partial sums, which a hook adds over the ranks. Embedding and head are divided by the
-vocabulary. Everything else (norms, positions, router) is replicated. KV heads that are fewer than the ranks are
-replicated, too.
+`Plan` reads from a model's `steps` how each weight is divided. In a block, the first layer is
+divided by its outputs (column parallel): each rank has some heads, or some channels of the MLP. The
+last layer is divided by its inputs (row parallel), so that its outputs are partial sums, which a
+hook adds over the ranks. Embedding and head are divided by the vocabulary. Everything else (norms,
+positions, router) is replicated. KV heads that are fewer than the ranks are replicated, too.
 
-Sources: Shoeybi et al. (2019), "Megatron-LM", section 3; Pope et al. (2022), "Efficiently Scaling Transformer
-Inference", for KV heads.
+Sources: Shoeybi et al. (2019), "Megatron-LM", section 3; Pope et al. (2022), "Efficiently Scaling
+Transformer Inference", for KV heads.
 
 Notation: as in the model files; H', V' and so on are the share of a rank.
 """
@@ -31,11 +32,15 @@ from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, rms_norm
 from minhub_py.models.steps import Step
 from weights_map.conversion import Mapped
 
-INCOMPLETE = "a model that is split among processes cannot be saved or converted: load it without parallel="
+INCOMPLETE = (
+    "a model that is split among processes cannot be saved or converted: load it without parallel="
+)
 
 
 class Sharded(LanguageModel):
-    """The first base class of a split model: `body`, `encode` and `logits` of the model, with a rank's shards."""
+    """The first base class of a split model: `body`, `encode` and `logits` of the model, with a
+    rank's shards.
+    """
 
     group: ProcessGroup
     layout: Layout
@@ -63,7 +68,9 @@ class Sharded(LanguageModel):
 
 
 class ShardedEmbedding(nn.Embedding):
-    """An embedding that has the rows of some token IDs; the rows of other token IDs are zeros before the sum."""
+    """An embedding that has the rows of some token IDs; the rows of other token IDs are zeros
+    before the sum.
+    """
 
     group: ProcessGroup
     ids: range
@@ -86,7 +93,9 @@ class ShardedNorm(RMSNorm):
 
 @dataclass(frozen=True)
 class Segment:
-    """Adjacent channels: `items` (heads, or channels of an MLP) of `size` channels. `share`: the items of this rank."""
+    """Adjacent channels: `items` (heads, or channels of an MLP) of `size` channels. `share`: the
+    items of this rank.
+    """
 
     share: range
     items: int
@@ -96,7 +105,8 @@ class Segment:
 class Plan:
     """How a model is divided, for one rank. Changes the modules of the model, but not its weights.
 
-    slices: id of a parameter -> a dimension and the ranges of this rank; other parameters are replicated.
+    slices: id of a parameter -> a dimension and the ranges of this rank; other parameters are
+    replicated.
     biases: ids of the biases of partial sums, which are zero on all ranks except rank 0.
     layout: the cache of this rank.
 
@@ -111,13 +121,22 @@ class Plan:
         self.parents = {child: module for module in model.modules() for child in module.children()}
         self.cached: Iterator[Any] = iter(model.cache_layout())
         self.heads = 0  # in the current value h; 0: the channels of an MLP
-        listed = [*(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()), *model.steps()]
+        listed = [
+            *(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()),
+            *model.steps(),
+        ]
         if isinstance(alibi := getattr(model, "alibi", None), ALiBi):
             share = self.segment(len(alibi.slopes)).share
             divided: Any = model
             divided.alibi = replace(alibi, slopes=alibi.slopes[share.start : share.stop])
         for i, step in enumerate(listed):
-            self.divide(step, next((later for later in listed[i + 1 :] if not isinstance(later, steps.Rotate)), None))
+            self.divide(
+                step,
+                next(
+                    (later for later in listed[i + 1 :] if not isinstance(later, steps.Rotate)),
+                    None,
+                ),
+            )
 
     def divide(self, step: Step, consumer: Step | None) -> None:  # noqa: PLR0915  # one case per operation
         """Divide the weights of a step. consumer: the step that reads its result."""
@@ -133,7 +152,9 @@ class Plan:
                 self.divide_outputs(step.layers, consumer)
             case steps.Add():
                 items = self.heads or step.layer.weight.size(1)
-                self.slice(step.layer.weight, 1, self.segment(items, step.layer.weight.size(1) // items))
+                self.slice(
+                    step.layer.weight, 1, self.segment(items, step.layer.weight.size(1) // items)
+                )
                 self.sum_outputs(step.layer, step.layer.bias)
             case steps.Rotate():
                 if step.all_heads and step.q_norm is not None and step.k_norm is not None:
@@ -142,7 +163,9 @@ class Plan:
                     self.slice(step.k_norm.weight, 0, self.kv_segment(step.heads, step.kv_heads, D))
                     self.replace(step.q_norm, ShardedNorm)
                     self.replace(step.k_norm, ShardedNorm)
-                elif isinstance(step.q_norm, HeadLayerNorm) and isinstance(step.k_norm, HeadLayerNorm):
+                elif isinstance(step.q_norm, HeadLayerNorm) and isinstance(
+                    step.k_norm, HeadLayerNorm
+                ):
                     self.slice(step.q_norm.weight, 0, self.segment(step.heads))
                     self.slice(step.k_norm.weight, 0, self.kv_segment(step.heads, step.kv_heads))
             case steps.Attend():
@@ -156,7 +179,9 @@ class Plan:
                 self.layout.append(replace(next(self.cached), heads=step.heads // self.group.size))
             case steps.CacheEncoder():
                 for layer in step.layers:
-                    self.slice(layer.weight, 0, self.segment(step.heads, len(layer.weight) // step.heads))
+                    self.slice(
+                        layer.weight, 0, self.segment(step.heads, len(layer.weight) // step.heads)
+                    )
             case steps.DeltaRule():
                 self.slice(step.conv.weight, 0, *self.segments(step, 0)[:3])
                 self.slice(step.decay, 0, self.segment(step.heads))
@@ -187,8 +212,9 @@ class Plan:
                 pass
             case _:
                 raise ValueError(
-                    f"{self.title}: {type(step).__name__} layers cannot be split among processes; load this model in "
-                    "one process, without parallel=, --tensor-parallel or torchrun"
+                    f"{self.title}: {type(step).__name__} layers cannot be split among processes;"
+                    " load this model in one process, without parallel=, --tensor-parallel or"
+                    " torchrun"
                 )
 
     def divide_outputs(self, layers: Sequence[Any], consumer: Step | None) -> None:
@@ -196,7 +222,8 @@ class Plan:
         segments = self.segments(consumer, sum(len(layer.weight) for layer in layers))
         self.heads = getattr(consumer, "heads", 0)
         module = self.parents[layers[0]]
-        for name in ("heads", "kv_heads", "key_heads"):  # read by the `forward` of attention modules
+        # read by the `forward` of attention modules
+        for name in ("heads", "kv_heads", "key_heads"):
             if self.heads and hasattr(module, name):
                 setattr(module, name, max(1, getattr(module, name) // self.group.size))
         start = 0
@@ -217,11 +244,17 @@ class Plan:
             case steps.DeltaRule():  # q, k, v; z; beta; decay
                 H, G, V = consumer.heads, consumer.key_heads, len(consumer.norm.weight)
                 K = (len(consumer.conv.weight) - H * V) // (2 * G)
-                return [*[self.kv_segment(H, G, K)] * 2, *[self.segment(H, V)] * 2, *[self.segment(H)] * 2]
+                return [
+                    *[self.kv_segment(H, G, K)] * 2,
+                    *[self.segment(H, V)] * 2,
+                    *[self.segment(H)] * 2,
+                ]
             case steps.ShortConvolution():
                 return [self.segment(channels // 3)] * 3
             case steps.Gate():
-                return [self.segment(channels // 2)] * 2 + [Segment(range(1), 1, 1)] * consumer.sigmoid
+                return [self.segment(channels // 2)] * 2 + [
+                    Segment(range(1), 1, 1)
+                ] * consumer.sigmoid
             case steps.Add():
                 return [self.segment(channels)]
         return []
@@ -230,20 +263,26 @@ class Plan:
         return Segment(self.group.share(items), items, size)
 
     def kv_segment(self, heads: int, kv_heads: int, size: int = 1) -> Segment:
-        """KV heads, replicated if they are fewer than the ranks. ValueError: the ranks cannot divide the heads."""
+        """KV heads, replicated if they are fewer than the ranks. ValueError: the ranks cannot
+        divide the heads.
+        """
 
         def divides(ranks: int) -> bool:
             return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
         if not divides(self.group.size):
             possible = ", ".join(str(number) for number in range(1, heads + 1) if divides(number))
-            raise ValueError(f"{self.title}: {heads} heads and {kv_heads} KV heads cannot be split among "
-                             f"{self.group.size} processes: possible numbers are {possible}")  # fmt: skip
+            raise ValueError(
+                f"{self.title}: {heads} heads and {kv_heads} KV heads cannot be split among "
+                f"{self.group.size} processes: possible numbers are {possible}"
+            )
         first = self.group.rank * kv_heads // self.group.size
         return Segment(range(first, first + max(1, kv_heads // self.group.size)), kv_heads, size)
 
     def divide_experts(self, step: steps.Experts) -> None:
-        """Each rank has a share of the channels inside every expert. Channels with a common scale stay together."""
+        """Each rank has a share of the channels inside every expert. Channels with a common scale
+        stay together.
+        """
         if isinstance(step.down, ExpertMatrices):
             channels = self.segment(step.down.shape[2])
             for weight in (weight for matrices in step.gate_up for weight in matrices.parameters()):
@@ -266,11 +305,22 @@ class Plan:
         self.slice(step.gate_up_bias, 1, rows)
         self.sum_outputs(self.parents[step.router], step.down_bias)
 
-    def slice(self, parameter: Tensor | None, dim: int, *segments: Segment, start: int = 0, stop: int = 2**63) -> None:
-        """Select the channels of this rank in a parameter, which contains the channels from `start` to `stop`."""
+    def slice(
+        self,
+        parameter: Tensor | None,
+        dim: int,
+        *segments: Segment,
+        start: int = 0,
+        stop: int = 2**63,
+    ) -> None:
+        """Select the channels of this rank in a parameter, which contains the channels from `start`
+        to `stop`.
+        """
         ranges, offset = [], -start
         for segment in segments:
-            first, last = (offset + segment.size * end for end in (segment.share.start, segment.share.stop))
+            first, last = (
+                offset + segment.size * end for end in (segment.share.start, segment.share.stop)
+            )
             ranges.append(range(max(first, 0), min(last, stop - start)))
             offset += segment.size * segment.items
         if parameter is not None:
@@ -290,11 +340,16 @@ class Plan:
 
 
 def shard(
-    model: LanguageModel, tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor], group: ProcessGroup
+    model: LanguageModel,
+    tensors: Mapping[str, Tensor],
+    move: Callable[[Tensor], Tensor],
+    group: ProcessGroup,
 ) -> None:
-    """Turn a model without weights into a rank's part of it, in place. All ranks must call it with the same token IDs.
+    """Turn a model without weights into a rank's part of it, in place. All ranks must call it with
+    the same token IDs.
 
-    tensors: the weights by name; only the shard of this rank is read.    move: moves a tensor to its device and dtype.
+    tensors: the weights by name; only the shard of this rank is read.    move: moves a tensor to
+    its device and dtype.
     ValueError: see `Plan`.
     """
     plan = Plan(model, group)
@@ -305,14 +360,22 @@ def shard(
             tensor = move(torch.zeros(parameter.shape, dtype=parameter.dtype))
         else:
             tensor = move(read_slices(tensors, name, *plan.slices.get(id(parameter), (0, []))))
-        setattr(parent, leaf, nn.Parameter(tensor, requires_grad=False) if leaf in parent._parameters else tensor)
+        setattr(
+            parent,
+            leaf,
+            nn.Parameter(tensor, requires_grad=False) if leaf in parent._parameters else tensor,
+        )
     kind: type = type(model)
     model.__class__ = type(kind.__name__, (Sharded, kind), {"__module__": __name__})
     model.group, model.layout = group, plan.layout  # type: ignore[assignment]
 
 
-def read_slices(tensors: Mapping[str, Tensor], name: str, dim: int, ranges: Sequence[range]) -> Tensor:
-    """Ranges of a tensor in a dimension, or all of it without ranges; a view of the mapped file where possible."""
+def read_slices(
+    tensors: Mapping[str, Tensor], name: str, dim: int, ranges: Sequence[range]
+) -> Tensor:
+    """Ranges of a tensor in a dimension, or all of it without ranges; a view of the mapped file
+    where possible.
+    """
     if not ranges:
         return tensors[name]
     if dim == 0 and isinstance(tensors, Mapped):

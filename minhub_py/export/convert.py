@@ -1,4 +1,5 @@
-"""Conversion of a checkpoint to another layout, dtype or shard size, tensor by tensor in the memory of the largest one.
+"""Conversion of a checkpoint to another layout, dtype or shard size, tensor by tensor in the memory
+of the largest one.
 
 Conversion to TorchScript loads the complete model.
 """
@@ -10,20 +11,20 @@ from typing import Literal
 import torch
 
 import weights_map
-from minhub_py.adapters.fit import read_adapter
-from minhub_py.adapters.heads import HEAD_NAMES, base_of, labels_of
-from minhub_py.adapters.merge import MergedTensors, merge
 from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.layout import COMPANIONS, TOKENIZER_FILES
 from minhub_py.checkpoints.storage import Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
-from minhub_py.config import with_older_rope
 from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.export.torchscript import save_torchscript
+from minhub_py.loading.adapters.fit import read_adapter
+from minhub_py.loading.adapters.heads import HEAD_NAMES, base_of, labels_of
+from minhub_py.loading.adapters.merge import MergedTensors, merge
 from minhub_py.loading.facts import collect, fit
 from minhub_py.loading.files import ModelFiles
-from minhub_py.pretrained import load
+from minhub_py.loading.pretrained import load
+from minhub_py.models.config import with_older_rope
 from minhub_py.system.files import read_bytes
 
 
@@ -36,12 +37,15 @@ def convert(
     max_shard_size: int = 5 * 10**9,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Convert a checkpoint, with its config and tokenizer, and replace `out`. An adapter is merged into the weights.
+    """Convert a checkpoint, with its config and tokenizer, and replace `out`. An adapter is merged
+    into the weights.
 
     Args:
         files: The files of the model.
-        out: The output folder; for TorchScript the output file, which includes the config and the tokenizer.
-        to: "hub" for transformers, "native" for our names and shapes, or "torchscript" for LibTorch.
+        out: The output folder; for TorchScript the output file, which includes the config and the
+            tokenizer.
+        to: "hub" for transformers, "native" for our names and shapes, or "torchscript" for
+            LibTorch.
         dtype: The dtype of the weights. By default, it is not changed.
         max_shard_size: Maximum size of a safetensors file in bytes.
         progress: Called with the number of written bytes and the total.
@@ -53,7 +57,9 @@ def convert(
     checkpoint, adapter = files.checkpoint, files.adapter
     if to == "torchscript":
         model = load(files, device="cpu", dtype=dtype or "auto", quantize="none")
-        save_torchscript(model if adapter is None else merge(model), out, companions_of(files.path, adapter))
+        save_torchscript(
+            model if adapter is None else merge(model), out, companions_of(files.path, adapter)
+        )
         return
     facts = collect(files)
     model, meta = fit(facts), facts.meta  # all checks precede the first write
@@ -81,19 +87,32 @@ def convert(
     stored = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
     settings["dtype"] = str(dtype or stored).removeprefix("torch.")
     write_checkpoint(
-        out, tensors, settings, companions=companions_of(files.path, adapter), meta=meta, dtype=dtype,
-        max_shard_size=max_shard_size, layout=to, progress=progress,
-    )  # fmt: skip
+        out,
+        tensors,
+        settings,
+        companions=companions_of(files.path, adapter),
+        meta=meta,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        layout=to,
+        progress=progress,
+    )
 
 
 def companions_of(folder: Path, adapter: Path | None = None) -> dict[str, bytes]:
     """The files of the tokenizer, the chat template and generation_config.json, by name.
 
-    A character vocabulary, or the tokenizer of a GGUF file (`folder`), is converted to tokenizer.json.
-    adapter: the folder of a merged adapter. Its tokenizer, which may have added tokens, has precedence.
+    A character vocabulary, or the tokenizer of a GGUF file (`folder`), is converted to
+    tokenizer.json.
+    adapter: the folder of a merged adapter. Its tokenizer, which may have added tokens, has
+    precedence.
     """
     if adapter is not None and (adapter / "tokenizer.json").exists():
-        own = {name: (adapter / name).read_bytes() for name in TOKENIZER_FILES if (adapter / name).exists()}
+        own = {
+            name: (adapter / name).read_bytes()
+            for name in TOKENIZER_FILES
+            if (adapter / name).exists()
+        }
         return companions_of(folder) | own
     if folder.is_file():
         return tokenizer_files(read_tokenizer(folder))

@@ -1,8 +1,9 @@
-"""The tokenizer of a GGUF file to write: the opposite direction of checkpoints/tokenizers/gguf_tokenizer.py.
+"""The tokenizer of a GGUF file to write: the opposite direction of
+checkpoints/tokenizers/gguf_tokenizer.py.
 
-A byte-level BPE is written with the name of its word pattern, a SentencePiece model with pieces, scores and types, and
-Gemma 4's BPE of characters with its merges. The tokenizer of a GGUF file is copied. A folder without a tokenizer is
-written without a vocabulary.
+A byte-level BPE is written with the name of its word pattern, a SentencePiece model with pieces,
+scores and types, and Gemma 4's BPE of characters with its merges. The tokenizer of a GGUF file is
+copied. A folder without a tokenizer is written without a vocabulary.
 """
 
 import json
@@ -32,38 +33,69 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
     read_sentencepiece,
 )
 from minhub_py.checkpoints.tokenizers.surroundings import named_bos
-from minhub_py.checkpoints.tokenizers.tokenizer import encode, read_gguf, read_tokenizer, surrounding_ids
+from minhub_py.checkpoints.tokenizers.tokenizer import (
+    encode,
+    read_gguf,
+    read_tokenizer,
+    surrounding_ids,
+)
 
-# Special tokens of Gemma 4 that llama.cpp writes in its output, for parsers of tool calls and reasoning.
-VISIBLE = {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'}
+# Special tokens of Gemma 4 that llama.cpp writes in its output, for parsers of tool calls and
+# reasoning.
+VISIBLE = {
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    '<|"|>',
+}
 END_KEYS = ("eos", "eot", "eom")
 MAX_SPECIAL = 200  # special tokens that are compared
 # Text that the word patterns split differently.
 PROBE = (
-    "I'll We'LL don't 12345 a1b2 x==y!!\n\n  two  spaces\t\ttab \u00e9e\u0301 HelloWorld 3.14 (ok)/end"
-    " \u4f60\u597d \r\n z"
+    "I'll We'LL don't 12345 a1b2 x==y!!\n\n  two  spaces\t\ttab \u00e9e\u0301 HelloWorld 3.14"
+    " (ok)/end \u4f60\u597d \r\n z"
 )
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     """The tokenizer to write; None without a tokenizer, and for the copied keys of a GGUF file."""
     folder = checkpoint.path
-    names = ("tokenizer.model", "spiece.model", "tokenizer.json", "vocab.json", "tekken.json", "merges.txt")
-    return read_tokenizer(folder) if folder.is_dir() and any((folder / name).exists() for name in names) else None
+    names = (
+        "tokenizer.model",
+        "spiece.model",
+        "tokenizer.json",
+        "vocab.json",
+        "tekken.json",
+        "merges.txt",
+    )
+    return (
+        read_tokenizer(folder)
+        if folder.is_dir() and any((folder / name).exists() for name in names)
+        else None
+    )
 
 
-def tokenizer_pairs(checkpoint: Checkpoint, config: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The keys of the tokenizer and their values. ValueError: llama.cpp has no tokenizer of this kind."""
+def tokenizer_pairs(
+    checkpoint: Checkpoint, config: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """The keys of the tokenizer and their values. ValueError: llama.cpp has no tokenizer of this
+    kind.
+    """
     if isinstance(checkpoint, GGUFCheckpoint):
         metadata = checkpoint.header.metadata
         copied = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
-        return {key: value for key, value in copied.items() if not isinstance(value, Skipped)} | gguf_pairs(
-            gguf_templates(metadata)
-        )
+        return {
+            key: value for key, value in copied.items() if not isinstance(value, Skipped)
+        } | gguf_pairs(gguf_templates(metadata))
     if tokenizer is None:
         return {"tokenizer.ggml.model": "no_vocab"}
     folder, is_gemma4 = checkpoint.path, config["model_type"] == "gemma4_text"
-    models = [folder / name for name in ("tokenizer.model", "spiece.model") if (folder / name).exists()]
+    models = [
+        folder / name for name in ("tokenizer.model", "spiece.model") if (folder / name).exists()
+    ]
     if is_gemma4 and (folder / "tokenizer.json").exists():
         pairs = character_bpe_pairs(tokenizer, config["vocab_size"])
     elif models:
@@ -77,22 +109,26 @@ def tokenizer_pairs(checkpoint: Checkpoint, config: Mapping[str, Any], tokenizer
 def check_tokenizer(path: Path, tokenizer: Tokenizer, folder: Path) -> None:
     """ValueError: the tokenizer of a written file, or its chat templates, differ from the folder's."""
     written, metadata = read_gguf(path), read_header(path).metadata
-    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    special = [
+        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+    ]
     # A SentencePiece model treats the space before a word differently after a special token.
     marked = "" if "tokenizer.ggml.scores" in metadata else "a".join(special[:MAX_SPECIAL])
     forced = metadata["tokenizer.ggml.model"] == "gemma4" and not surrounding_ids(tokenizer)[0]
     if forced:
         warnings.warn(
-            "programs add <bos> to each text of a Gemma 4 file, but the folder's tokenizer does not: encode without "
-            "special tokens for the same token IDs",
+            "programs add <bos> to each text of a Gemma 4 file, but the folder's tokenizer does"
+            " not: encode without special tokens for the same token IDs",
             stacklevel=3,
         )
     for text in ("", PROBE, marked):
-        actual, expected = (encode(source, text, add_special_tokens=not forced) for source in (written, tokenizer))
+        actual, expected = (
+            encode(source, text, add_special_tokens=not forced) for source in (written, tokenizer)
+        )
         if actual != expected:
             raise ValueError(
-                f"a GGUF file cannot express this tokenizer: {brief(text)} has the tokens {brief(actual)} instead of "
-                f"{brief(expected)}"
+                f"a GGUF file cannot express this tokenizer: {brief(text)} has the tokens"
+                f" {brief(actual)} instead of {brief(expected)}"
             )
     if gguf_pairs(gguf_templates(metadata)) != gguf_pairs(templates_of(folder)):
         raise ValueError("the chat templates of the GGUF file differ from the folder's")
@@ -100,17 +136,27 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer, folder: Path) -> None:
 
 def templates_of(folder: Path) -> dict[str, str]:
     """The chat templates of a folder by name."""
-    return folder_templates(folder, read_settings(folder, "special_tokens_map.json", "tokenizer_config.json"))[0]
+    return folder_templates(
+        folder, read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
+    )[0]
 
 
 def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of ModernBERT's tokenizer, which adds special tokens to each text. ValueError: it has other words."""
+    """The keys of ModernBERT's tokenizer, which adds special tokens to each text. ValueError: it
+    has other words.
+    """
     if PRE[pairs["tokenizer.ggml.pre"]] != PRE["modern-bert"]:
-        raise ValueError(f"llama.cpp has no ModernBERT with the words of {pairs['tokenizer.ggml.pre']}")
+        raise ValueError(
+            f"llama.cpp has no ModernBERT with the words of {pairs['tokenizer.ggml.pre']}"
+        )
     tokens, special = pairs["tokenizer.ggml.tokens"], FAMILIES["modernbert"].tokens
-    keys = {"cls": "cls", "sep": "seperator", "mask": "mask", "unk": "unknown"}  # llama.cpp's spelling
-    ids = {f"tokenizer.ggml.{key}_token_id": tokens.index(special[f"{name}_token"]) for name, key in keys.items()
-           if special[f"{name}_token"] in tokens}  # fmt: skip
+    # llama.cpp's spelling
+    keys = {"cls": "cls", "sep": "seperator", "mask": "mask", "unk": "unknown"}
+    ids = {
+        f"tokenizer.ggml.{key}_token_id": tokens.index(special[f"{name}_token"])
+        for name, key in keys.items()
+        if special[f"{name}_token"] in tokens
+    }
     added = {f"tokenizer.ggml.add_{name}_token": True for name in ("bos", "eos", "sep")}
     return {"tokenizer.ggml.pre": "modern-bert", **ids, **added}
 
@@ -118,39 +164,51 @@ def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, Any]:
 def special_pairs(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
     """The token IDs of begin, ends and padding, and whether begin and end are added to each text.
 
-    The tokenizer decides, because tokenizer_config.json may lack or contradict its settings. ValueError: the tokenizer
-    adds several tokens before or after a text.
+    The tokenizer decides, because tokenizer_config.json may lack or contradict its settings.
+    ValueError: the tokenizer adds several tokens before or after a text.
     """
     before, after = surrounding_ids(tokenizer)
     if len(before) > 1 or len(after) > 1:
         raise ValueError(
-            f"a GGUF file cannot express this tokenizer: it adds {len(before)} tokens before and {len(after)} after "
-            "each text, but at most one is possible"
+            f"a GGUF file cannot express this tokenizer: it adds {len(before)} tokens before and"
+            f" {len(after)} after each text, but at most one is possible"
         )
     ends = config.get("eos_token_id")
     ends = list(dict.fromkeys([*after, *(ends if isinstance(ends, list) else [ends])]))
     named = named_bos(tokenizer)
-    ids = {"bos": before[0] if before else config.get("bos_token_id") if named is None else named,
-           "padding": config.get("pad_token_id"), **dict(zip(END_KEYS, ends, strict=False))}  # fmt: skip
+    ids = {
+        "bos": before[0] if before else config.get("bos_token_id") if named is None else named,
+        "padding": config.get("pad_token_id"),
+        **dict(zip(END_KEYS, ends, strict=False)),
+    }
     if len(ends) > len(END_KEYS):
         warnings.warn(
-            f"the GGUF file lacks {len(ends) - len(END_KEYS)} of the {len(ends)} tokens that end a text: stop at "
-            f"{', '.join(brief(tokenizer.id_to_token(id)) for id in ends[len(END_KEYS) :])} in the client",
+            f"the GGUF file lacks {len(ends) - len(END_KEYS)} of the {len(ends)} tokens that end a"
+            " text: stop at"
+            f" {', '.join(brief(tokenizer.id_to_token(id)) for id in ends[len(END_KEYS) :])} in the"
+            " client",
             stacklevel=3,
         )
     pairs: dict[str, Any] = {
-        f"tokenizer.ggml.{name}_token_id": id for name, id in ids.items() if id is not None and id >= 0
+        f"tokenizer.ggml.{name}_token_id": id
+        for name, id in ids.items()
+        if id is not None and id >= 0
     }
-    return pairs | {"tokenizer.ggml.add_bos_token": bool(before), "tokenizer.ggml.add_eos_token": bool(after)}
+    return pairs | {
+        "tokenizer.ggml.add_bos_token": bool(before),
+        "tokenizer.ggml.add_eos_token": bool(after),
+    }
 
 
 def bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
-    """The vocabulary, merges and word pattern of a byte-level BPE. ValueError: it is another kind of tokenizer."""
+    """The vocabulary, merges and word pattern of a byte-level BPE. ValueError: it is another kind
+    of tokenizer.
+    """
     saved = json.loads(tokenizer.to_str())
     if saved["model"]["type"] != "BPE" or saved["model"].get("byte_fallback"):
         raise ValueError(
-            f"the tokenizer ({saved['model']['type']}) is not a byte-level BPE: for a SentencePiece model, the folder "
-            "must contain its tokenizer.model"
+            f"the tokenizer ({saved['model']['type']}) is not a byte-level BPE: for a SentencePiece"
+            " model, the folder must contain its tokenizer.model"
         )
     pairs = {"tokenizer.ggml.model": "gpt2", **vocabulary_pairs(tokenizer, vocab_size)}
     return {**pairs, "tokenizer.ggml.pre": pre_of(tokenizer, pairs)}
@@ -160,9 +218,14 @@ def vocabulary_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     """The tokens of a BPE, their types, and merges."""
     saved = json.loads(tokenizer.to_str())
     tokens = {id: token for token, id in tokenizer.get_vocab().items()}
-    kinds = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in saved["added_tokens"]}
+    kinds = {
+        token["id"]: CONTROL if token["special"] else USER_DEFINED
+        for token in saved["added_tokens"]
+    }
     count = max(vocab_size, max(tokens) + 1)
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in saved["model"]["merges"]]
+    merges = [
+        merge if isinstance(merge, str) else " ".join(merge) for merge in saved["model"]["merges"]
+    ]
     return {
         "tokenizer.ggml.tokens": [tokens.get(id, f"[PAD{id}]") for id in range(count)],
         "tokenizer.ggml.token_type": np.array(
@@ -176,7 +239,9 @@ def character_bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]
     """The vocabulary and merges of Gemma 4. ValueError: it is another kind of tokenizer."""
     model = json.loads(tokenizer.to_str())["model"]
     if model["type"] != "BPE" or not model.get("byte_fallback"):
-        raise ValueError(f"the tokenizer ({model['type']}) is not a BPE with tokens of bytes, as Gemma 4's is")
+        raise ValueError(
+            f"the tokenizer ({model['type']}) is not a BPE with tokens of bytes, as Gemma 4's is"
+        )
     pairs = {"tokenizer.ggml.model": "gemma4", **vocabulary_pairs(tokenizer, vocab_size)}
     kinds = pairs["tokenizer.ggml.token_type"]
     for id, token in enumerate(pairs["tokenizer.ggml.tokens"]):
@@ -190,7 +255,9 @@ def character_bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]
 
 
 def pre_of(tokenizer: Tokenizer, pairs: Mapping[str, Any]) -> str:
-    """The name of the word pattern. ValueError: llama.cpp's patterns in this package split words differently."""
+    """The name of the word pattern. ValueError: llama.cpp's patterns in this package split words
+    differently.
+    """
     plain = Tokenizer.from_str(tokenizer.to_str())
     plain.no_padding()
     expected = plain.encode(PROBE, add_special_tokens=False).ids
@@ -200,26 +267,42 @@ def pre_of(tokenizer: Tokenizer, pairs: Mapping[str, Any]) -> str:
     for name, rule in PRE.items():
         splitter = Tokenizer(models.BPE())  # without a vocabulary, whose merges take seconds
         set_words(splitter, rule)
-        # Some tokenizers with gpt-4o's words do not set ignore_merges; their merges form each token all the same.
+        # Some tokenizers with gpt-4o's words do not set ignore_merges; their merges form each token
+        # all the same.
         if splits(splitter) != words or (rule.ignore_merges != ignores and name != "gpt-4o"):
             continue
-        other = byte_bpe({**pairs, "tokenizer.ggml.pre": name}, pairs["tokenizer.ggml.tokens"], kinds)
+        other = byte_bpe(
+            {**pairs, "tokenizer.ggml.pre": name}, pairs["tokenizer.ggml.tokens"], kinds
+        )
         if other.encode(PROBE, add_special_tokens=False).ids == expected:
             return name
-    raise ValueError(f"the words of the tokenizer are split by none of {', '.join(PRE)}, so GGUF has no name for them")
+    raise ValueError(
+        f"the words of the tokenizer are split by none of {', '.join(PRE)}, so GGUF has no name for"
+        " them"
+    )
 
 
 def splits(tokenizer: Tokenizer) -> list[str]:
     """The words of `PROBE`."""
     text = tokenizer.normalizer.normalize_str(PROBE) if tokenizer.normalizer else PROBE
-    return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)] if tokenizer.pre_tokenizer else [text]
+    return (
+        [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+        if tokenizer.pre_tokenizer
+        else [text]
+    )
 
 
-def sentencepiece_pairs(path: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The pieces of a SentencePiece BPE, or of T5's unigram model. ValueError: it is another unigram model."""
+def sentencepiece_pairs(
+    path: Path, config: Mapping[str, Any], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """The pieces of a SentencePiece BPE, or of T5's unigram model. ValueError: it is another
+    unigram model.
+    """
     model, vocab_size = read_sentencepiece(path), config["vocab_size"]
     if model.model_type != BPE and config["model_type"] != "t5":
-        raise ValueError(f"the {path.name} is a unigram model, which llama.cpp has for encoders and T5 only")
+        raise ValueError(
+            f"the {path.name} is a unigram model, which llama.cpp has for encoders and T5 only"
+        )
     tokens = [piece.text for piece in model.pieces]
     scores, kinds = [piece.score for piece in model.pieces], [piece.kind for piece in model.pieces]
     added = {id: token for token, id in tokenizer.get_vocab().items() if id >= len(tokens)}

@@ -1,6 +1,7 @@
 """The code of a TorchScript file: `forward`, written from a model's steps.
 
-Each step of models/steps.py becomes a few lines that call the functions of torchscript_functions.py. Variables:
+Each step of models/steps.py becomes a few lines that call the functions of
+torchscript_functions.py. Variables:
 
     x        residual stream (B, T, C)
     h        current value (B, T, …)
@@ -85,7 +86,9 @@ class CodeWriter:
         """Add the lines of steps that read the token IDs `idx`."""
         self.idx, self.outputs, steps = idx, 0, [*steps]
         self.sources = {step.source for step in steps if isinstance(step, Attend)}
-        self.lines.append(f"positions = torch.arange({idx}.size(1), device={idx}.device).unsqueeze(0)")
+        self.lines.append(
+            f"positions = torch.arange({idx}.size(1), device={idx}.device).unsqueeze(0)"
+        )
         for step in steps:
             self.add(step)
 
@@ -135,11 +138,15 @@ class CodeWriter:
                 output = self.output(step.layer)
                 output = output if step.norm is None else self.normed(output, step.norm)
                 output = self.dropped(output, step.dropout)
-                self.lines.append(f"x = x + {output}{'' if step.scale == 1 else f' * {step.scale}'}")
+                self.lines.append(
+                    f"x = x + {output}{'' if step.scale == 1 else f' * {step.scale}'}"
+                )
             case LayerInputs():
                 self.layer_inputs(step)
             case GateLayerInput():
-                self.lines.append(f"h = {self.activation(step.activation)}(h) * inputs[:, :, {step.layer}]")
+                self.lines.append(
+                    f"h = {self.activation(step.activation)}(h) * inputs[:, :, {step.layer}]"
+                )
             case ScaleResidual():
                 self.lines.append(f"x = x * {self.path(step.factor)}")
             case Experts():
@@ -157,7 +164,10 @@ class CodeWriter:
         """The code of `forward`, which returns logits (B, T, V)."""
         checks = [f"check({name}, {self.context or 0})" for name in self.arguments]
         arguments = ", ".join(f"{name}: Tensor" for name in self.arguments)
-        return "\n    ".join([f"def forward(self, {arguments}) -> Tensor:", *checks, *self.lines]) + "\n"
+        return (
+            "\n    ".join([f"def forward(self, {arguments}) -> Tensor:", *checks, *self.lines])
+            + "\n"
+        )
 
     # Expressions
 
@@ -171,9 +181,14 @@ class CodeWriter:
             return f"F.linear(h, {self.path(layer.weight)}, {self.path(layer.bias)})"
         factors = layer.factors
         if factors.magnitude is not None:
-            raise ValueError("a DoRA adapter cannot be written as TorchScript: merge it (minhub convert --merge)")
+            raise ValueError(
+                "a DoRA adapter cannot be written as TorchScript: merge it (minhub convert --merge)"
+            )
         if layer.invocation is not None:
-            raise ValueError("an activated adapter cannot be written as TorchScript: load the model with adapter=")
+            raise ValueError(
+                "an activated adapter cannot be written as TorchScript: load the model with"
+                " adapter="
+            )
         a, b = self.path(factors.lora_A), self.path(factors.lora_B)
         b = b if layer.rows is None else f"{b}[{self.path(layer.rows)}]"
         low = f"F.linear(F.linear({self.dropped('h', factors.dropout)}.to({a}.dtype), {a}), {b})"
@@ -238,7 +253,9 @@ class CodeWriter:
         layers = [layer.base if isinstance(layer, LoRALinear) else layer for layer in step.layers]
         self.outputs = sum(layer.weight.size(0) for layer in layers)
         outputs = ", ".join(map(self.output, step.layers))
-        self.lines.append(f"h = torch.cat([{outputs}], dim=2)" if len(step.layers) > 1 else f"h = {outputs}")
+        self.lines.append(
+            f"h = torch.cat([{outputs}], dim=2)" if len(step.layers) > 1 else f"h = {outputs}"
+        )
         if step.activation is not None:
             self.lines.append(f"h = {self.activation(step.activation)}(h)")
         self.drop(step.dropout)
@@ -252,7 +269,11 @@ class CodeWriter:
             return
         sizes = [step.heads * (1 + step.gate) * size, step.kv_heads * size, step.kv_heads * size]
         self.lines.append(f"q, k, v = h.split({sizes}, dim=2)")
-        for name, heads, norm in (("q", step.heads, q_norm), ("k", step.kv_heads, k_norm), ("v", step.kv_heads, None)):
+        for name, heads, norm in (
+            ("q", step.heads, q_norm),
+            ("k", step.kv_heads, k_norm),
+            ("v", step.kv_heads, None),
+        ):
             if norm is not None:
                 self.lines.append(f"{name} = {self.normed(name, norm)}")
             self.lines.append(f"{name} = split_heads({name}, {heads})")
@@ -285,7 +306,8 @@ class CodeWriter:
                 short = f"positions.size(1) <= {int(rope.original)}"
                 frequencies = f"{list(rope.short)} if {short} else {frequencies}"
             self.lines.append(
-                f"cos{number}, sin{number} = rotary_angles(positions[0], {frequencies}, {rope.amplitude})"
+                f"cos{number}, sin{number} = rotary_angles(positions[0], {frequencies},"
+                f" {rope.amplitude})"
             )
         number = self.ropes.index(rope)
         angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {interleaved}"
@@ -304,18 +326,24 @@ class CodeWriter:
             if self.attending in self.sources:
                 self.lines.append(f"shared{self.attending} = (k, v)")
             self.attending += 1
-        settings = f"{step.softcap}, {self.path(step.sinks)}, {self.rate(step.dropout)}, {step.upcast}"
+        settings = (
+            f"{step.softcap}, {self.path(step.sinks)}, {self.rate(step.dropout)}, {step.upcast}"
+        )
         if step.bias is None:
             settings = f"{step.window or 0}, {step.causal}, {settings}"
             self.lines.append(f"h = self_attention(q, k, v, {step.scale}, {settings})")
         else:
-            self.lines.append(f"h = attention(q, k, v, {self.bias(step)}, False, {step.scale}, {settings})")
+            self.lines.append(
+                f"h = attention(q, k, v, {self.bias(step)}, False, {step.scale}, {settings})"
+            )
         self.lines.append(f"h = merge_heads(h{' * gate.sigmoid()' if step.gate else ''})")
 
     def cross_attend(self, step: CrossAttend) -> None:
         k, v = f"keys{self.cross_layers}", f"values{self.cross_layers}"
         settings = f"None, False, {step.scale}, None, None, {self.rate(step.dropout)}"
-        self.lines.append(f"h = merge_heads(attention(split_heads(h, {step.heads}), {k}, {v}, {settings}))")
+        self.lines.append(
+            f"h = merge_heads(attention(split_heads(h, {step.heads}), {k}, {v}, {settings}))"
+        )
         self.cross_layers += 1
 
     def bias(self, step: Attend) -> str:
@@ -324,11 +352,15 @@ class CodeWriter:
             self.biases.append(step.bias)
             name = f"bias{len(self.biases) - 1}"
             if isinstance(step.bias, ALiBi):
-                self.lines.append(f"{name} = alibi_bias({list(step.bias.slopes)}, positions, positions)")
+                self.lines.append(
+                    f"{name} = alibi_bias({list(step.bias.slopes)}, positions, positions)"
+                )
             else:
                 settings = f"{step.bias.max_distance}, {step.bias.bidirectional}"
                 weight = self.path(step.bias.weight)
-                self.lines.append(f"{name} = relative_bias({weight}, positions, positions, {settings})")
+                self.lines.append(
+                    f"{name} = relative_bias({weight}, positions, positions, {settings})"
+                )
             if step.causal:
                 later = "positions.unsqueeze(1) > positions.unsqueeze(2)"
                 self.lines.append(f'{name} = {name}.masked_fill({later}, float("-inf"))')
@@ -348,7 +380,10 @@ class CodeWriter:
             layer, (weight, bias) = head.transform, head.output(model.token_embedding)
             output = f"F.linear(h, {self.path(weight)}, {self.path(bias)})"
         elif head is not None:
-            layer, output = head.dense, f"F.linear(h, {self.path(head.out.weight)}, {self.path(head.out.bias)})"
+            layer, output = (
+                head.dense,
+                f"F.linear(h, {self.path(head.out.weight)}, {self.path(head.out.bias)})",
+            )
         if head is not None:
             if layer is not None:
                 name = next(name for name, function in ACTIVATIONS.items() if function is head.act)
@@ -368,7 +403,9 @@ class CodeWriter:
         self.lines.append(f"qkv = {self.activation(step.activation)}(qkv).transpose(1, 2)")
         self.lines.append(f"state = torch.zeros([h.size(0), {H}, {K}, {V}], device=h.device)")
         weights = f"{self.path(step.decay)}, {self.path(step.bias)}"
-        self.lines.append(f"y, state = gated_delta(qkv, beta, decay, {weights}, {step.key_heads}, state)")
+        self.lines.append(
+            f"y, state = gated_delta(qkv, beta, decay, {weights}, {step.key_heads}, state)"
+        )
         norm = f"{self.path(step.norm.weight)}, {step.norm.eps}"
         self.lines.append(f"h = gated_rms_norm(y, z.unflatten(2, [{H}, {V}]), {norm}).flatten(2)")
 
@@ -389,13 +426,18 @@ class CodeWriter:
     def layer_inputs(self, step: LayerInputs) -> None:
         size = step.norm.weight.numel()
         sizes = f"[{self.outputs // size}, {size}]"
-        rows = f"scaled(F.embedding({self.idx}, {self.path(step.tokens.weight)}), {step.tokens_scale})"
+        rows = (
+            f"scaled(F.embedding({self.idx}, {self.path(step.tokens.weight)}), {step.tokens_scale})"
+        )
         norm = self.normed(f"(h * {step.scale}).unflatten(2, {sizes})", step.norm)
         self.lines.append(f"inputs = ({norm} + {rows}.unflatten(2, {sizes})) * {step.factor}")
 
     def experts(self, step: Experts) -> None:
         rule = step.routing
-        settings = f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor}, {self.path(step.choice_bias)}, "
+        settings = (
+            f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor},"
+            f" {self.path(step.choice_bias)}, "
+        )
         settings += self.path(step.factors)
         router = f"{self.path(step.router.weight)}, {self.path(step.router.bias)}"
         self.lines.append("tokens = h.flatten(0, 1)")
@@ -405,25 +447,34 @@ class CodeWriter:
         self.lines.append(f"weights, chosen = route({routed}, {router}, {settings})")
         before = "" if step.replaces else "x + "
         if isinstance(step.down, ExpertMatrices):
-            for name, matrices in zip(("gates", "ups", "downs"), (*step.gate_up, step.down), strict=True):
+            for name, matrices in zip(
+                ("gates", "ups", "downs"), (*step.gate_up, step.down), strict=True
+            ):
                 self.lines.append(f"{name} = [{', '.join(map(self.path, matrices.parameters()))}]")
             self.lines.append("y = torch.zeros_like(tokens)")
             self.lines.append("for e in range(len(gates)):")
             self.lines.append("    token, choice = torch.where(chosen == e)")
             gate = f"{self.activation(step.activation or '')}(F.linear(tokens[token], gates[e]))"
-            self.lines.append(f"    output = F.linear({gate} * F.linear(tokens[token], ups[e]), downs[e])")
-            self.lines.append("    y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))")
+            self.lines.append(
+                f"    output = F.linear({gate} * F.linear(tokens[token], ups[e]), downs[e])"
+            )
+            self.lines.append(
+                "    y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))"
+            )
             self.lines.append(f"x = {before}y.view_as(h)")
         else:
             parameters = (*step.gate_up, step.gate_up_bias, step.down, step.down_bias)
             names = ", ".join(map(self.path, parameters))
             self.lines.append(
-                f"x = {before}experts(tokens, weights, chosen, {names}, {step.alpha}, {step.limit}).view_as(h)"
+                f"x = {before}experts(tokens, weights, chosen, {names}, {step.alpha},"
+                f" {step.limit}).view_as(h)"
             )
 
     def cache_encoder(self, step: CacheEncoder) -> None:
         for name, layer in zip(("keys", "values"), step.layers, strict=True):
-            self.lines.append(f"{name}{self.encoder_layers} = split_heads({self.output(layer)}, {step.heads})")
+            self.lines.append(
+                f"{name}{self.encoder_layers} = split_heads({self.output(layer)}, {step.heads})"
+            )
         self.encoder_layers += 1
 
     def recurrent(self, step: Recurrent) -> None:
@@ -440,17 +491,23 @@ class CodeWriter:
         if step.scale != 1:
             self.lines.append(f"h = h * {step.scale}")
         layer: Any = step.layer
-        product = self.output(layer) if isinstance(layer, LoRALinear) else (
-            f"F.linear(h, {self.path(layer.weight)}, {self.path(bias)})"
-        )  # fmt: skip
+        product = (
+            self.output(layer)
+            if isinstance(layer, LoRALinear)
+            else (f"F.linear(h, {self.path(layer.weight)}, {self.path(bias)})")
+        )
         self.lines.append(f"h = {product}")
         cap = step.softcap
         self.lines.append("return h" if cap is None else f"return torch.tanh(h / {cap}) * {cap}")
 
 
 def path_of(name: str) -> str:
-    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight; and a parameter `x.0` as getattr(self.x, "0")."""
+    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight; and a parameter `x.0` as getattr(self.x,
+    "0").
+    """
     parent, _, leaf = name.rpartition(".")
     if leaf.isdigit():
         return f'getattr({path_of(parent)}, "{leaf}")'
-    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
+    return "self" + "".join(
+        f"[{part}]" if part.isdigit() else f".{part}" for part in name.split(".")
+    )

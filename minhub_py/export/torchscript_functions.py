@@ -25,17 +25,29 @@ from minhub_py.models.layers import (
 
 
 def check(idx: Tensor, context: int) -> None:
-    """ValueError: not a matrix of token IDs, or more positions than the context length (0: no maximum)."""
+    """ValueError: not a matrix of token IDs, or more positions than the context length (0: no
+    maximum).
+    """
     if idx.dim() != 2 or idx.numel() == 0:
-        raise ValueError(f"idx must have shape (B, T) and at least one token, not shape {idx.shape}")
+        raise ValueError(
+            f"idx must have shape (B, T) and at least one token, not shape {idx.shape}"
+        )
     if context > 0 and idx.size(1) > context:
         raise ValueError(f"idx has {idx.size(1)} positions, but the context length is {context}")
 
 
 def self_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, causal: bool, softcap: float | None,
-    sinks: Tensor | None, dropout: float, upcast: bool,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int,
+    causal: bool,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    upcast: bool,
+) -> Tensor:
     """`Past.attend_to` without a cache. window: 0 for none."""
     if not causal:
         mask: Tensor | None = None
@@ -50,31 +62,64 @@ def self_attention(
 
 
 def experts(
-    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor, down_bias: Tensor,
-    alpha: float, limit: float,
-) -> Tensor:  # fmt: skip
-    """The weighted sum of the outputs of the chosen experts, for tokens (n, C). See `mixture` in models/experts.py."""
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    gate_up: Tensor,
+    gate_up_bias: Tensor,
+    down: Tensor,
+    down_bias: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """The weighted sum of the outputs of the chosen experts, for tokens (n, C). See `mixture` in
+    models/experts.py.
+    """
     y = torch.zeros_like(x)
     for expert in range(gate_up.size(0)):
         token, choice = torch.where(chosen == expert)
         if token.size(0) > 0:
             output = gated_mlp(
-                x[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
+                x[token],
+                gate_up[expert],
+                gate_up_bias[expert],
+                down[expert],
+                down_bias[expert],
+                alpha,
+                limit,
             )
             y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))
     return y
 
 
 FUNCTIONS = (
-    alibi_bias, attention, check, counted_positions, experts, gated_delta, gated_rms_norm, head_layer_norm, merge_heads,
-    query_growth, relative_bias, rms_norm, rotary_angles, rotate, route, scaled, self_attention, sinusoidal_positions,
+    alibi_bias,
+    attention,
+    check,
+    counted_positions,
+    experts,
+    gated_delta,
+    gated_rms_norm,
+    head_layer_norm,
+    merge_heads,
+    query_growth,
+    relative_bias,
+    rms_norm,
+    rotary_angles,
+    rotate,
+    route,
+    scaled,
+    self_attention,
+    sinusoidal_positions,
     split_heads,
-)  # fmt: skip
+)
 
 
 @cache  # layers share the code in the file
 def traced(activation: Callable[[Tensor], Tensor]) -> Any:
-    """An elementwise function for TorchScript, which cannot compile a lambda; a trace is equivalent."""
+    """An elementwise function for TorchScript, which cannot compile a lambda; a trace is
+    equivalent.
+    """
 
     def function(x: Tensor) -> Tensor:
         return activation(x)

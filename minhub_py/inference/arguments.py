@@ -22,17 +22,27 @@ def model_of(model: object, call: str) -> Any:
         return model
     kind = type(model)
     if isinstance(model, str | PathLike):
-        raise ValueError(f"{call} takes a model, not its name: load it with from_pretrained({str(model)!r})")
+        raise ValueError(
+            f"{call} takes a model, not its name: load it with from_pretrained({str(model)!r})"
+        )
     if kind.__module__.startswith("transformers."):
         raise ValueError(
-            f"{call} takes models of this package, not {kind.__name__} of transformers: save it with its "
-            "save_pretrained(folder), then load it with from_pretrained(folder)"
+            f"{call} takes models of this package, not {kind.__name__} of transformers: save it"
+            " with its save_pretrained(folder), then load it with from_pretrained(folder)"
         )
     if hasattr(getattr(getattr(model, "module", None), "config", None), "to_hub"):
-        raise ValueError(f"{call} takes models of this package, not a {kind.__name__} around one: pass model.module")
+        raise ValueError(
+            f"{call} takes models of this package, not a {kind.__name__} around one: pass"
+            " model.module"
+        )
     if hasattr(model, "encode"):
-        raise ValueError(f"{call} takes a model, not a tokenizer: pass the model first, then the tokenizer")
-    raise ValueError(f"{call} takes models of this package, not {type_name(model)}: load one with from_pretrained(…)")
+        raise ValueError(
+            f"{call} takes a model, not a tokenizer: pass the model first, then the tokenizer"
+        )
+    raise ValueError(
+        f"{call} takes models of this package, not {type_name(model)}: load one with"
+        " from_pretrained(…)"
+    )
 
 
 def type_name(value: object) -> str:
@@ -53,12 +63,17 @@ def check_list(name: str, values: object, elements: str) -> None:
 
 
 def decoder_of(model: object, call: str) -> Any:
-    """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without output head."""
+    """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without
+    output head.
+    """
     result = model_of(model, call)
     if result.encoder_only:
         raise ValueError(f"{call}: {not_a_decoder(result.config)}")
     if result.without_head:
-        raise ValueError(f"{call} needs a model with an output head, which this checkpoint does not have: use embed()")
+        raise ValueError(
+            f"{call} needs a model with an output head, which this checkpoint does not have: use"
+            " embed()"
+        )
     return result
 
 
@@ -73,7 +88,10 @@ def not_a_decoder(config: Any) -> str:
         calls.append("entities")
     names = " or ".join(map(call_name, calls))
     if head == "sequence" and not config.IS_ENCODER:  # see models/encoder.py: Classifier
-        return f"this {config.TITLE} has a classification head, and does not predict the next token: use {names}"
+        return (
+            f"this {config.TITLE} has a classification head, and does not predict the next token:"
+            f" use {names}"
+        )
     return f"{config.TITLE} is a text encoder, which does not predict the next token: use {names}"
 
 
@@ -81,13 +99,14 @@ def check_tokenizer(tokenizer: object, method: str) -> None:
     """ValueError: neither a `tokenizers.Tokenizer` nor another object with a method of this name."""
     if hasattr(tokenizer, "backend_tokenizer"):
         raise ValueError(
-            f"tokenizer must be a tokenizers.Tokenizer, not the {type(tokenizer).__name__} of transformers: "
-            "pass tokenizer.backend_tokenizer"
+            f"tokenizer must be a tokenizers.Tokenizer, not the {type(tokenizer).__name__} of"
+            " transformers: pass tokenizer.backend_tokenizer"
         )
     if isinstance(tokenizer, str | PathLike):
         name = str(tokenizer)
         raise ValueError(
-            f"tokenizer must be a tokenizers.Tokenizer, not its name: load it with tokenizer_from_pretrained({name!r})"
+            "tokenizer must be a tokenizers.Tokenizer, not its name: load it with"
+            f" tokenizer_from_pretrained({name!r})"
         )
     if not hasattr(tokenizer, method):
         raise ValueError(f"tokenizer must be a tokenizers.Tokenizer, not {type_name(tokenizer)}")
@@ -109,7 +128,9 @@ def is_text(value: object) -> bool:
 
 
 def all_of(values: object, valid: Callable[[Any], bool]) -> tuple[Any, ...] | None:
-    """An iterable as a tuple, or None if it is a string, not iterable, or has an element that is not `valid`."""
+    """An iterable as a tuple, or None if it is a string, not iterable, or has an element that is
+    not `valid`.
+    """
     if is_text(values) or not isinstance(values, Iterable):
         return None
     elements = tuple(values)
@@ -122,5 +143,7 @@ def check_integer(name: str, value: object, minimum: int, meaning: str = "") -> 
     name: of the argument.    meaning: an explanation of the minimum, both for the message.
     """
     if not is_whole(value) or value < minimum:
-        raise ValueError(f"{name} must be a whole number of {minimum}{meaning} or more, not {brief(value)}")
+        raise ValueError(
+            f"{name} must be a whole number of {minimum}{meaning} or more, not {brief(value)}"
+        )
     return int(value)

@@ -2,20 +2,24 @@
 
 Long sequences: see `context_start`.
 
-Randomness. The i-th new token of a sequence is drawn with the i-th number of the sequence's generator.
+Randomness. The i-th new token of a sequence is drawn with the i-th number of the sequence's
+generator.
 
-Determinism. These do not change the tokens and log-probabilities of a sequence, which stay bitwise identical:
+Determinism. These do not change the tokens and log-probabilities of a sequence, which stay bitwise
+identical:
 
     other sequences in the batch, time of admission   native runner, every dtype
-    a prefix copied from another sequence             native runner, except bfloat16 prompts of at least LONG_PROMPT
+    a prefix copied from another sequence             native runner, except bfloat16 prompts of at
+    least LONG_PROMPT
                                                       tokens on processors with AMX
     the number of threads                             as for a copied prefix
     draft tokens                                      always: drafts are made only where this holds
 
-The native runner computes each token in one fixed order of sums. PyTorch's products, in `TorchRunner` and in the native
-runner for long bfloat16 prompts (native_runner.LONG_PROMPT), sum in an order that depends on the number of tokens per
-call: results are equal up to rounding. A batch with a prefix cache or with prefill chunks uses the native products
-only, so that the exception for bfloat16 does not apply; its prefill is slower.
+The native runner computes each token in one fixed order of sums. PyTorch's products, in
+`TorchRunner` and in the native runner for long bfloat16 prompts (native_runner.LONG_PROMPT), sum in
+an order that depends on the number of tokens per call: results are equal up to rounding. A batch
+with a prefix cache or with prefill chunks uses the native products only, so that the exception for
+bfloat16 does not apply; its prefill is slower.
 """
 
 from collections.abc import Sequence
@@ -48,10 +52,11 @@ class Event:
     """A new token of a sequence, or the error that ends it.
 
     row: the number that `admit` returned.
-    logprob: log-probability of the token (nats) before temperature and other settings, if requested.
-    end: reason if this is the last token: "stop" (stop criteria) or "length" (maximum number of tokens).
-    top: the most likely tokens at this position with their log-probabilities, in descending order, if requested.
-    error: the error that ends this sequence only, such as NaN logits. There is no token then.
+    logprob: log-probability of the token (nats) before temperature and other settings, if
+    requested. end: reason if this is the last token: "stop" (stop criteria) or "length" (maximum
+    number of tokens). top: the most likely tokens at this position with their log-probabilities, in
+    descending order, if requested. error: the error that ends this sequence only, such as NaN
+    logits. There is no token then.
     """
 
     row: int
@@ -66,20 +71,21 @@ class Batch:
     """Sequences that one model continues together. Requests join and leave between steps.
 
         batch = Batch(model, rows=8, max_length=1024)
-        row = batch.admit(ids, max_new_tokens=100, sampling=Sampling(temperature=0.8), generator=generator)
-        while len(batch):
+        row = batch.admit(ids, max_new_tokens=100, sampling=Sampling(temperature=0.8),
+        generator=generator) while len(batch):
             for event in batch.step():
                 ...
 
     rows: maximum number of sequences.
-    max_length: positions per sequence; longer sequences continue with a part of their context. An encoder-decoder's
-        prompt and output are limited separately.
-    prefix_bytes: size of the prefix cache of finished sequences. A prompt copies its longest common prefix with a
-        cached or active sequence. 0: no prefix cache.    prefixes: an existing one, of this model's weights.
+    max_length: positions per sequence; longer sequences continue with a part of their context. An
+        encoder-decoder's prompt and output are limited separately.
+    prefix_bytes: size of the prefix cache of finished sequences. A prompt copies its longest common
+        prefix with a cached or active sequence. 0: no prefix cache.    prefixes: an existing one,
+        of this model's weights.
     disk: the prefix cache on disk of this model, in addition; requires `prefix_bytes`.
-    chunk: maximum number of prompt tokens per step (chunked prefill), so that a long prompt does not delay the others.
-    runner: an existing runner of this model.
-    drafts: maximum number of draft tokens per step of a recurrent model, whose cache has a state for each of them.
+    chunk: maximum number of prompt tokens per step (chunked prefill), so that a long prompt does
+    not delay the others. runner: an existing runner of this model. drafts: maximum number of draft
+    tokens per step of a recurrent model, whose cache has a state for each of them.
     """
 
     def __init__(
@@ -108,9 +114,14 @@ class Batch:
         self.masks = MaskThreads()
         self.prefixes, self.chunk = prefixes or PrefixCache(prefix_bytes), chunk
         self.exact = self.prefixes.size > 0 or chunk is not None
-        self.disk = disk if disk is not None and disk.attach(model, self.runner, self.cache) else None
-        self.sharing = PrefixSharing(self.rows, self.cache, self.prefixes, self.disk, self.context, model.invocation)
-        self.cached_tokens: dict[int, int] = {}  # row -> prompt tokens copied; removed in the step after its end
+        self.disk = (
+            disk if disk is not None and disk.attach(model, self.runner, self.cache) else None
+        )
+        self.sharing = PrefixSharing(
+            self.rows, self.cache, self.prefixes, self.disk, self.context, model.invocation
+        )
+        # row -> prompt tokens copied; removed in the step after its end
+        self.cached_tokens: dict[int, int] = {}
 
     def __len__(self) -> int:
         """The number of active sequences."""
@@ -118,7 +129,9 @@ class Batch:
 
     @property
     def decoding(self) -> int:
-        """The number of active sequences whose prompt is complete, and whose next token can be computed."""
+        """The number of active sequences whose prompt is complete, and whose next token can be
+        computed.
+        """
         return sum(row.can_continue for row in self.rows)
 
     def admit(
@@ -147,17 +160,19 @@ class Batch:
         targets: a continuation to score instead of generating one.
         logprobs: add log-probabilities to events; always added for `targets`.
         top: number of most likely tokens in events.
-        generated: number of tokens at the end of `ids` that follow the prompt, as output of an earlier batch.
-        like: an active sequence; its cache is copied for the common prefix where possible.
-        matcher: restricts tokens to those it allows and ends the sequence when complete. Log-probabilities are still
+        generated: number of tokens at the end of `ids` that follow the prompt, as output of an
+        earlier batch. like: an active sequence; its cache is copied for the common prefix where
+        possible. matcher: restricts tokens to those it allows and ends the sequence when complete.
+        Log-probabilities are still
             those computed by the model.
 
-        ValueError: an empty prompt, no tokens to generate or score, an ID outside the vocabulary, or more tokens than
-        the batch has room for. IndexError: all rows are in use.
+        ValueError: an empty prompt, no tokens to generate or score, an ID outside the vocabulary,
+        or more tokens than the batch has room for. IndexError: all rows are in use.
         """
         if not ids or (max_new_tokens < 1 and not targets):
             raise ValueError(
-                "a sequence needs a prompt of at least one token and at least one token to generate or score"
+                "a sequence needs a prompt of at least one token and at least one token to generate"
+                " or score"
             )
         if len(self) == self.capacity:
             raise IndexError(f"all {self.capacity} rows of the batch are in use")
@@ -165,22 +180,27 @@ class Batch:
         smallest, largest = min(tokens), max(tokens)
         if smallest < 0 or largest >= self.vocab_size:  # the C code would read outside its table
             raise ValueError(
-                f"token IDs must be between 0 and {self.vocab_size - 1}, but range from {smallest} to {largest}: use "
-                "the tokenizer of this model"
+                f"token IDs must be between 0 and {self.vocab_size - 1}, but range from {smallest}"
+                f" to {largest}: use the tokenizer of this model"
             )
         sampling = sampling or Sampling()
         sampling.check_vocabulary(self.vocab_size)
         encoder_ids, text = ([], list(ids)) if self.start is None else (list(ids), [self.start])
         end = len(text) + (len(targets) or max_new_tokens)
         if self.cache.bounded and self.max_length < min(end, self.context or end):
-            raise ValueError(f"a sequence of {end} tokens does not fit a batch with max_length {self.max_length}")
+            raise ValueError(
+                f"a sequence of {end} tokens does not fit a batch with max_length {self.max_length}"
+            )
         if len(encoder_ids) > self.max_length:
             raise ValueError(
-                f"a prompt of {len(encoder_ids)} tokens does not fit a batch with max_length {self.max_length}"
+                f"a prompt of {len(encoder_ids)} tokens does not fit a batch with max_length"
+                f" {self.max_length}"
             )
         adapter_start, prompt = None, len(ids) - generated
         if self.invocation is not None:
-            adapter_start = self.invocation.start(ids[:prompt], [*ids[prompt:], *targets] if targets else ())
+            adapter_start = self.invocation.start(
+                ids[:prompt], [*ids[prompt:], *targets] if targets else ()
+            )
         self.count += 1
         drafter: Drafter = PromptLookup(speculate if self.runner.supports_drafts else 0)
         if draft is not None and self.runner.supports_drafts:
@@ -188,10 +208,25 @@ class Batch:
         stop = stop or StopCriteria(frozenset(), (), None)
         random = generator or torch.default_generator
         self.joining.append(
-            Row(self.count, encoder_ids, text, len(text), len(text) - generated, end, sampling, random, stop, drafter,
-                list(targets), logprobs, top, like, adapter_start,
-                None if matcher is None else ThreadedMatcher(matcher, self.masks))
-        )  # fmt: skip
+            Row(
+                self.count,
+                encoder_ids,
+                text,
+                len(text),
+                len(text) - generated,
+                end,
+                sampling,
+                random,
+                stop,
+                drafter,
+                list(targets),
+                logprobs,
+                top,
+                like,
+                adapter_start,
+                None if matcher is None else ThreadedMatcher(matcher, self.masks),
+            )
+        )
         return self.count
 
     @torch.inference_mode()
@@ -211,13 +246,14 @@ class Batch:
 
     @torch.inference_mode()
     def advance(self, *, prefill: bool = True) -> list[Event]:
-        """Run one step: at least one new token of each sequence, in order of admission, or the error that ends it.
+        """Run one step: at least one new token of each sequence, in order of admission, or the
+        error that ends it.
 
         prefill: False to continue only the sequences whose prompt is complete.
 
-        The error of one sequence, such as NaN logits or an unsatisfiable grammar, does not change other sequences. With
-        chunked prefill, a sequence has no event until its prompt is complete. The others continue while the mask of a
-        sequence's grammar is computed.
+        The error of one sequence, such as NaN logits or an unsatisfiable grammar, does not change
+        other sequences. With chunked prefill, a sequence has no event until its prompt is complete.
+        The others continue while the mask of a sequence's grammar is computed.
         """
         self._wait()
         events: list[Event] = []
@@ -228,7 +264,10 @@ class Batch:
                 logits, row.logits = row.logits, None
                 events += self._continue([row], logits)
         ready = [row for row in ready if row.stop_reason is None]
-        for rows in ([row for row in ready if not row.targets], [row for row in ready if row.targets]):
+        for rows in (
+            [row for row in ready if not row.targets],
+            [row for row in ready if row.targets],
+        ):
             if rows:
                 events += self._continue(rows, self._extend(rows))
         if prefill:
@@ -240,7 +279,9 @@ class Batch:
 
     def _wait(self) -> None:
         """If no sequence can continue, wait for a mask or for a prefix on disk."""
-        pending: list[Future[Any]] = [row.matcher.mask for row in self.rows if row.matcher and row.logits is not None]
+        pending: list[Future[Any]] = [
+            row.matcher.mask for row in self.rows if row.matcher and row.logits is not None
+        ]
         pending += [row.loading for row in self.rows if row.in_prefill and row.loading is not None]
         if pending and len(pending) == len(self):
             wait_for(pending, return_when=FIRST_COMPLETED)
@@ -266,9 +307,11 @@ class Batch:
         return self._continue(rows, self._forward(texts))
 
     def _prefill_chunk(self, room: int) -> list[Event]:
-        """Prefill about `room` prompt tokens: the shortest remainders first, but at least half for the oldest prompt.
+        """Prefill about `room` prompt tokens: the shortest remainders first, but at least half for
+        the oldest prompt.
 
-        A short prompt does not wait for long ones, and a long one waits at most twice as long as by order of admission.
+        A short prompt does not wait for long ones, and a long one waits at most twice as long as by
+        order of admission.
         """
         events: list[Event] = []
         rows = [row for row in self.rows if row.in_prefill]
@@ -288,10 +331,11 @@ class Batch:
         return text if cached else text + len(row.encoder_ids)
 
     def _prefill_row(self, row: Row, room: int, events: list[Event]) -> int:
-        """Prefill at most `room` tokens of a prompt, or of another prompt whose beginning it will copy.
+        """Prefill at most `room` tokens of a prompt, or of another prompt whose beginning it will
+        copy.
 
-        An encoder computes its prompt at once. Returns the number of tokens. Others continue while a prefix is read
-        from the disk.
+        An encoder computes its prompt at once. Returns the number of tokens. Others continue while
+        a prefix is read from the disk.
         """
         count = 0
         if self.cache.lengths[row.slot] == 0:
@@ -300,12 +344,16 @@ class Batch:
                 return 0
             leader, shared = self.sharing.leader(row)
             if leader is not None:
-                count = self._prefill_tokens(leader, min(room, shared - self.cache.lengths[leader.slot]), events)
+                count = self._prefill_tokens(
+                    leader, min(room, shared - self.cache.lengths[leader.slot]), events
+                )
                 if self.cache.lengths[leader.slot] < shared:
                     return count
             self._begin(row)
             count += len(row.encoder_ids)
-        return count + self._prefill_tokens(row, max(room - count, 1) if row.encoder_ids else room - count, events)
+        return count + self._prefill_tokens(
+            row, max(room - count, 1) if row.encoder_ids else room - count, events
+        )
 
     def _prefill_tokens(self, row: Row, room: int, events: list[Event]) -> int:
         """Prefill at most `room` tokens of a prompt that has begun. Returns their number."""
@@ -319,24 +367,31 @@ class Batch:
         return len(ids)
 
     def _begin(self, row: Row) -> int:
-        """Encode the prompt of an encoder-decoder, and copy the longest common prefix. Returns its number of tokens."""
+        """Encode the prompt of an encoder-decoder, and copy the longest common prefix. Returns its
+        number of tokens.
+        """
         if row.encoder_ids:
             self.runner.encode(row.encoder_ids, self.cache, row.slot)
         length = self.sharing.copy(row)
         if length is not None:
             self.cached_tokens[row.key] = length
-        self.cache.adapter_starts[row.slot] = row.start_of_adapter(context_start(len(row.text), self.context))
+        self.cache.adapter_starts[row.slot] = row.start_of_adapter(
+            context_start(len(row.text), self.context)
+        )
         return length or 0
 
     def _extend(self, rows: list[Row]) -> Tensor:
-        """Run the last token of each row and its draft or target tokens. Returns the logits after each of them."""
+        """Run the last token of each row and its draft or target tokens. Returns the logits after
+        each of them.
+        """
         for row in rows:
             length, room = len(row.text), self._room(row)
             if row.targets:
                 row.draft = row.targets[length - row.start :][: min(room, CHUNK)]
             else:
                 row.draft = row.drafter(
-                    row.encoder_ids + row.text if row.encoder_ids else row.text, min(room, MAX_TOKENS // len(rows) - 1)
+                    row.encoder_ids + row.text if row.encoder_ids else row.text,
+                    min(room, MAX_TOKENS // len(rows) - 1),
                 )
             begin = context_start(length, self.context)
             if begin > context_start(length - 1, self.context):
@@ -348,7 +403,9 @@ class Batch:
         texts = {row.slot: [row.text[-1], *row.draft] for row in rows}
         return self._forward(texts, every=True, exact=not rows[0].targets)
 
-    def _forward(self, texts: dict[int, list[int]], every: bool = False, exact: bool = False) -> Tensor:
+    def _forward(
+        self, texts: dict[int, list[int]], every: bool = False, exact: bool = False
+    ) -> Tensor:
         """The runner's `forward`. Drafters that read hidden states get them."""
         hidden = None
         if any(self.rows[slot].drafter.reads_hidden for slot in texts):
@@ -357,12 +414,16 @@ class Batch:
             hidden = torch.empty(tokens, self.runner.channels, dtype=torch.float32, device="cpu")
         logits = self.runner.forward(texts, self.cache, every, exact or self.exact, hidden)
         if hidden is not None:
-            for slot, states in zip(texts, hidden.split([len(ids) for ids in texts.values()]), strict=True):
+            for slot, states in zip(
+                texts, hidden.split([len(ids) for ids in texts.values()]), strict=True
+            ):
                 self.rows[slot].drafter.observe(states)
         return logits
 
     def _room(self, row: Row) -> int:
-        """Maximum number of draft or target tokens: limited by the sequence's end, the context, and the cache."""
+        """Maximum number of draft or target tokens: limited by the sequence's end, the context, and
+        the cache.
+        """
         length = len(row.text)
         remaining = row.end - length - 1
         if not row.targets:
@@ -374,7 +435,8 @@ class Batch:
     def _continue(self, rows: list[Row], logits: Tensor) -> list[Event]:
         """Choose the next token of each row, and continue while it equals the next draft token.
 
-        Each token is chosen from the logits after the accepted tokens, so that drafts do not change the output.
+        Each token is chosen from the logits after the accepted tokens, so that drafts do not change
+        the output.
         """
         events: list[Event] = []
         starts = [0, *accumulate(1 + len(row.draft) for row in rows)]
@@ -440,7 +502,8 @@ class Batch:
         except ValueError as error:
             return [self._fail(row, error)]
         return [
-            Event(row.key, *values) for values in zip(ids, logprobs, ends, top_logprobs(logits, row.top), strict=True)
+            Event(row.key, *values)
+            for values in zip(ids, logprobs, ends, top_logprobs(logits, row.top), strict=True)
         ]
 
     def _leave(self, row: Row) -> None:

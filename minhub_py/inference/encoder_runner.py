@@ -1,7 +1,8 @@
 """Runners of encoders: the hidden states of texts of different lengths.
 
-`NativeEncoder` computes a batch of texts without padding: their tokens follow each other in one call of the C decoder,
-and a token attends to its text only. `TorchEncoder` calls the model's `forward` with padding and a mask.
+`NativeEncoder` computes a batch of texts without padding: their tokens follow each other in one
+call of the C decoder, and a token attends to its text only. `TorchEncoder` calls the model's
+`forward` with padding and a mask.
 """
 
 import ctypes
@@ -27,11 +28,15 @@ BATCH_TOKENS = 1024  # of one call: bounds the memory, and each weight read is u
 class EncoderRunner(Protocol):
     """Runs an encoder."""
 
-    def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """The hidden states of the last layer (tokens, C), float32 on the CPU, for the tokens of all texts in order.
+    def hidden_states(
+        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
+        """The hidden states of the last layer (tokens, C), float32 on the CPU, for the tokens of
+        all texts in order.
 
         texts: token IDs, at least one per text.    types: the token types of each text; default: 0.
-        ValueError: a text has more tokens than the model has positions, or an invalid token ID or type.
+        ValueError: a text has more tokens than the model has positions, or an invalid token ID or
+        type.
         """
 
 
@@ -56,10 +61,14 @@ class NativeEncoder(NativeRunner):
         self.kv_heads, self.head_size = step.attend.kv_heads, step.attend.head_size
         self.dtype = next(model.parameters()).dtype
         self.identity = identity_of_weights(model)
-        storages = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+        storages = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in (*model.parameters(), *model.buffers())
+        }
         # Numbers that were computed from weights do not follow a change of them.
         self.copies_weights = any(
-            tensor.untyped_storage().data_ptr() not in storages for tensor in self.program.references
+            tensor.untyped_storage().data_ptr() not in storages
+            for tensor in self.program.references
         )
 
     def detach(self) -> None:
@@ -74,7 +83,9 @@ class NativeEncoder(NativeRunner):
         UnsupportedError: see `__init__`.
         """
         check_unmodified(model)
-        is_current = self.threads == min(torch.get_num_threads(), 64) and self.identity == identity_of_weights(model)
+        is_current = self.threads == min(
+            torch.get_num_threads(), 64
+        ) and self.identity == identity_of_weights(model)
         if is_current and not self.copies_weights:
             self.model = self.encoder_model = model
             return self
@@ -83,7 +94,9 @@ class NativeEncoder(NativeRunner):
             runner.buffers, runner.scratch = self.buffers, self.scratch
         return runner
 
-    def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
+    def hidden_states(
+        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
         """See `EncoderRunner`."""
         if self.pad is not None and any(self.pad in ids for ids in texts):
             # A padding token within a text has no position.
@@ -98,7 +111,8 @@ class NativeEncoder(NativeRunner):
         # Keys and values of layers with causal attention.
         shape = (len(texts), self.kv_heads, max(lengths), self.head_size)
         keys_values = [
-            [torch.empty(shape, dtype=self.dtype, device=CPU) for _ in range(2)] for _ in range(self.program.layers)
+            [torch.empty(shape, dtype=self.dtype, device=CPU) for _ in range(2)]
+            for _ in range(self.program.layers)
         ]
         result = torch.empty(count, self.size, dtype=torch.float32, device=CPU)
         workspace = self.text_workspace(max(lengths))
@@ -123,7 +137,9 @@ class TorchEncoder:
         self.model = model
 
     @torch.inference_mode()
-    def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
+    def hidden_states(
+        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
         """See `EncoderRunner`."""
         check_texts(self.model, texts, types)
         device = next(self.model.parameters()).device
@@ -143,19 +159,27 @@ def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
 
 
-def check_texts(model: Encoder, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> None:
+def check_texts(
+    model: Encoder, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+) -> None:
     """ValueError: see `EncoderRunner.hidden_states`."""
     title, limit, size = model.config.TITLE, model.config.context_length, model.config.vocab_size
     if limit is not None and max(map(len, texts)) > limit:
-        raise ValueError(f"{title}: a text has {max(map(len, texts))} tokens; this model has {limit} positions")
+        raise ValueError(
+            f"{title}: a text has {max(map(len, texts))} tokens; this model has {limit} positions"
+        )
     smallest, largest = min(map(min, texts)), max(map(max, texts))
     if smallest < 0 or largest >= size:  # the C code would read outside its table
         raise ValueError(
-            f"{title}: token IDs must be between 0 and {size - 1}, but range from {smallest} to {largest}: use the "
-            "tokenizer of this model"
+            f"{title}: token IDs must be between 0 and {size - 1}, but range from {smallest} to"
+            f" {largest}: use the tokenizer of this model"
         )
     count = getattr(model.config, "type_vocab_size", 0)
-    if types is not None and count and not all(0 <= number < count for row in types for number in row):
+    if (
+        types is not None
+        and count
+        and not all(0 <= number < count for row in types for number in row)
+    ):
         raise ValueError(f"{title}: token types must be between 0 and {count - 1}")
     if types is not None and list(map(len, types)) != list(map(len, texts)):
         raise ValueError(f"{title}: a text must have as many token types as tokens")

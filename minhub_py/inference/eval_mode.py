@@ -1,12 +1,14 @@
 """Runs a model in training mode without dropout and without changing it.
 
-`model.eval()` followed by `model.train()` would affect other threads that use the model, and an interrupt in between
-would leave the model partly in eval mode. Two alternatives:
+`model.eval()` followed by `model.train()` would affect other threads that use the model, and an
+interrupt in between would leave the model partly in eval mode. Two alternatives:
 
-- A shallow copy in eval mode. Each module of the copy has its own flag and children, and shares parameters, buffers and
-  settings with the original. Attributes that a custom module sets in `forward` are set in the copy only.
-- For models with hooks or replaced methods, which can refer to modules of the original, the original runs and dropout
-  is disabled in this thread's calls of PyTorch functions. Other code for training mode still runs.
+- A shallow copy in eval mode. Each module of the copy has its own flag and children, and shares
+  parameters, buffers and settings with the original. Attributes that a custom module sets in
+  `forward` are set in the copy only.
+- For models with hooks or replaced methods, which can refer to modules of the original, the
+  original runs and dropout is disabled in this thread's calls of PyTorch functions. Other code for
+  training mode still runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +32,10 @@ def in_eval_mode(model: nn.Module) -> tuple[Any, Callable[[], AbstractContextMan
     if not any(may_hold_modules(module) for module in modules):
         return eval_copy(model), nullcontext
     if any(isinstance(module, torch.jit.ScriptModule) and module.training for module in modules):
-        raise ValueError("a module of this model is compiled by TorchScript and in training mode: call model.eval()")
+        raise ValueError(
+            "a module of this model is compiled by TorchScript and in training mode: call"
+            " model.eval()"
+        )
     return model, without_dropout
 
 
@@ -55,7 +60,9 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def may_hold_modules(module: nn.Module) -> bool:
-    """Whether a call of the module can reach modules other than its children, or does not run in Python."""
+    """Whether a call of the module can reach modules other than its children, or does not run in
+    Python.
+    """
     if is_compiled(module):
         return False
     # A model with an adapter refers to its base, but does not call it.
@@ -66,7 +73,8 @@ def may_hold_modules(module: nn.Module) -> bool:
 
 
 def eval_copy(module: Any, copies: dict[int, Any] | None = None) -> Any:
-    """A shallow copy in eval mode, except for children, which are copied too. copies: by id of the original.
+    """A shallow copy in eval mode, except for children, which are copied too. copies: by id of the
+    original.
 
     The copy is not compiled, since compiled code is bound to the original.
     """
@@ -77,7 +85,9 @@ def eval_copy(module: Any, copies: dict[int, Any] | None = None) -> Any:
         copies[id(module)] = copy = object.__new__(type(module))
         vars(copy).update(vars(module), training=False, _compiled_call_impl=None)
         children = module._modules.items()
-        vars(copy)["_modules"] = {name: None if child is None else eval_copy(child, copies) for name, child in children}
+        vars(copy)["_modules"] = {
+            name: None if child is None else eval_copy(child, copies) for name, child in children
+        }
     return copies[id(module)]
 
 
@@ -90,8 +100,9 @@ def without_dropout() -> Iterator[None]:
         mode.__enter__()
         yield
     finally:
-        # A `with` statement is not safe: PyTorch removes the mode from its stack during a call, and an interrupt can
-        # prevent that it returns. After an interrupt at this point the mode remains on the stack without effect.
+        # A `with` statement is not safe: PyTorch removes the mode from its stack during a call, and
+        # an interrupt can prevent that it returns. After an interrupt at this point the mode
+        # remains on the stack without effect.
         mode.active = False
         if _get_current_function_mode() is mode:
             mode.__exit__(None, None, None)
@@ -99,9 +110,18 @@ def without_dropout() -> Iterator[None]:
 
 # Positional index of the argument `training`, or else of the dropout probability.
 ARGUMENTS = {
-    "dropout": 2, "dropout_": 2, "alpha_dropout": 2, "alpha_dropout_": 2, "feature_dropout": 2,
-    "feature_alpha_dropout": 2, "scaled_dot_product_attention": 4, "lstm": 6, "gru": 6, "rnn_tanh": 6, "rnn_relu": 6,
-}  # fmt: skip
+    "dropout": 2,
+    "dropout_": 2,
+    "alpha_dropout": 2,
+    "alpha_dropout_": 2,
+    "feature_dropout": 2,
+    "feature_alpha_dropout": 2,
+    "scaled_dot_product_attention": 4,
+    "lstm": 6,
+    "gru": 6,
+    "rnn_tanh": 6,
+    "rnn_relu": 6,
+}
 
 
 class EvalMode(TorchFunctionMode):

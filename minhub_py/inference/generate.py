@@ -1,4 +1,5 @@
-"""Generates and scores sequences: `generate`, `stream` and `score`. batch.py describes randomness and determinism.
+"""Generates and scores sequences: `generate`, `stream` and `score`. batch.py describes randomness
+and determinism.
 
 rows.py describes long sequences.
 """
@@ -46,52 +47,68 @@ def generate(
 ) -> list[list[int]]:
     """Generate new tokens for each prompt.
 
-    A prompt gets the same tokens in a batch and alone. For an encoder-decoder, such as T5, a prompt is the encoder's
-    input, and the new tokens are the decoder's output.
+    A prompt gets the same tokens in a batch and alone. For an encoder-decoder, such as T5, a prompt
+    is the encoder's input, and the new tokens are the decoder's output.
 
     Args:
         model: a model of this package. It is not changed; dropout is off even in training mode.
         prompts: lists of token IDs of any length, at least one ID each.
         max_new_tokens: maximum number of new tokens per prompt.
-        temperature: divides the logits before sampling. 0 selects the most likely token (greedy decoding).
+        temperature: divides the logits before sampling. 0 selects the most likely token (greedy
+            decoding).
         top_k: sample from the k most likely tokens.
-        top_p: sample from the smallest set of most likely tokens whose probabilities sum to at least p.
-        repetition_penalty: divides positive logits, and multiplies negative logits, of tokens in the prompt and output.
+        top_p: sample from the smallest set of most likely tokens whose probabilities sum to at
+            least p.
+        repetition_penalty: divides positive logits, and multiplies negative logits, of tokens in
+            the prompt and output.
         min_p: excludes tokens that are less likely than min_p times the most likely token.
-        presence_penalty: subtracted from the logits of tokens in the output, -2 to 2, as in the OpenAI API.
-        frequency_penalty: subtracted from a token's logit for each time that the output contains it, -2 to 2.
+        presence_penalty: subtracted from the logits of tokens in the output, -2 to 2, as in the
+            OpenAI API.
+        frequency_penalty: subtracted from a token's logit for each time that the output contains
+            it, -2 to 2.
         logit_bias: numbers that are added to the logits of token IDs, -100 to 100.
-        seed: one seed for all prompts (equal prompts then get equal tokens) or a list with one seed per prompt. None
-            draws seeds from PyTorch's default generator.
-        eos_id: a token ID or a list of IDs that end the output, which includes them. "auto" uses the model's
-            `eos_token_id`; None disables them.
-        stop: a string or a list of strings. The output ends with the token that completes one of them. Requires
-            `tokenizer`.
+        seed: one seed for all prompts (equal prompts then get equal tokens) or a list with one seed
+            per prompt. None draws seeds from PyTorch's default generator.
+        eos_id: a token ID or a list of IDs that end the output, which includes them. "auto" uses
+            the model's `eos_token_id`; None disables them.
+        stop: a string or a list of strings. The output ends with the token that completes one of
+            them. Requires `tokenizer`.
         tokenizer: a `tokenizers.Tokenizer`.
-        speculate: maximum number of draft tokens per step (speculative decoding by prompt lookup). The output does not
-            change, and repetitive text is generated faster. Has no effect without the native decoder (on a GPU, for a
-            modified model, or without a C compiler) and for an LSTM. At most 8 for models with recurrent layers, whose
-            cache has one state more for each draft token.
-        draft: a smaller model with the same tokenizer, which proposes the draft tokens instead of prompt lookup;
-            `speculate` is then 8 by default. "mtp" uses the model's head for multi-token prediction, if it was loaded
-            with `from_pretrained(…, mtp=True)`; `speculate` is then 3 by default. The output does not change. A
-            `speculative.DraftModel` or `speculative.PredictionHead` also counts the accepted tokens.
+        speculate: maximum number of draft tokens per step (speculative decoding by prompt lookup).
+            The output does not change, and repetitive text is generated faster. Has no effect
+            without the native decoder (on a GPU, for a modified model, or without a C compiler) and
+            for an LSTM. At most 8 for models with recurrent layers, whose cache has one state more
+            for each draft token.
+        draft: a smaller model with the same tokenizer, which proposes the draft tokens instead of
+            prompt lookup; `speculate` is then 8 by default. "mtp" uses the model's head for
+            multi-token prediction, if it was loaded with `from_pretrained(…, mtp=True)`;
+            `speculate` is then 3 by default. The output does not change. A `speculative.DraftModel`
+            or `speculative.PredictionHead` also counts the accepted tokens.
 
     Returns:
         The new token IDs of each prompt, without the prompt.
 
     Raises:
-        ValueError: an empty prompt, a token ID outside the vocabulary, a setting with a wrong type or out of range, a
-            model of another package, or logits that are NaN or infinite.
+        ValueError: an empty prompt, a token ID outside the vocabulary, a setting with a wrong type
+            or out of range, a model of another package, or logits that are NaN or infinite.
     """
     model = decoder_of(model, "generate()")
     texts = check_prompts(model, prompts)
     sampling = Sampling(
-        temperature, top_k, top_p, repetition_penalty, min_p, presence_penalty, frequency_penalty, logit_bias
+        temperature,
+        top_k,
+        top_p,
+        repetition_penalty,
+        min_p,
+        presence_penalty,
+        frequency_penalty,
+        logit_bias,
     )
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
     results: list[list[int]] = [[] for _ in texts]
-    for row, id in stream_batch(model, texts, max_new_tokens, sampling, seed, criteria, speculate, draft):
+    for row, id in stream_batch(
+        model, texts, max_new_tokens, sampling, seed, criteria, speculate, draft
+    ):
         results[row].append(id)
     return results
 
@@ -119,16 +136,28 @@ def stream(
 ) -> Iterator[int]:
     """Generate new tokens for one prompt and yield each token ID as soon as it is available.
 
-    `prompt` is a list of token IDs and `seed` an integer or None; see `generate` for the other arguments. Errors in
-    arguments are raised by the call, not by the first token.
+    `prompt` is a list of token IDs and `seed` an integer or None; see `generate` for the other
+    arguments. Errors in arguments are raised by the call, not by the first token.
     """
     model = decoder_of(model, "stream()")
     text = check_ids(model, prompt, None)
     sampling = Sampling(
-        temperature, top_k, top_p, repetition_penalty, min_p, presence_penalty, frequency_penalty, logit_bias
+        temperature,
+        top_k,
+        top_p,
+        repetition_penalty,
+        min_p,
+        presence_penalty,
+        frequency_penalty,
+        logit_bias,
     )
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
-    return (id for _, id in stream_batch(model, [text], max_new_tokens, sampling, seed, criteria, speculate, draft))
+    return (
+        id
+        for _, id in stream_batch(
+            model, [text], max_new_tokens, sampling, seed, criteria, speculate, draft
+        )
+    )
 
 
 def score(
@@ -138,24 +167,27 @@ def score(
     targets: Sequence[Sequence[int]] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Tensor]:
-    """Compute the log-probability of each token of a prompt after the first, or of each token of a target.
+    """Compute the log-probability of each token of a prompt after the first, or of each token of a
+    target.
 
     A prompt's perplexity is `(-scores.mean()).exp()`.
 
     Args:
         model: a model of this package.
         prompts: lists of token IDs, at least one ID each.
-        targets: a list of token IDs for each prompt, at least one ID each. Required for an encoder-decoder.
+        targets: a list of token IDs for each prompt, at least one ID each. Required for an
+            encoder-decoder.
         progress: called as `progress(done, total)` with numbers of tokens.
 
     Returns:
-        A 1-D float32 tensor on the CPU for each prompt, in nats. Without targets it has one element less than the
-        prompt. With targets it has the log-probability of each target token given the prompt and the preceding tokens.
+        A 1-D float32 tensor on the CPU for each prompt, in nats. Without targets it has one element
+        less than the prompt. With targets it has the log-probability of each target token given the
+        prompt and the preceding tokens.
 
     Raises:
-        ValueError: an empty prompt or target, a token ID outside the vocabulary, a number of targets that differs from
-            the number of prompts, an encoder-decoder without targets, a model of another package, or logits that are
-            NaN or infinite.
+        ValueError: an empty prompt or target, a token ID outside the vocabulary, a number of
+            targets that differs from the number of prompts, an encoder-decoder without targets, a
+            model of another package, or logits that are NaN or infinite.
     """
     model = decoder_of(model, "score()")
     texts = check_prompts(model, prompts)
@@ -163,7 +195,8 @@ def score(
         pairs = list(zip(texts, check_targets(model, targets, len(texts)), strict=True))
     elif model.encoder_decoder:
         raise ValueError(
-            "an encoder-decoder predicts its output, not the prompt: pass the output as score(…, targets=…)"
+            "an encoder-decoder predicts its output, not the prompt: pass the output as score(…,"
+            " targets=…)"
         )
     else:
         pairs = [(text[:1], text[1:]) for text in texts]
@@ -191,7 +224,9 @@ def score(
 
 
 def length_groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of positive lengths in ascending order, in groups that are padded to at most MAX_TOKENS tokens."""
+    """Indices of positive lengths in ascending order, in groups that are padded to at most
+    MAX_TOKENS tokens.
+    """
     group: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if group and (len(group) + 1) * lengths[i] > MAX_TOKENS:
@@ -209,7 +244,9 @@ def batch_length(model: LanguageModel, prompt: Sequence[int], new: int) -> int:
 
 
 def check_targets(model: LanguageModel, targets: Any, count: int) -> list[list[int]]:
-    """`count` targets as lists of ints. ValueError: see `check_prompts`, or another number of targets."""
+    """`count` targets as lists of ints. ValueError: see `check_prompts`, or another number of
+    targets.
+    """
     try:
         texts = check_prompts(model, targets)
     except ValueError as error:
@@ -220,7 +257,9 @@ def check_targets(model: LanguageModel, targets: Any, count: int) -> list[list[i
 
 
 def check_prompts(model: LanguageModel, prompts: Any) -> list[list[int]]:
-    """Prompts as lists of ints. ValueError: a wrong type, an empty prompt, or a token ID outside the vocabulary."""
+    """Prompts as lists of ints. ValueError: a wrong type, an empty prompt, or a token ID outside
+    the vocabulary.
+    """
     check_kind(prompts)
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts must be a list of lists of token IDs, not {brief(prompts)}")
@@ -228,7 +267,8 @@ def check_prompts(model: LanguageModel, prompts: Any) -> list[list[int]]:
 
 
 def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
-    """A prompt as a list of ints. row: its index in a list of prompts, for messages; None for a single prompt.
+    """A prompt as a list of ints. row: its index in a list of prompts, for messages; None for a
+    single prompt.
 
     ValueError: a wrong type, an empty prompt, or a token ID outside the vocabulary.
     """
@@ -239,17 +279,23 @@ def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
         ids = [int(value) for value in values]
     except (TypeError, ValueError, OverflowError) as error:
         if row is None:
-            raise ValueError(f"stream() takes one prompt, a list of token IDs, not {brief(prompt)}") from error
+            raise ValueError(
+                f"stream() takes one prompt, a list of token IDs, not {brief(prompt)}"
+            ) from error
         advice = ": put a single prompt into a list, [ids]" if isinstance(prompt, int) else ""
         raise ValueError(
-            f"prompts must be a list of lists of token IDs, but prompt {row} is {brief(prompt)}{advice}"
+            f"prompts must be a list of lists of token IDs, but prompt {row} is"
+            f" {brief(prompt)}{advice}"
         ) from error
     if not ids:
         raise ValueError(f"{name} is empty: pass at least one token ID")
     largest = model.config.vocab_size - 1
     for id, value in zip(ids, values, strict=True):
         if not 0 <= id <= largest or id != value:
-            raise ValueError(f"token IDs must be whole numbers between 0 and {largest}, but {name} has {brief(value)}")
+            raise ValueError(
+                f"token IDs must be whole numbers between 0 and {largest}, but {name} has"
+                f" {brief(value)}"
+            )
     return ids
 
 
@@ -258,7 +304,10 @@ def check_kind(prompt: Any) -> None:
     problem = ""
     if isinstance(prompt, str | bytes):
         call = f"generate(model, [tokenizer.encode({brief(prompt)}).ids])"
-        problem = f"text: encode it, as in {call}, with tokenizer = tokenizer_from_pretrained(name of the model)"
+        problem = (
+            f"text: encode it, as in {call}, with tokenizer = tokenizer_from_pretrained(name of the"
+            " model)"
+        )
     elif callable(getattr(prompt, "encode", None)):
         problem = "a tokenizer: pass tokenizer.encode(text).ids"
     elif hasattr(prompt, "ids"):
@@ -279,7 +328,8 @@ def stream_batch(
     speculate: int = 0,
     draft: Any = None,
 ) -> Iterator[tuple[int, int]]:
-    """Generate for prompts that `check_prompts` returns: an iterator of (index of the prompt, new token ID).
+    """Generate for prompts that `check_prompts` returns: an iterator of (index of the prompt, new
+    token ID).
 
     ValueError, at the call: a number out of range, or another number of seeds than of prompts.
     """
@@ -298,9 +348,14 @@ def stream_batch(
         indices = {}
         for i, (text, generator) in enumerate(zip(texts, random, strict=True)):
             row = batch.admit(
-                text, max_new_tokens, sampling=sampling, generator=generator, stop=criteria, speculate=speculate,
+                text,
+                max_new_tokens,
+                sampling=sampling,
+                generator=generator,
+                stop=criteria,
+                speculate=speculate,
                 draft=drafts,
-            )  # fmt: skip
+            )
             indices[row] = i
         while len(batch):
             for event in batch.step():
@@ -312,9 +367,14 @@ def stream_batch(
 
 
 def drafts_of(model: LanguageModel, draft: Any) -> DraftSource | None:
-    """The source of draft tokens for the argument `draft`. ValueError: it cannot make drafts for the model."""
+    """The source of draft tokens for the argument `draft`. ValueError: it cannot make drafts for
+    the model.
+    """
     if isinstance(draft, PredictionHead) and draft.model is not model:
-        raise ValueError("the PredictionHead is of another model: create PredictionHead(model) or pass draft='mtp'")
+        raise ValueError(
+            "the PredictionHead is of another model: create PredictionHead(model) or pass"
+            " draft='mtp'"
+        )
     if draft is None or isinstance(draft, DraftSource):
         return draft
     return PredictionHead(model) if draft == "mtp" else DraftModel(decoder_of(draft, "draft="))

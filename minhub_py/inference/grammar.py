@@ -1,11 +1,14 @@
-"""Constrained decoding: masks of the tokens that can continue a sequence as JSON, or as JSON of a schema.
+"""Constrained decoding: masks of the tokens that can continue a sequence as JSON, or as JSON of a
+schema.
 
-llguidance computes the mask of one sequence, so that other sequences of a batch are not affected. OpenAI, vLLM and
-llama.cpp use it too (https://github.com/guidance-ai/llguidance). Its docs/json_schema.md lists the supported keywords,
-roughly the intersection of the OpenAI API and the drafts of JSON Schema.
+llguidance computes the mask of one sequence, so that other sequences of a batch are not affected.
+OpenAI, vLLM and llama.cpp use it too (https://github.com/guidance-ai/llguidance). Its
+docs/json_schema.md lists the supported keywords, roughly the intersection of the OpenAI API and the
+drafts of JSON Schema.
 
-Whitespace between JSON tokens is limited to a space, or a line break and spaces: small models would repeat it forever.
-Strings can have Unicode escapes, which models write that were trained on the output of `json.dumps`.
+Whitespace between JSON tokens is limited to a space, or a line break and spaces: small models would
+repeat it forever. Strings can have Unicode escapes, which models write that were trained on the
+output of `json.dumps`.
 """
 
 import json
@@ -24,18 +27,26 @@ from minhub_py.system.extras import require
 from minhub_py.system.json_text import parse
 from minhub_py.system.printable import printable
 
-OPTIONS: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?",
-                "json_allow_general_unicode_escapes": True}  # fmt: skip
+OPTIONS: Any = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"( |\n[ ]{0,20})?",
+    "json_allow_general_unicode_escapes": True,
+}
 MAX_SCHEMA = 100_000  # characters
-MAX_STRING = 10_000  # characters of one string: a mask takes 30 ms instead of 4 ms with a constant of 100,000
+# characters of one string: a mask takes 30 ms instead of 4 ms with a constant of 100,000
+MAX_STRING = 10_000
 MAX_MULTIPLE = 10_000  # states of `multipleOf`: 1,000,000 take 12 s and 450 MB to compile
 MAX_STATES = 50_000  # of the lexer, 1 to 2 kB each
-MAX_GRAMMAR, MAX_RULES = 20_000, 500  # characters and rules of GBNF: 5,000 rules take 14 s to convert
-COMBINE = ("$ref", "allOf", "anyOf", "oneOf")  # keywords that can apply several `multipleOf` to one number
+# characters and rules of GBNF: 5,000 rules take 14 s to convert
+MAX_GRAMMAR, MAX_RULES = 20_000, 500
+# keywords that can apply several `multipleOf` to one number
+COMBINE = ("$ref", "allOf", "anyOf", "oneOf")
 
 
 class GrammarError(ValueError):
-    """A schema that is invalid, unsupported or unsatisfiable, or a sequence that cannot continue by its schema."""
+    """A schema that is invalid, unsupported or unsatisfiable, or a sequence that cannot continue by
+    its schema.
+    """
 
 
 class AnyMatcher(Protocol):
@@ -87,7 +98,9 @@ class Pattern:
         from llguidance.gbnf_to_lark import any_to_lark
 
         if len(text) > MAX_GRAMMAR or text.count("::=") > MAX_RULES:
-            raise GrammarError(f"a grammar can have at most {MAX_GRAMMAR:,} characters and {MAX_RULES} rules")
+            raise GrammarError(
+                f"a grammar can have at most {MAX_GRAMMAR:,} characters and {MAX_RULES} rules"
+            )
         try:
             lark = any_to_lark(text)
         except Exception as error:  # the library's class is not public
@@ -102,7 +115,9 @@ def _escape_in_regex(match: "re.Match[str]") -> str:
 
 
 class Matcher:
-    """The state of a grammar in one sequence. Methods raise GrammarError if the sequence becomes too complex."""
+    """The state of a grammar in one sequence. Methods raise GrammarError if the sequence becomes
+    too complex.
+    """
 
     restricts = True
 
@@ -123,11 +138,15 @@ class Matcher:
 
     def _check(self) -> None:
         if self._state.is_error():
-            raise GrammarError(f"the reply cannot continue by its JSON schema or grammar: {problem(self._state)}")
+            raise GrammarError(
+                f"the reply cannot continue by its JSON schema or grammar: {problem(self._state)}"
+            )
 
 
 class Grammar:
-    """A schema, compiled for a tokenizer. warnings: constraints of the schema that it does not have."""
+    """A schema, compiled for a tokenizer. warnings: constraints of the schema that it does not
+    have.
+    """
 
     def __init__(self, state: Any) -> None:
         self._state = state
@@ -144,7 +163,8 @@ class Grammar:
 class Vocabulary:
     """Compiles grammars for a tokenizer. Construction takes about a second.
 
-    size: size of the model's vocabulary, which can exceed the tokenizer's.    ends: token IDs that end a sequence.
+    size: size of the model's vocabulary, which can exceed the tokenizer's.    ends: token IDs that
+    end a sequence.
     ValueError: llguidance is not installed, or does not support this type of tokenizer.
     """
 
@@ -154,12 +174,14 @@ class Vocabulary:
 
         self._new, self._limits = llguidance.LLMatcher, llguidance.LLParserLimits
         try:
-            self._tokens = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=sorted(ends) or None)
+            self._tokens = llguidance.LLTokenizer(
+                tokenizer.to_str(), n_vocab=size, eos_token=sorted(ends) or None
+            )
         except ValueError as error:
             # The library's message contains the internal state of the decoder.
             raise ValueError(
-                "replies in JSON require a byte-level tokenizer (GPT-2, Llama 3, Qwen) or one with byte tokens (Llama "
-                "2, Gemma), which this model does not have: use another model"
+                "replies in JSON require a byte-level tokenizer (GPT-2, Llama 3, Qwen) or one with"
+                " byte tokens (Llama 2, Gemma), which this model does not have: use another model"
             ) from error
 
     def grammar(self, schema: Mapping[str, Any] | Pattern | None) -> Grammar:
@@ -172,16 +194,20 @@ class Vocabulary:
             return self._compiled(self._new.grammar_from_lark(f"start: {schema.rule}"), schema.kind)
         try:
             text = schema_text({"type": "object"} if schema is None else schema)
-            compiled = self._new.grammar_from_json_schema(json.dumps(prepared(parse(text))), overrides=OPTIONS)
+            compiled = self._new.grammar_from_json_schema(
+                json.dumps(prepared(parse(text))), overrides=OPTIONS
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"invalid JSON schema: {brief_message(str(error))}") from error
         return self._compiled(compiled)
 
     def lark(self, text: str) -> Grammar:
-        """Compile a grammar in llguidance's variant of Lark (https://github.com/guidance-ai/llguidance).
+        """Compile a grammar in llguidance's variant of Lark
+        (https://github.com/guidance-ai/llguidance).
 
         Raises:
-            GrammarError: the grammar is invalid, too large or unsatisfiable, or a schema in it is unsupported.
+            GrammarError: the grammar is invalid, too large or unsatisfiable, or a schema in it is
+                unsupported.
         """
         return self._compiled(self._new.grammar_from_lark(text))
 
@@ -206,14 +232,19 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     multiple = Fraction(1)
     for value in values_of(schema):
         if isinstance(value, str) and len(value) > MAX_STRING:
-            raise ValueError(f"it has a string of {len(value):,} characters; at most {MAX_STRING:,} are supported")
+            raise ValueError(
+                f"it has a string of {len(value):,} characters; at most {MAX_STRING:,} are"
+                " supported"
+            )
         if not isinstance(value, Mapping) or not (number := multiple_of(value)):
             continue
         if combines:
             numerator = math.lcm(multiple.numerator, number.numerator)
             multiple = Fraction(numerator, math.gcd(multiple.denominator, number.denominator))
         if max(multiple.numerator, number.numerator) > MAX_MULTIPLE:
-            raise ValueError(f"multipleOf can be at most {MAX_MULTIPLE:,}, including common multiples of several")
+            raise ValueError(
+                f"multipleOf can be at most {MAX_MULTIPLE:,}, including common multiples of several"
+            )
     return text
 
 
@@ -250,8 +281,8 @@ def problem(state: Any, kind: str = "JSON schema") -> str:
 def brief_message(message: str) -> str:
     """The beginning of a message's first line; it can quote a long schema.
 
-    The first line of an error in a regular expression is its title, and a further line the reason. For a grammar in
-    Lark, the message also has the position of the schema and quotes its line.
+    The first line of an error in a regular expression is its title, and a further line the reason.
+    For a grammar in Lark, the message also has the position of the schema and quotes its line.
     """
     lines = message.rpartition("failed to compile JSON schema: ")[2].strip().splitlines() or [""]
     reasons = [line.removeprefix("error:") for line in lines[1:] if line.startswith("error:")]

@@ -2,13 +2,13 @@ r"""JSON schemas in the form that the grammar library enforces.
 
 Differences from the given schema:
 
-- An object that lists `properties` has no others, unless the schema says so by `additionalProperties`: small models
-  invent keys. llama.cpp closes objects, too.
-- A whole number as exclusive bound of numbers with a greater magnitude becomes an inclusive bound, the next number:
-  llguidance 1.9 accepts "0" for numbers between 0 (exclusive) and 0.5.
+- An object that lists `properties` has no others, unless the schema says so by
+  `additionalProperties`: small models invent keys. llama.cpp closes objects, too.
+- A whole number as exclusive bound of numbers with a greater magnitude becomes an inclusive bound,
+  the next number: llguidance 1.9 accepts "0" for numbers between 0 (exclusive) and 0.5.
 - An unknown `format` is an annotation, as JSON Schema specifies; llguidance rejects it.
-- Strings with a `pattern` have no control characters: llguidance allows \uXXXX for these only, so that a model that
-  writes "\u00e9" would be forced to a control character.
+- Strings with a `pattern` have no control characters: llguidance allows \uXXXX for these only, so
+  that a model that writes "\u00e9" would be forced to a control character.
 - `loosened` also removes keywords that llguidance does not support.
 """
 
@@ -21,15 +21,50 @@ from typing import Any, TypeGuard
 
 from minhub_py.system.json_text import parse
 
-FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-SINGLE = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+FORMATS = (
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+)
+SINGLE = (
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+)
 SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 SAME_VALUE = ("allOf", "anyOf", "oneOf")  # keywords whose schemas apply to the same value
-OPENING = ("additionalProperties", "unevaluatedProperties")  # an object with one of them is not closed
-UNSUPPORTED = ("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
-               "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems",
-               "unevaluatedProperties")  # fmt: skip
+# an object with one of them is not closed
+OPENING = ("additionalProperties", "unevaluatedProperties")
+UNSUPPORTED = (
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "uniqueItems",
+    "propertyNames",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 NOT_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9]")  # look-ahead, look-behind, back-references
 BLANKS = re.compile(r"\\[nrtsWD]|\(\?s|[\n\r\t]")  # in patterns of text with several lines
 PRINTABLE, PRINTABLE_OR_BLANK = r"^[^\x00-\x1f\x7f]*$", r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
@@ -53,13 +88,16 @@ def prepared(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loosened(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The schema in the library's form without unsupported keywords, and the names of these keywords."""
+    """The schema in the library's form without unsupported keywords, and the names of these
+    keywords.
+    """
     loose, removed = copied(schema), set()
     for part in subschemas(loose):
         for name in unsupported(part):
             del part[name]
             removed.add(name)
-        if "oneOf" in part and "anyOf" not in part:  # the library requires that at most one schema of oneOf applies
+        # the library requires that at most one schema of oneOf applies
+        if "oneOf" in part and "anyOf" not in part:
             part["anyOf"] = part.pop("oneOf")
             removed.add("oneOf")
     return prepared(loose), sorted(removed)
@@ -82,12 +120,17 @@ def adapt(schema: dict[str, Any]) -> None:
     """Change the keywords of one schema to the library's form."""
     if "format" in schema and schema["format"] not in FORMATS:
         del schema["format"]
-    if isinstance(pattern := schema.get("pattern"), str) and isinstance(schema.get("allOf", []), list):
+    if isinstance(pattern := schema.get("pattern"), str) and isinstance(
+        schema.get("allOf", []), list
+    ):
         allowed = PRINTABLE_OR_BLANK if BLANKS.search(pattern) else PRINTABLE
         schema["allOf"] = [*schema.get("allOf", ()), {"pattern": allowed}]
     if schema.get("type") == "integer":
         return  # the library's integers are exact, and large ones have no next number
-    for exclusive, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+    for exclusive, inclusive, sign in (
+        ("exclusiveMinimum", "minimum", 1),
+        ("exclusiveMaximum", "maximum", -1),
+    ):
         bound, other = schema.get(exclusive), schema.get(inclusive)
         if is_number(bound) and float(bound).is_integer() and bound * sign >= 0:
             limits = [next_number(bound, sign), *([other] if is_number(other) else ())]
@@ -101,7 +144,9 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def next_number(value: float, sign: int) -> float:
-    """The next number with `DIGITS` decimals, or digits if it is 1 or more. sign: greater (1) or less (-1)."""
+    """The next number with `DIGITS` decimals, or digits if it is 1 or more. sign: greater (1) or
+    less (-1).
+    """
     exact = Decimal(repr(value))
     step = Decimal(1).scaleb(max(exact.adjusted(), -1) + 1 - DIGITS if exact else -DIGITS)
     return float(exact + step.copy_sign(Decimal(sign)))
@@ -113,7 +158,9 @@ def copied(schema: Any) -> Any:
 
 
 def subschemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A schema and all schemas in it, including the targets of local references. A schema precedes those in it."""
+    """A schema and all schemas in it, including the targets of local references. A schema precedes
+    those in it.
+    """
     remaining, visited = [root], set()
     while remaining:
         schema = remaining.pop()
@@ -170,9 +217,9 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 class _Closing:
     """Closes the objects of a schema in place.
 
-    Several schemas can apply to one object (`allOf`, `anyOf`, `oneOf`, `$ref`). The object has the properties of all of
-    them, so that only their combination is closed. Its references are replaced by copies, because their targets are
-    closed where they apply alone.
+    Several schemas can apply to one object (`allOf`, `anyOf`, `oneOf`, `$ref`). The object has the
+    properties of all of them, so that only their combination is closed. Its references are replaced
+    by copies, because their targets are closed where they apply alone.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
@@ -210,9 +257,13 @@ class _Closing:
         return result
 
     def names(self, schema: Any) -> list[str] | None:
-        """The properties of an object in all schemas that apply to it; None if it is not to be closed."""
+        """The properties of an object in all schemas that apply to it; None if it is not to be
+        closed.
+        """
         parts = self.combined(schema)
-        if any(name in part for part in parts for name in OPENING) or not any("properties" in part for part in parts):
+        if any(name in part for part in parts for name in OPENING) or not any(
+            "properties" in part for part in parts
+        ):
             return None
         if any("patternProperties" in part for part in parts[1:]):
             return None
@@ -251,7 +302,10 @@ class _Closing:
         """Replace references by copies, in a schema and in those that apply to the same value."""
         if isinstance(reference := schema.get("$ref"), str):
             parts = [self.copy(reference), *schema.pop("allOf", ())]
-            items = [("allOf", parts) if name == "$ref" else (name, value) for name, value in schema.items()]
+            items = [
+                ("allOf", parts) if name == "$ref" else (name, value)
+                for name, value in schema.items()
+            ]
             schema.clear()
             schema.update(items)  # the order determines the order of properties
         for part in same_value(schema):
@@ -281,4 +335,6 @@ def own_names(schema: Mapping[str, Any]) -> list[str]:
     """The properties that a schema itself lists or requires."""
     properties, required = schema.get("properties"), schema.get("required")
     names = list(properties) if isinstance(properties, dict) else []
-    return names + [name for name in (required if isinstance(required, list) else ()) if isinstance(name, str)]
+    return names + [
+        name for name in (required if isinstance(required, list) else ()) if isinstance(name, str)
+    ]

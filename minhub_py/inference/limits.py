@@ -1,4 +1,6 @@
-"""Ranges of the generation settings in Python, the shell and the HTTP APIs. Does not import PyTorch."""
+"""Ranges of the generation settings in Python, the shell and the HTTP APIs. Does not import
+PyTorch.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +12,8 @@ from minhub_py.inference.arguments import all_of, is_number, is_text, is_whole
 
 # Each decoding step compares the new text with every stop string.
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
-# Sampling settings that generation_config.json can have, and those of chats with a model whose file has none.
+# Sampling settings that generation_config.json can have, and those of chats with a model whose file
+# has none.
 PUBLISHED_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty", "min_p")
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 # The OpenAI API's ranges.
@@ -18,7 +21,8 @@ MAX_BIASES, MAX_BIAS, MAX_PENALTY = 1024, 100, 2
 
 
 def check_sampling(name: str, value: Any) -> None:
-    """Check one sampling setting, such as temperature or top_k. See `sampling.Sampling` for their names.
+    """Check one sampling setting, such as temperature or top_k. See `sampling.Sampling` for their
+    names.
 
     Raises:
         ValueError: a wrong type, or a value outside the setting's range.
@@ -40,25 +44,40 @@ def check_sampling(name: str, value: Any) -> None:
         raise ValueError(f"top_p must be above 0 and at most 1, not {value}")
     if name == "min_p" and not 0 <= value <= 1:
         raise ValueError(f"min_p must be between 0 (no limit) and 1, not {value}")
-    if name in ("presence_penalty", "frequency_penalty") and not -MAX_PENALTY <= value <= MAX_PENALTY:
-        raise ValueError(f"{name} must be between -{MAX_PENALTY} and {MAX_PENALTY} (0 has no effect), not {value}")
+    if (
+        name in ("presence_penalty", "frequency_penalty")
+        and not -MAX_PENALTY <= value <= MAX_PENALTY
+    ):
+        raise ValueError(
+            f"{name} must be between -{MAX_PENALTY} and {MAX_PENALTY} (0 has no effect), not"
+            f" {value}"
+        )
     # Beyond this range, logits of ordinary size overflow.
     if name == "repetition_penalty" and not 0.01 <= value <= 100:
-        raise ValueError(f"repetition_penalty must be between 0.01 and 100 (1 has no effect), not {value}")
+        raise ValueError(
+            f"repetition_penalty must be between 0.01 and 100 (1 has no effect), not {value}"
+        )
 
 
 def check_logit_bias(value: Any) -> None:
     """ValueError: not a mapping of at most MAX_BIASES token IDs to numbers within MAX_BIAS."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"logit_bias must map token IDs to numbers, such as {{42: -100}}, not {brief(value)}")
+        raise ValueError(
+            f"logit_bias must map token IDs to numbers, such as {{42: -100}}, not {brief(value)}"
+        )
     if len(value) > MAX_BIASES:
-        raise ValueError(f"logit_bias can have at most {MAX_BIASES:,} token IDs, not {len(value):,}")
+        raise ValueError(
+            f"logit_bias can have at most {MAX_BIASES:,} token IDs, not {len(value):,}"
+        )
     for id, bias in value.items():
         if not is_whole(id) or id < 0:
-            raise ValueError(f"logit_bias must map token IDs to numbers, but has the key {brief(id)}")
+            raise ValueError(
+                f"logit_bias must map token IDs to numbers, but has the key {brief(id)}"
+            )
         if not is_number(bias) or not -MAX_BIAS <= bias <= MAX_BIAS:
             raise ValueError(
-                f"logit_bias of token {id} must be a number between -{MAX_BIAS} and {MAX_BIAS}, not {brief(bias)}"
+                f"logit_bias of token {id} must be a number between -{MAX_BIAS} and {MAX_BIAS}, not"
+                f" {brief(bias)}"
             )
 
 
@@ -87,5 +106,7 @@ def stop_strings(value: str | Sequence[str]) -> tuple[str, ...]:
         raise ValueError(f"stop can have at most {MAX_STOPS} strings, not {len(strings):,}")
     longest = max(map(len, strings), default=0)
     if longest > MAX_STOP_LENGTH:
-        raise ValueError(f"a stop string can have at most {MAX_STOP_LENGTH:,} characters, not {longest:,}")
+        raise ValueError(
+            f"a stop string can have at most {MAX_STOP_LENGTH:,} characters, not {longest:,}"
+        )
     return strings

@@ -1,8 +1,8 @@
 """The runner that executes a model's `steps` in C, on a CPU.
 
-`Program` (program.py) translates `steps` to operations with pointers to the weights, and native/operations.c computes
-them. `runner_of` selects `TorchRunner` for a GPU, a modified model, an operation or activation without a C
-implementation, and a missing or disabled decoder.
+`Program` (program.py) translates `steps` to operations with pointers to the weights, and
+native/operations.c computes them. `runner_of` selects `TorchRunner` for a GPU, a modified model, an
+operation or activation without a C implementation, and a missing or disabled decoder.
 """
 
 import ctypes
@@ -41,14 +41,16 @@ from minhub_py.models.steps import PredictionStep
 
 # Minimum number of tokens for PyTorch's bfloat16 products, which are faster on processors with AMX.
 LONG_PROMPT = 24
-# Maximum number of draft tokens per step of a recurrent model: the cache has a state for each of them.
+# Maximum number of draft tokens per step of a recurrent model: the cache has a state for each of
+# them.
 MAX_STATES = 8
 
 
 class NativeRunner(TorchRunner):
     """The operations of a model. Weights can move, so that each generation creates a runner."""
 
-    lookahead = MAX_TOKENS  # tokens that are cached before the first one attends, and that can be rejected
+    # tokens that are cached before the first one attends, and that can be rejected
+    lookahead = MAX_TOKENS
 
     def __init__(self, model: LanguageModel) -> None:
         """UnsupportedError: the reason why the model needs `TorchRunner`."""
@@ -59,25 +61,36 @@ class NativeRunner(TorchRunner):
         check_unmodified(model)
         self.kernels = library.kernels()
         self.program = program = Program(isinstance(model, Encoder))
-        self.encoder: Any = program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
+        self.encoder: Any = (
+            program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
+        )
         operations = self.operations = program.translate(self.steps())
         # An encoder ends with its hidden states.
-        head = operations[-1].logits.linear.weight if operations[-1].kind == KINDS["logits"] else Matrix()
+        head = (
+            operations[-1].logits.linear.weight
+            if operations[-1].kind == KINDS["logits"]
+            else Matrix()
+        )
         self.vocab_size, self.channels = head.rows, program.channels
         kinds = {operation.kind for operation in operations}
         # An LSTM reads its weights for each token, so that drafts save nothing.
         self.supports_drafts = KINDS["lstm"] not in kinds
-        # Minimum number of tokens for `forward`: its bfloat16 products use AMX, but their sums depend on the number of
-        # threads. An LSTM is sequential in both, and `forward` would unpack MXFP4 and GGUF blocks in each call.
+        # Minimum number of tokens for `forward`: its bfloat16 products use AMX, but their sums
+        # depend on the number of threads. An LSTM is sequential in both, and `forward` would unpack
+        # MXFP4 and GGUF blocks in each call.
         is_bfloat16 = head.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
         unpacks = max(program.formats) >= MXFP4
-        self.long_prompt = LONG_PROMPT if is_bfloat16 and not (unpacks or KINDS["lstm"] in kinds) else None
+        self.long_prompt = (
+            LONG_PROMPT if is_bfloat16 and not (unpacks or KINDS["lstm"] in kinds) else None
+        )
         program.width = -(-program.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
         if model.new_cache(1, 1).dtype not in FLOATS:
             raise UnsupportedError("keys and values in float64")
         self.buffers = self._new_buffers(MAX_TOKENS)
-        self.low = zeros((MAX_TOKENS if program.has_adapter else 0, program.width), torch.float32, CPU)
+        self.low = zeros(
+            (MAX_TOKENS if program.has_adapter else 0, program.width), torch.float32, CPU
+        )
         self.codes = self._new_codes()
         # dtype and device are explicit: the C code does not know PyTorch's defaults.
         self.scratch = torch.empty(0, dtype=torch.float32, device=CPU)
@@ -89,7 +102,9 @@ class NativeRunner(TorchRunner):
 
     def new_cache(self, rows: int, size: int, drafts: int = 0) -> Cache:
         """See `Runner`."""
-        return self.model.new_cache(rows, size, self.lookahead, min(drafts, MAX_STATES) * self.supports_drafts)
+        return self.model.new_cache(
+            rows, size, self.lookahead, min(drafts, MAX_STATES) * self.supports_drafts
+        )
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
         """See `Runner`."""
@@ -107,18 +122,26 @@ class NativeRunner(TorchRunner):
             self.library.decode(self.encoder, len(self.encoder), ctypes.byref(call))
 
     def forward(
-        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False,
+        self,
+        texts: Mapping[int, Sequence[int]],
+        cache: Cache,
+        every: bool = False,
+        exact: bool = False,
         hidden: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """See `Runner`. Sequences are computed together; results are bitwise identical to single sequences."""
+    ) -> Tensor:
+        """See `Runner`. Sequences are computed together; results are bitwise identical to single
+        sequences.
+        """
         limit = None if exact else self.long_prompt
         long = {row for row, ids in texts.items() if limit is not None and len(ids) >= limit}
         if hidden is not None and long and len(texts) > 1:
             parts = hidden.split([len(ids) for ids in texts.values()])
             return torch.cat(
-                [self.forward({row: ids}, cache, every, exact, part).float().clone()
-                 for (row, ids), part in zip(texts.items(), parts, strict=True)]
-            )  # fmt: skip
+                [
+                    self.forward({row: ids}, cache, every, exact, part).float().clone()
+                    for (row, ids), part in zip(texts.items(), parts, strict=True)
+                ]
+            )
         short = {row: ids for row, ids in texts.items() if row not in long}
         ends = list(accumulate(map(len, short.values())))
         requested = range(ends[-1] if ends else 0) if every else [end - 1 for end in ends]
@@ -127,22 +150,40 @@ class NativeRunner(TorchRunner):
             return logits
         results = iter(logits.split([len(ids) if every else 1 for ids in short.values()]))
         return torch.cat(
-            [super(NativeRunner, self).forward({row: ids}, cache, every, hidden=hidden).float() if row in long
-             else next(results) for row, ids in texts.items()]
-        )  # fmt: skip
+            [
+                (
+                    super(NativeRunner, self)
+                    .forward({row: ids}, cache, every, hidden=hidden)
+                    .float()
+                    if row in long
+                    else next(results)
+                )
+                for row, ids in texts.items()
+            ]
+        )
 
     def _decode(
-        self, texts: Mapping[int, Sequence[int]], cache: Cache, requested: Sequence[int], hidden: Tensor | None = None
+        self,
+        texts: Mapping[int, Sequence[int]],
+        cache: Cache,
+        requested: Sequence[int],
+        hidden: Tensor | None = None,
     ) -> Tensor:
-        """Append tokens to rows of a cache. Returns the logits after the `requested` tokens, ascending indices.
+        """Append tokens to rows of a cache. Returns the logits after the `requested` tokens,
+        ascending indices.
 
-        hidden: receives the inputs (tokens, C) of the logits, after a prediction head has read it; see `Runner`.
+        hidden: receives the inputs (tokens, C) of the logits, after a prediction head has read it;
+        see `Runner`.
         """
         ids = [id for text in texts.values() for id in text]
         rows = [row for row, text in texts.items() for _ in text]
-        positions = [cache.lengths[row] + i for row, text in texts.items() for i in range(len(text))]
+        positions = [
+            cache.lengths[row] + i for row, text in texts.items() for i in range(len(text))
+        ]
         if positions and cache.bounded and max(positions) >= cache.max_length:
-            raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
+            raise ValueError(
+                f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}"
+            )
         encoder_lengths = [cache.encoder_lengths[row] for row in rows]
         adapted = self._adapted(rows, positions, cache)
         if self.program.angles and positions:
@@ -156,16 +197,25 @@ class NativeRunner(TorchRunner):
             outputs = [index - first for index in requested if first <= index < first + MAX_TOKENS]
             previous = sum(index < first for index in requested)
             call.tokens, call.output_count = len(ids[part]), len(outputs)
-            call.ids, call.rows, call.positions = integers(ids[part]), integers(rows[part]), integers(positions[part])
+            call.ids, call.rows, call.positions = (
+                integers(ids[part]),
+                integers(rows[part]),
+                integers(positions[part]),
+            )
             call.encoder_lengths = integers(encoder_lengths[part])
             call.adapted = None if adapted is None else integers(adapted[part])
-            call.outputs, call.logits = integers(outputs), self.logits.data_ptr() + 4 * previous * self.vocab_size
+            call.outputs, call.logits = (
+                integers(outputs),
+                self.logits.data_ptr() + 4 * previous * self.vocab_size,
+            )
             call.hidden = None if hidden is None else hidden[first:].data_ptr()
             self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
         cache.advance([len(texts.get(row, ())) for row in range(len(cache.lengths))])
         return self.logits[: len(requested)]
 
-    def _adapted(self, rows: Sequence[int], positions: Sequence[int], cache: Cache) -> list[int] | None:
+    def _adapted(
+        self, rows: Sequence[int], positions: Sequence[int], cache: Cache
+    ) -> list[int] | None:
         """Whether an activated adapter changes each token; None for other models."""
         if self.model.invocation is None:
             return None
@@ -177,38 +227,60 @@ class NativeRunner(TorchRunner):
         return zeros((5, tokens, self.program.width), torch.float32, CPU)
 
     def _new_codes(self) -> Tensor:
-        """A buffer for the quantized activations of each token, with up to 16 bits, and the scales of choices."""
-        width = self.program.width * 5 // 4 + BF16_PADDING  # a `k_input` has 640 bytes for 256 activations
+        """A buffer for the quantized activations of each token, with up to 16 bits, and the scales
+        of choices.
+        """
+        # a `k_input` has 640 bytes for 256 activations
+        width = self.program.width * 5 // 4 + BF16_PADDING
         return zeros((MAX_CHOICES + MAX_TOKENS * width // 2,), torch.float32, CPU)
 
     def text_workspace(self, tokens: int) -> int:
         """Numbers that a thread needs for bidirectional attention to a text."""
         size = self.program.text_head_size
-        return (tokens + 16) * (2 * (size + 16) + QUERIES) + QUERIES * (size + 32)  # TEXT_WORKSPACE in C
+        # TEXT_WORKSPACE in C
+        return (tokens + 16) * (2 * (size + 16) + QUERIES) + QUERIES * (size + 32)
 
     def _new_call(
-        self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, buffers: Tensor, workspace: int = 0
+        self,
+        layers: Sequence[Sequence[Tensor]],
+        dtype: torch.dtype,
+        buffers: Tensor,
+        workspace: int = 0,
     ) -> Call:
         """A call without tokens.
 
-        layers: keys and values, or the two tensors of a recurrent state.    workspace: numbers that a thread needs.
+        layers: keys and values, or the two tensors of a recurrent state.    workspace: numbers that
+        a thread needs.
         """
         pairs = [(tensors[0], tensors[-1]) for tensors in layers]  # a state may be one tensor
         keys, values = zip(*pairs, strict=True) if pairs else ((), ())
         sizes = [tensor.size(-2) for tensor in keys]
-        # Per thread: sums of a chunk of outputs (MAX_OUTPUTS and a unit), and a panel of weights with its sums or the
-        # 16-bit codes of 16 rows; or the scores of all positions for QUERIES tokens.
+        # Per thread: sums of a chunk of outputs (MAX_OUTPUTS and a unit), and a panel of weights
+        # with its sums or the 16-bit codes of 16 rows; or the scores of all positions for QUERIES
+        # tokens.
         panel = max(PANEL + MAX_TOKENS * 32 * 16, self.program.width * 8)
-        width = max(MAX_TOKENS * (256 + 64) + panel, QUERIES * (max(sizes, default=0) + 16), workspace)
+        width = max(
+            MAX_TOKENS * (256 + 64) + panel, QUERIES * (max(sizes, default=0) + 16), workspace
+        )
         if self.scratch.numel() < self.threads * width:
             self.scratch = self.scratch.new_empty(self.threads * width)
         return Call(
-            keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[dtype],
-            threads=self.threads, x=buffers[0].data_ptr(), h=buffers[1].data_ptr(), g=buffers[2].data_ptr(),
-            saved=buffers[3].data_ptr(), inputs=buffers[4].data_ptr(), low=self.low.data_ptr(),
-            codes=self.codes.data_ptr(), width=self.program.width, scratch=self.scratch.data_ptr(),
+            keys=pointers(keys),
+            values=pointers(values),
+            sizes=integers(sizes),
+            cache_dtype=DTYPES[dtype],
+            threads=self.threads,
+            x=buffers[0].data_ptr(),
+            h=buffers[1].data_ptr(),
+            g=buffers[2].data_ptr(),
+            saved=buffers[3].data_ptr(),
+            inputs=buffers[4].data_ptr(),
+            low=self.low.data_ptr(),
+            codes=self.codes.data_ptr(),
+            width=self.program.width,
+            scratch=self.scratch.data_ptr(),
             scratch_width=self.scratch.numel() // self.threads,
-        )  # fmt: skip
+        )
 
 
 class PredictionRunner(NativeRunner):
@@ -220,13 +292,16 @@ class PredictionRunner(NativeRunner):
 
     def new_cache(self, rows: int, size: int, drafts: int = 0) -> Cache:
         """A cache for `predict`."""
-        return Cache(self.model.mtp_layout(), rows, size, self.lookahead, like=next(self.model.parameters()))
+        return Cache(
+            self.model.mtp_layout(), rows, size, self.lookahead, like=next(self.model.parameters())
+        )
 
     def predict(self, ids: Sequence[int], hidden: Tensor, cache: Cache) -> Tensor:
         """Append positions to the only row of a cache. Returns the logits (V,) of the last one.
 
-        hidden: the model's hidden state before each token of `ids`, (tokens, C) float32. It is replaced by the result
-        of the head, which predicts further tokens in place of the model's hidden state.
+        hidden: the model's hidden state before each token of `ids`, (tokens, C) float32. It is
+        replaced by the result of the head, which predicts further tokens in place of the model's
+        hidden state.
         """
         return self._decode({0: ids}, cache, [len(ids) - 1], hidden)[0]
 

@@ -1,4 +1,6 @@
-"""Chooses the next token of each sequence of a batch. An error concerns one sequence and is part of the result."""
+"""Chooses the next token of each sequence of a batch. An error concerns one sequence and is part of
+the result.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -25,7 +27,9 @@ class SamplingState(Protocol):
 
 
 class NextToken(NamedTuple):
-    """A token ID. logprob: its log-probability (nats), if requested. top: the most likely tokens, if requested."""
+    """A token ID. logprob: its log-probability (nats), if requested. top: the most likely tokens,
+    if requested.
+    """
 
     id: int
     logprob: float | None
@@ -52,19 +56,31 @@ def choose_tokens(rows: Sequence[SamplingState], logits: Tensor) -> list[NextTok
         remaining = [i for i in range(len(rows)) if i not in results]
         for sampling in dict.fromkeys(rows[i].sampling for i in remaining):
             group = [i for i in remaining if rows[i].sampling == sampling]
-            draws = torch.cat([torch.rand(1, dtype=torch.float64, generator=rows[i].generator) for i in group])
+            draws = torch.cat(
+                [torch.rand(1, dtype=torch.float64, generator=rows[i].generator) for i in group]
+            )
             part = masked[group] if len(group) < len(rows) else masked
             tokens = choose_separately(
-                sampling, part, [rows[i].text for i in group], draws, [rows[i].output_start for i in group]
+                sampling,
+                part,
+                [rows[i].text for i in group],
+                draws,
+                [rows[i].output_start for i in group],
             )
             results.update(zip(group, tokens, strict=True))
         return [with_logprobs(row, results[i], logits[i : i + 1]) for i, row in enumerate(rows)]
 
 
 def choose_separately(
-    sampling: Sampling, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor, starts: Sequence[int]
+    sampling: Sampling,
+    logits: Tensor,
+    texts: Sequence[Sequence[int]],
+    draws: Tensor,
+    starts: Sequence[int],
 ) -> list[int | ValueError]:
-    """As `Sampling.choose`, with an error per row: after one, the rows are sampled separately, with equal results."""
+    """As `Sampling.choose`, with an error per row: after one, the rows are sampled separately, with
+    equal results.
+    """
     try:
         return [*sampling.choose(logits, texts, draws, starts)]
     except ValueError as error:
@@ -78,7 +94,9 @@ def choose_separately(
     ]
 
 
-def with_logprobs(row: SamplingState, token: int | ValueError, logits: Tensor) -> NextToken | ValueError:
+def with_logprobs(
+    row: SamplingState, token: int | ValueError, logits: Tensor
+) -> NextToken | ValueError:
     """A token with the log-probabilities that its row requests, from the model's logits (1, V)."""
     if isinstance(token, ValueError):
         return token
@@ -91,15 +109,23 @@ def with_logprobs(row: SamplingState, token: int | ValueError, logits: Tensor) -
 
 
 def top_logprobs(logits: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
-    """The `count` most likely token IDs by logits (n, V) with their log-probabilities (nats), in descending order."""
+    """The `count` most likely token IDs by logits (n, V) with their log-probabilities (nats), in
+    descending order.
+    """
     if count == 0:
         return [()] * len(logits)
-    values, ids = torch.log_softmax(logits.float(), dim=-1).topk(min(count, logits.size(-1)), dim=-1)
-    return [tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+    values, ids = torch.log_softmax(logits.float(), dim=-1).topk(
+        min(count, logits.size(-1)), dim=-1
+    )
+    return [
+        tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def logprobs_of(logits: Tensor, ids: Sequence[int]) -> list[float]:
-    """The log-probabilities (nats) of one token ID per row of logits (n, V). ValueError: logits that are NaN."""
+    """The log-probabilities (nats) of one token ID per row of logits (n, V). ValueError: logits
+    that are NaN.
+    """
     logits = logits.float()
     check_finite(logits.amax(dim=-1))
     indices = torch.tensor(ids, device=logits.device).unsqueeze(1)

@@ -10,19 +10,25 @@ from minhub_py.models.lora import Invocation
 class PrefixSharing:
     """Copies the longest common prefix of a prompt with another sequence.
 
-    rows: the active sequences of the batch.    cache: of the batch.    prefixes: finished sequences.
-    context: the model's context length.    invocation: of the model's activated adapter.
+    rows: the active sequences of the batch.    cache: of the batch.    prefixes: finished
+    sequences. context: the model's context length.    invocation: of the model's activated adapter.
     """
 
     def __init__(
-        self, rows: list[Row], cache: Cache, prefixes: PrefixCache, disk: DiskCache | None, context: int | None,
+        self,
+        rows: list[Row],
+        cache: Cache,
+        prefixes: PrefixCache,
+        disk: DiskCache | None,
+        context: int | None,
         invocation: Invocation | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rows, self.cache, self.prefixes, self.disk = rows, cache, prefixes, disk
         self.context, self.invocation = context, invocation
 
     def leader(self, row: Row) -> tuple[Row | None, int]:
-        """The prompt in prefill whose beginning this one copies when it is computed, and the length of this beginning.
+        """The prompt in prefill whose beginning this one copies when it is computed, and the length
+        of this beginning.
 
         A common beginning is computed once, before both prompts.
         """
@@ -32,14 +38,20 @@ class PrefixSharing:
         for active in self.rows:
             cached = self.cache.lengths[active.slot]
             if active.in_prefill and cached and self._can_copy(active, row):
-                length = common_prefix(row.text[:-1], active.text, row.adapter_start, active.adapter_start)
+                length = common_prefix(
+                    row.text[:-1], active.text, row.adapter_start, active.adapter_start
+                )
                 if length > max(shared, cached):
                     leader, shared = active, length
         return leader, shared
 
     def start_loading(self, row: Row) -> None:
         """Look for a prefix on disk that is longer than those in memory."""
-        if self.disk is None or row.loading is not None or context_start(len(row.text), self.context) > 0:
+        if (
+            self.disk is None
+            or row.loading is not None
+            or context_start(len(row.text), self.context) > 0
+        ):
             return
         row.loading = self.disk.load(row.text, self._known(row))
 
@@ -50,12 +62,16 @@ class PrefixSharing:
         return known
 
     def copy(self, row: Row) -> int | None:
-        """Copy the longest common prefix. Returns its number of tokens; None if the context starts later."""
+        """Copy the longest common prefix. Returns its number of tokens; None if the context starts
+        later.
+        """
         if context_start(len(row.text), self.context) > 0:
             return None
         loaded = None if row.loading is None else row.loading.result()
         length, slot = self._longest_active(row)
-        length, entry = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, length, loaded)
+        length, entry = self.prefixes.longest(
+            row.text[:-1], row.adapter_start, self.invocation, length, loaded
+        )
         if entry is not None:
             self.cache.set_row(row.slot, entry.cache, 0, length)
             self.prefixes.add(entry)
@@ -69,7 +85,9 @@ class PrefixSharing:
         for active in self.rows:
             if self._can_copy(active, row):
                 cached = active.text[: self.cache.lengths[active.slot]]
-                length = common_prefix(row.text[:-1], cached, row.adapter_start, active.adapter_start)
+                length = common_prefix(
+                    row.text[:-1], cached, row.adapter_start, active.adapter_start
+                )
                 if length > best and self.cache.has_prefix(active.slot, length):
                     best, slot = length, active.slot
         return best, slot

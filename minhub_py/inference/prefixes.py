@@ -8,14 +8,16 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
 from minhub_py.models.lora import Invocation
 
-# Entries of a prefix cache. Every prompt is compared with each; limited by bytes only, a small model would cache a
-# million of them.
+# Entries of a prefix cache. Every prompt is compared with each; limited by bytes only, a small
+# model would cache a million of them.
 MAX_PREFIXES = 256
 
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """Token IDs, and a cache of one row that contains them. invocation: of an activated adapter that changed them."""
+    """Token IDs, and a cache of one row that contains them. invocation: of an activated adapter
+    that changed them.
+    """
 
     ids: list[int]
     cache: Cache
@@ -28,9 +30,11 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """Finished sequences, whose prefixes new prompts copy. size: in bytes; the least recently used ones are evicted.
+    """Finished sequences, whose prefixes new prompts copy. size: in bytes; the least recently used
+    ones are evicted.
 
-    Models with activated adapters share the cache of their base: the tokens before the invocation are the base's.
+    Models with activated adapters share the cache of their base: the tokens before the invocation
+    are the base's.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,13 +50,18 @@ class PrefixCache:
         return result
 
     def longest(
-        self, ids: Sequence[int], adapter_start: int | None = None, invocation: Invocation | None = None,
-        known: int = 0, loaded: CachedPrefix | None = None,
-    ) -> tuple[int, CachedPrefix | None]:  # fmt: skip
+        self,
+        ids: Sequence[int],
+        adapter_start: int | None = None,
+        invocation: Invocation | None = None,
+        known: int = 0,
+        loaded: CachedPrefix | None = None,
+    ) -> tuple[int, CachedPrefix | None]:
         """The longest common prefix of `ids` with an entry: its number of tokens, and the entry.
 
         adapter_start, invocation: of the activated adapter that changes `ids`; see `common_prefix`.
-        known: a prefix of this length is known already; the result is (known, None) if no entry has a longer one.
+        known: a prefix of this length is known already; the result is (known, None) if no entry has
+        a longer one.
         loaded: a prefix in addition to the entries.
         """
         best = None
@@ -68,7 +77,8 @@ class PrefixCache:
     def add(self, new: CachedPrefix) -> None:
         """Add an entry, or make it the most recently used one."""
 
-        # An entry that is a prefix of the new one is redundant, unless it is the earlier state of a recurrent layer.
+        # An entry that is a prefix of the new one is redundant, unless it is the earlier state of a
+        # recurrent layer.
         def is_redundant(old: CachedPrefix) -> bool:
             same = old.invocation is new.invocation
             length = common_prefix(old.ids, new.ids, old.adapter_start, new.adapter_start, same)
@@ -76,18 +86,25 @@ class PrefixCache:
 
         with self.lock:
             self.entries = [prefix for prefix in self.entries if not is_redundant(prefix)] + [new]
-            while len(self.entries) > MAX_PREFIXES or sum(prefix.cache.size for prefix in self.entries) > self.size:
+            while (
+                len(self.entries) > MAX_PREFIXES
+                or sum(prefix.cache.size for prefix in self.entries) > self.size
+            ):
                 self.entries.pop(0)
 
 
 def common_prefix(
-    first: Sequence[int], second: Sequence[int], first_start: int | None = None, second_start: int | None = None,
+    first: Sequence[int],
+    second: Sequence[int],
+    first_start: int | None = None,
+    second_start: int | None = None,
     same_adapter: bool = True,
-) -> int:  # fmt: skip
+) -> int:
     """The number of tokens that two sequences have in common at their beginning.
 
-    first_start, second_start: the first positions that an activated adapter changes; None for the base. If the
-    positions or the adapters differ, only the tokens before both positions have the same keys and values.
+    first_start, second_start: the first positions that an activated adapter changes; None for the
+    base. If the positions or the adapters differ, only the tokens before both positions have the
+    same keys and values.
     """
     length = min(len(first), len(second))
     if first_start != second_start or not same_adapter:
@@ -99,10 +116,19 @@ def common_prefix(
 
 
 def identity_of_weights(model: LanguageModel) -> list[object]:
-    """A value that differs after a change of the model's weights: a prefix cache belongs to its weights."""
+    """A value that differs after a change of the model's weights: a prefix cache belongs to its
+    weights.
+    """
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    # New weights may be at the address of freed ones: a weak reference to the storage distinguishes them.
-    return [(StorageWeakRef(tensor.untyped_storage()), tensor.data_ptr(),
-             0 if tensor.is_inference() else tensor._version, tensor.dtype)
-            for tensor in (*model.parameters(), *model.buffers())]  # fmt: skip
+    # New weights may be at the address of freed ones: a weak reference to the storage distinguishes
+    # them.
+    return [
+        (
+            StorageWeakRef(tensor.untyped_storage()),
+            tensor.data_ptr(),
+            0 if tensor.is_inference() else tensor._version,
+            tensor.dtype,
+        )
+        for tensor in (*model.parameters(), *model.buffers())
+    ]

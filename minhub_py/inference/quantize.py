@@ -1,23 +1,25 @@
 """Quantization of weights to 8 and 4 bits, and the layers that contain them.
 
 int8    a scale per output: weight = scale * code, code from -127 to 127. 8 bits per weight.
-nf4     4 bits for the matrices of the blocks, after NormalFloat4 (Dettmers et al., 2023, QLoRA): one of 16 levels,
-        close to the quantiles of a normal distribution, times a scale per 32 inputs. Each 32 inputs choose between two
-        tables of levels. Levels (up to 31) and scales (-63 to 63) are integers, and each output has a scale in float32:
-        4.25 bits per weight. Of eight candidates for a scale, with each table and sign, the one with the smallest
-        squared error is used. int8: embeddings and head, since every token passes through them, and the layers that
-        cost few bytes and much accuracy (`precise_layers`).
+nf4     4 bits for the matrices of the blocks, after NormalFloat4 (Dettmers et al., 2023, QLoRA):
+        one of 16 levels, close to the quantiles of a normal distribution, times a scale per 32
+        inputs. Each 32 inputs choose between two tables of levels. Levels (up to 31) and scales
+        (-63 to 63) are integers, and each output has a scale in float32: 4.25 bits per weight. Of
+        eight candidates for a scale, with each table and sign, the one with the smallest squared
+        error is used. int8: embeddings and head, since every token passes through them, and the
+        layers that cost few bytes and much accuracy (`precise_layers`).
 blocks  the blocks of a GGUF file, in one of its types (weights_map/blocks.py).
 
-Biases, norms, positions and routers keep the model's dtype. GPT-OSS' experts stay as in the checkpoint, in floats or
-MXFP4.
-A layer's `forward` unpacks its weight at each call, which takes time and memory; the C decoder computes with the codes.
-Its products with int8 and nf4 weights are products of integers, for which activations are quantized to 16 bits (15 for
-nf4), with a scale per token. In layers with dtype bfloat16, except the head, they are quantized to 8 bits, with a scale
-per 32 activations (1 to 31 times the token's): prompts and batches are faster on processors with products of bytes, and
-results change by half as much again as through 8-bit weights (tests/benchmarks/rounding.py).
-GGUF's types with 256 weights per block (Q2_K to Q6_K, IQ4_XS) quantize activations to 15 bits with a scale for each
-256, also in the head; the types with 32 compute in float32.
+Biases, norms, positions and routers keep the model's dtype. GPT-OSS' experts stay as in the
+checkpoint, in floats or MXFP4. A layer's `forward` unpacks its weight at each call, which takes
+time and memory; the C decoder computes with the codes. Its products with int8 and nf4 weights are
+products of integers, for which activations are quantized to 16 bits (15 for nf4), with a scale per
+token. In layers with dtype bfloat16, except the head, they are quantized to 8 bits, with a scale
+per 32 activations (1 to 31 times the token's): prompts and batches are faster on processors with
+products of bytes, and results change by half as much again as through 8-bit weights
+(benchmarks/rounding.py). GGUF's types with 256 weights per block (Q2_K to Q6_K, IQ4_XS) quantize
+activations to 15 bits with a scale for each 256, also in the head; the types with 32 compute in
+float32.
 """
 
 import math
@@ -57,16 +59,31 @@ UNIT = 4 * GROUP  # inputs per 68 bytes
 MAX_SCALE = 63
 ROWS = 32  # per thread at a time
 UNPACKED = 2**20  # weights that training unpacks at a time
-# The level of each code, in two tables: integers up to 31 with the smallest squared error for trained weights.
-NF4 = torch.tensor([[0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3],
-                    [0, 3, 6, 9, 12, 15, 20, 26, -31, -24, -19, -15, -11, -8, -5, -2]], dtype=torch.float32,
-                   device="cpu")  # fmt: skip
+# The level of each code, in two tables: integers up to 31 with the smallest squared error for
+# trained weights.
+NF4 = torch.tensor(
+    [
+        [0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3],
+        [0, 3, 6, 9, 12, 15, 20, 26, -31, -24, -19, -15, -11, -8, -5, -2],
+    ],
+    dtype=torch.float32,
+    device="cpu",
+)
 # Each table, and its negative: a scale has a sign.
 VARIANTS = torch.stack((NF4, -NF4), dim=1).flatten(0, 1)
-# The two levels of each byte, in 64 bits: one access instead of two takes less than half the time. Index: the byte,
-# then the table of its low half, then of its high half.
-PAIRS = torch.stack([torch.stack((NF4[low].repeat(16), NF4[high].repeat_interleave(16)), dim=1)
-                     for high in (0, 1) for low in (0, 1)]).view(torch.int64).flatten()  # fmt: skip
+# The two levels of each byte, in 64 bits: one access instead of two takes less than half the time.
+# Index: the byte, then the table of its low half, then of its high half.
+PAIRS = (
+    torch.stack(
+        [
+            torch.stack((NF4[low].repeat(16), NF4[high].repeat_interleave(16)), dim=1)
+            for high in (0, 1)
+            for low in (0, 1)
+        ]
+    )
+    .view(torch.int64)
+    .flatten()
+)
 # Numbers n at index 2 * n + 62: midpoints between two levels are multiples of 0.5.
 GRID = torch.arange(-62, 63, dtype=torch.float32, device="cpu") / 2
 
@@ -74,21 +91,24 @@ GRID = torch.arange(-62, 63, dtype=torch.float32, device="cpu") / 2
 def nearest_codes(levels: Tensor) -> Tensor:
     """The code (125,) of the level nearest to each number of GRID."""
     ordered, codes = levels.sort()
-    return codes[torch.bucketize(GRID, (ordered[1:] + ordered[:-1]) / 2, right=True)].to(torch.uint8)
+    return codes[torch.bucketize(GRID, (ordered[1:] + ordered[:-1]) / 2, right=True)].to(
+        torch.uint8
+    )
 
 
 NEAREST = torch.stack([nearest_codes(levels) for levels in VARIANTS])
-# Candidates for a group's scale, relative to the scale that maps its largest weight to the largest level, or its
-# smallest one to the smallest level.
+# Candidates for a group's scale, relative to the scale that maps its largest weight to the largest
+# level, or its smallest one to the smallest level.
 FACTORS = torch.tensor([1, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.3], dtype=torch.float32, device="cpu")
 
 
 def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Quantize a weight (out, in). Returns codes and float32 scales (out,).
 
-    int8: codes (out, in) int8. nf4: codes (out, 68 * units) uint8 with a unit per 128 inputs: a byte per 32 inputs with
-    a signed scale in its lowest seven bits and the table of levels in its highest, then 32 little-endian 16-bit words.
-    Word j has the codes of inputs j, 32 + j, 64 + j and 96 + j, from the lowest bits.
+    int8: codes (out, in) int8. nf4: codes (out, 68 * units) uint8 with a unit per 128 inputs: a
+    byte per 32 inputs with a signed scale in its lowest seven bits and the table of levels in its
+    highest, then 32 little-endian 16-bit words. Word j has the codes of inputs j, 32 + j, 64 + j
+    and 96 + j, from the lowest bits.
     """
     weight = weight.detach().float().contiguous()
     if kind == "int8":
@@ -97,12 +117,21 @@ def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     compiled = library.library() if weight.device.type == "cpu" else None
     if compiled is None:
         return pack_nf4(weight)
-    codes = weight.new_empty(len(weight), -(-weight.size(1) // UNIT) * (4 + 2 * GROUP), dtype=torch.uint8)
+    codes = weight.new_empty(
+        len(weight), -(-weight.size(1) // UNIT) * (4 + 2 * GROUP), dtype=torch.uint8
+    )
     scales = weight.new_empty(len(weight))
 
     def pack_rows(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
-        compiled.pack_nf4(weight.data_ptr(), *weight.shape, FACTORS.data_ptr(), len(FACTORS), NEAREST.data_ptr(),
-                          codes.data_ptr(), scales.data_ptr())  # fmt: skip
+        compiled.pack_nf4(
+            weight.data_ptr(),
+            *weight.shape,
+            FACTORS.data_ptr(),
+            len(FACTORS),
+            NEAREST.data_ptr(),
+            codes.data_ptr(),
+            scales.data_ptr(),
+        )
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         list(threads.map(pack_rows, *(tensor.split(ROWS) for tensor in (weight, codes, scales))))
@@ -112,28 +141,43 @@ def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 def pack_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and scales of a float32 weight, computed by PyTorch on its device."""
     rows = len(weight)
-    scales = weight.abs().amax(dim=1) / (MAX_SCALE * 31) + (weight * 0).sum(dim=1)  # NaN if a weight is infinite
+    # NaN if a weight is infinite
+    scales = weight.abs().amax(dim=1) / (MAX_SCALE * 31) + (weight * 0).sum(dim=1)
     groups = F.pad(weight, (0, -weight.size(1) % UNIT)).view(rows, -1, GROUP)
     scale = scales.clamp_min(1e-30).unsqueeze(1)
     high, low = groups.amax(dim=2).clamp_min(0), groups.amin(dim=2).clamp_max(0)
     headers = least = codes = torch.empty(0)
-    for number, (levels, nearest) in enumerate(zip(VARIANTS.to(weight.device), NEAREST.to(weight.device), strict=True)):
+    for number, (levels, nearest) in enumerate(
+        zip(VARIANTS.to(weight.device), NEAREST.to(weight.device), strict=True)
+    ):
         largest = torch.maximum(high / (levels.amax() * scale), -low / (-levels.amin() * scale))
         for factor in FACTORS.tolist():
             multiple = (largest * factor).round_().clamp_(1, MAX_SCALE)
             values = groups * (1 / (multiple * scale)).unsqueeze(2)
             chosen = nearest[(2 * values + 62).nan_to_num_(0).clamp_(0, 124).to(torch.int32)]
-            errors = (values - levels[chosen.to(torch.int32)]).square_().sum(dim=2) * multiple.square()
-            header = ((-multiple if number % 2 else multiple).nan_to_num_(1).to(torch.int32) & 127) | number // 2 << 7
+            errors = (values - levels[chosen.to(torch.int32)]).square_().sum(
+                dim=2
+            ) * multiple.square()
+            header = (
+                (-multiple if number % 2 else multiple).nan_to_num_(1).to(torch.int32) & 127
+            ) | number // 2 << 7
             if len(codes) == 0:
                 headers, least, codes = header, errors, chosen
             else:
                 better = errors < least
-                headers, least = torch.where(better, header, headers), torch.where(better, errors, least)
+                headers, least = (
+                    torch.where(better, header, headers),
+                    torch.where(better, errors, least),
+                )
                 codes = torch.where(better.unsqueeze(2), chosen, codes)
     parts = codes.view(rows, -1, 4, GROUP)
-    words = torch.stack((parts[:, :, 0] | parts[:, :, 1] << 4, parts[:, :, 2] | parts[:, :, 3] << 4), dim=3).flatten(2)
-    return torch.cat((headers.to(torch.uint8).view(rows, -1, 4), words), dim=2).view(rows, -1), scales
+    words = torch.stack(
+        (parts[:, :, 0] | parts[:, :, 1] << 4, parts[:, :, 2] | parts[:, :, 3] << 4), dim=3
+    ).flatten(2)
+    return (
+        torch.cat((headers.to(torch.uint8).view(rows, -1, 4), words), dim=2).view(rows, -1),
+        scales,
+    )
 
 
 def unpack(codes: Tensor, scales: Tensor, columns: int) -> Tensor:
@@ -141,12 +185,16 @@ def unpack(codes: Tensor, scales: Tensor, columns: int) -> Tensor:
     if codes.dtype == torch.int8:
         return codes.float() * scales.unsqueeze(-1)
     units = codes.view(len(codes), -1, 4 + 2 * GROUP)
-    headers, words = units[:, :, :4].to(torch.int32), units[:, :, 4:].unflatten(2, (GROUP, 2)).to(torch.int32)
+    headers, words = (
+        units[:, :, :4].to(torch.int32),
+        units[:, :, 4:].unflatten(2, (GROUP, 2)).to(torch.int32),
+    )
     tables = (headers >> 7).unflatten(2, (2, 2))
     words += ((tables[..., 0] + 2 * tables[..., 1]) * 256).unsqueeze(2)
     values = PAIRS.to(codes.device)[words.flatten(2)].view(torch.float32)  # (out, units, 4 GROUP)
     multiples = (headers & 63) - (headers & 64)
-    weights = values.unflatten(2, (GROUP, 4)).transpose(2, 3) * multiples.unsqueeze(3)  # (out, units, 4, GROUP)
+    # (out, units, 4, GROUP)
+    weights = values.unflatten(2, (GROUP, 4)).transpose(2, 3) * multiples.unsqueeze(3)
     return weights.flatten(1)[:, :columns] * scales.unsqueeze(1)
 
 
@@ -216,7 +264,9 @@ class QuantizedLinear(Quantized):
 
 
 class FrozenLinear(torch.autograd.Function):
-    """x W' of a quantized weight W, with the gradient of x. Each pass unpacks W in blocks of rows and keeps none."""
+    """x W' of a quantized weight W, with the gradient of x. Each pass unpacks W in blocks of rows
+    and keeps none.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Quantized) -> Tensor:
@@ -296,14 +346,24 @@ class QuantizedLSTM(nn.Module):
 
     def __init__(self, lstm: nn.LSTM, kind: str) -> None:
         super().__init__()
-        self.input_size, self.hidden_size, self.num_layers = lstm.input_size, lstm.hidden_size, lstm.num_layers
+        self.input_size, self.hidden_size, self.num_layers = (
+            lstm.input_size,
+            lstm.hidden_size,
+            lstm.num_layers,
+        )
         for name, parameter in lstm.named_parameters():
             setattr(self, name, Quantized(parameter, kind) if parameter.dim() == 2 else parameter)
 
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        parameters = [getattr(self, f"{name}_l{layer}") for layer in range(self.num_layers) for name in names]
-        weights = [weight.weight if isinstance(weight, Quantized) else weight for weight in parameters]
+        parameters = [
+            getattr(self, f"{name}_l{layer}") for layer in range(self.num_layers) for name in names
+        ]
+        weights = [
+            weight.weight if isinstance(weight, Quantized) else weight for weight in parameters
+        ]
         if state is None:
             zeros = x.new_zeros(self.num_layers, x.size(0), self.hidden_size)
             state = (zeros, zeros)
@@ -314,11 +374,15 @@ class QuantizedLSTM(nn.Module):
     def replaces(self, layer: nn.Module) -> bool:
         """Whether the quantized layer has the type and shape of `layer`."""
         sizes = ("input_size", "hidden_size", "num_layers")
-        return type(layer) is nn.LSTM and all(getattr(self, name) == getattr(layer, name) for name in sizes)
+        return type(layer) is nn.LSTM and all(
+            getattr(self, name) == getattr(layer, name) for name in sizes
+        )
 
 
 def quantize(model: LanguageModel, kind: str) -> None:
-    """Replace a model's layers by quantized layers, in place. ValueError: an unknown kind, or a quantized model."""
+    """Replace a model's layers by quantized layers, in place. ValueError: an unknown kind, or a
+    quantized model.
+    """
     check_kind(kind)
     refuse_quantized(model, "quantized again")
     replace_layers(model, dict(layers_of(model, kind)), lambda layer: None)
@@ -330,7 +394,8 @@ def replace_layers(
     """Replace layers by quantized layers, in place.
 
     kinds: the quantization of each layer, or its blocks.
-    fill: loads the weights of a layer before it is quantized, so that only one layer needs memory for its weights.
+    fill: loads the weights of a layer before it is quantized, so that only one layer needs memory
+    for its weights.
     """
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
@@ -341,7 +406,9 @@ def replace_layers(
 
 
 def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]]:
-    """The layers to quantize, from the model's steps, and their kinds: int8 for those that lose most in 4 bits."""
+    """The layers to quantize, from the model's steps, and their kinds: int8 for those that lose
+    most in 4 bits.
+    """
     encoder = model.encoder_steps() if isinstance(model, EncoderDecoder) else ()
     prediction = () if getattr(model, "mtp", None) is None else model.mtp_steps()
     for part in (encoder, model.steps(), prediction):
@@ -359,17 +426,22 @@ def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tupl
                 yield step.tokens, "int8"
             case Logits() if step.layer.weight is not None:
                 yield step.layer, "int8"
-            case Linear() | CacheEncoder():  # the factor of a shared expert, with one output, is not quantized
+            # the factor of a shared expert, with one output, is not quantized
+            case Linear() | CacheEncoder():
                 yield from ((layer, kind) for layer in step.layers if len(layer.weight) > 1)
             case Add() | Recurrent():
                 yield step.layer, kind
             case Experts():
                 matrices = [*step.gate_up, step.down]
-                yield from ((weights, kind) for weights in matrices if isinstance(weights, ExpertMatrices))
+                yield from (
+                    (weights, kind) for weights in matrices if isinstance(weights, ExpertMatrices)
+                )
 
 
 def precise_layers(steps: Sequence[PredictionStep]) -> set[nn.Module]:
-    """The values of grouped heads, and the output layers of the MLPs in the first eighth of the blocks and the last."""
+    """The values of grouped heads, and the output layers of the MLPs in the first eighth of the
+    blocks and the last.
+    """
     values, outputs, in_mlp = set(), [], False
     for step in steps:
         match step:
@@ -377,7 +449,9 @@ def precise_layers(steps: Sequence[PredictionStep]) -> set[nn.Module]:
                 in_mlp = False
             case Linear():
                 in_mlp = True
-                if len(step.layers) == 3 and 1 < len(step.layers[2].weight) < len(step.layers[0].weight):
+                if len(step.layers) == 3 and 1 < len(step.layers[2].weight) < len(
+                    step.layers[0].weight
+                ):
                     values.add(step.layers[2])
             case Add() if in_mlp:
                 outputs.append(step.layer)
@@ -390,7 +464,9 @@ def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:
         return QuantizedEmbedding(layer, kind)
     if isinstance(layer, ExpertMatrices):
         return QuantizedExperts(layer, kind)
-    return QuantizedLSTM(layer, kind) if isinstance(layer, nn.LSTM) else QuantizedLinear(layer, kind)  # type: ignore[arg-type]
+    return (
+        QuantizedLSTM(layer, kind) if isinstance(layer, nn.LSTM) else QuantizedLinear(layer, kind)
+    )  # type: ignore[arg-type]
 
 
 def check_kind(kind: str | None, *also: str) -> None:
@@ -401,7 +477,9 @@ def check_kind(kind: str | None, *also: str) -> None:
 
 
 def kind_of(model: nn.Module) -> str | None:
-    """The quantization of a model: int8, nf4, or the GGUF type of most of its weights; None if it is not quantized."""
+    """The quantization of a model: int8, nf4, or the GGUF type of most of its weights; None if it
+    is not quantized.
+    """
     sizes = Counter[str]()
     for module in model.modules():
         if isinstance(module, Quantized):
@@ -413,11 +491,17 @@ def kind_of(model: nn.Module) -> str | None:
 
 def count(model: nn.Module) -> int:
     """The number of parameters of a model, including quantized and packed ones."""
-    quantized = sum(math.prod(module.shape) for module in model.modules() if isinstance(module, Quantized | Packed))
+    quantized = sum(
+        math.prod(module.shape)
+        for module in model.modules()
+        if isinstance(module, Quantized | Packed)
+    )
     return quantized + sum(parameter.numel() for parameter in model.parameters())
 
 
 def refuse_quantized(model: nn.Module, participle: str) -> None:
     """ValueError: the model is quantized, so that it has no weights to be, say, "saved"."""
     if kind_of(model):
-        raise ValueError(f'a quantized model cannot be {participle}: load it again with quantize = "none"')
+        raise ValueError(
+            f'a quantized model cannot be {participle}: load it again with quantize = "none"'
+        )

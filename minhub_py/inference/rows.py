@@ -16,9 +16,10 @@ from minhub_py.inference.speculative import Drafter
 def context_start(length: int, context: int | None) -> int:
     """The start of the context that predicts the token after `length` tokens.
 
-    With n tokens and a context length of C, the next token is predicted from all n tokens while n <= C. Beyond, the
-    context starts at a multiple of C // 2: a full context restarts with its second half. The attended tokens depend on
-    n only, not on the length of the prompt, and half a context is prefilled again every C // 2 tokens.
+    With n tokens and a context length of C, the next token is predicted from all n tokens while n
+    <= C. Beyond, the context starts at a multiple of C // 2: a full context restarts with its
+    second half. The attended tokens depend on n only, not on the length of the prompt, and half a
+    context is prefilled again every C // 2 tokens.
     """
     if context is None or length <= context:
         return 0
@@ -28,9 +29,11 @@ def context_start(length: int, context: int | None) -> int:
 
 @dataclass
 class Row:
-    """A sequence in progress. `slot` is its row of the cache; `text` contains the prompt's `start` tokens first.
+    """A sequence in progress. `slot` is its row of the cache; `text` contains the prompt's `start`
+    tokens first.
 
-    For an encoder-decoder, `encoder_ids` is the prompt, and `text` begins with the decoder's start token.
+    For an encoder-decoder, `encoder_ids` is the prompt, and `text` begins with the decoder's start
+    token.
     """
 
     key: int
@@ -53,13 +56,18 @@ class Row:
     in_prefill: bool = True
     loading: "Future[CachedPrefix | None] | None" = None  # a prefix on disk
     draft: list[int] = field(default_factory=list)  # tokens after the last one in the current step
-    logits: Tensor | None = None  # (1 + draft tokens, V), if the mask of the grammar is still being computed
+    # (1 + draft tokens, V), if the mask of the grammar is still being computed
+    logits: Tensor | None = None
     stop_reason: Literal["stop", "length", "error"] | None = None
 
     @property
     def can_continue(self) -> bool:
-        """Whether the next token can be computed: the prompt is complete, and so is the mask if there are logits."""
-        return not self.in_prefill and (self.logits is None or self.matcher is None or self.matcher.ready)
+        """Whether the next token can be computed: the prompt is complete, and so is the mask if
+        there are logits.
+        """
+        return not self.in_prefill and (
+            self.logits is None or self.matcher is None or self.matcher.ready
+        )
 
     def start_of_adapter(self, begin: int) -> int | None:
         """`adapter_start` in a context that starts at position `begin`."""

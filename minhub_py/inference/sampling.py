@@ -1,7 +1,8 @@
 """Samples token IDs from logits, and checks the criteria that end a sequence.
 
-Sources: Fan et al. (2018) for top-k; Holtzman et al. (2020) for top-p; Nguyen et al. (2024) for min-p; Keskar et al.
-(2019), CTRL, for the repetition penalty; the OpenAI API for presence and frequency penalties and the logit bias.
+Sources: Fan et al. (2018) for top-k; Holtzman et al. (2020) for top-p; Nguyen et al. (2024) for
+min-p; Keskar et al. (2019), CTRL, for the repetition penalty; the OpenAI API for presence and
+frequency penalties and the logit bias.
 """
 
 import math
@@ -20,15 +21,16 @@ from minhub_py.inference.limits import check_sampling, stop_strings
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import SettingError, setting
 
-# Number of logits that top-p sorts first: sorting a vocabulary is slow on a CPU, and these usually reach p.
+# Number of logits that top-p sorts first: sorting a vocabulary is slow on a CPU, and these usually
+# reach p.
 TOP_P_CANDIDATES = 512
 
 # Number of logits below which PyTorch uses one thread anyway.
 PARALLEL_LOGITS = 2**15
 
 NOT_FINITE = (
-    "the model's logits are NaN or infinite: its weights are corrupt (check them with minhub verify), or values "
-    "overflow in this dtype (try float32)"
+    "the model's logits are NaN or infinite: its weights are corrupt (check them with minhub"
+    " verify), or values overflow in this dtype (try float32)"
 )
 
 
@@ -40,7 +42,8 @@ def check_finite(values: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings; see `minhub_py.generate`. `logit_bias` may be a mapping; it is stored as sorted pairs.
+    """Sampling settings; see `minhub_py.generate`. `logit_bias` may be a mapping; it is stored as
+    sorted pairs.
 
     Raises:
         ValueError: a setting with a wrong type or out of range.
@@ -74,12 +77,19 @@ class Sampling:
         largest = max((id for id, _ in self.logit_bias or ()), default=0)
         if largest >= size:
             name = setting("logit_bias")
-            raise SettingError(f"{name} has token {largest}, but the model's token IDs are 0 to {size - 1}")
+            raise SettingError(
+                f"{name} has token {largest}, but the model's token IDs are 0 to {size - 1}"
+            )
 
     def choose(
-        self, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor, starts: Sequence[int] | None = None
+        self,
+        logits: Tensor,
+        texts: Sequence[Sequence[int]],
+        draws: Tensor,
+        starts: Sequence[int] | None = None,
     ) -> list[int]:
-        """Choose a token ID per row from logits (R, V), previous tokens, and random numbers in [0, 1), draws (R,).
+        """Choose a token ID per row from logits (R, V), previous tokens, and random numbers in [0,
+        1), draws (R,).
 
         starts: the number of prompt tokens in each of `texts`, 0 by default.
         """
@@ -94,7 +104,9 @@ class Sampling:
         if self.temperature > 0:
             ids = self._draw((logits - largest.unsqueeze(1)) / self.temperature, draws)
         # One transfer: each waits for the GPU.
-        maxima, chosen = torch.stack((largest.to(exact_dtype(logits)), ids.to(exact_dtype(logits)))).tolist()
+        maxima, chosen = torch.stack(
+            (largest.to(exact_dtype(logits)), ids.to(exact_dtype(logits)))
+        ).tolist()
         if not all(map(math.isfinite, maxima)):
             raise ValueError(NOT_FINITE)
         return [int(id) for id in chosen]
@@ -117,17 +129,21 @@ class Sampling:
         if self.min_p:  # the maximum is 0
             logits = logits.masked_fill(logits < math.log(self.min_p), -torch.inf)
 
-        # Inverse transform sampling. The order of IDs, not of probabilities, and float64 prevent that rounding changes
-        # the order and thus the token.
+        # Inverse transform sampling. The order of IDs, not of probabilities, and float64 prevent
+        # that rounding changes the order and thus the token.
         cumulative = torch.softmax(logits, dim=-1, dtype=exact_dtype(logits)).cumsum(dim=-1)
         total = cumulative[:, -1:]
-        drawn = torch.searchsorted(cumulative, draws.to(cumulative).unsqueeze(1) * total, right=True)
+        drawn = torch.searchsorted(
+            cumulative, draws.to(cumulative).unsqueeze(1) * total, right=True
+        )
         last = (cumulative < total).sum(dim=-1, keepdim=True)  # rounding can exceed it
         return torch.minimum(drawn, last).squeeze(1)
 
     @staticmethod
     def _sort(logits: Tensor, total: Tensor, p: float) -> Tensor:
-        """Logits in descending order; on a CPU only the first TOP_P_CANDIDATES if their probabilities reach p."""
+        """Logits in descending order; on a CPU only the first TOP_P_CANDIDATES if their
+        probabilities reach p.
+        """
         if logits.device.type == "cpu":
             first = logits.topk(min(TOP_P_CANDIDATES, logits.size(-1)), dim=-1).values
             if ((first - total).exp().sum(dim=-1) >= p).all():
@@ -142,13 +158,17 @@ class Sampling:
             logits[row, ids] = torch.where(values > 0, values / penalty, values * penalty)
         return logits
 
-    def _penalize_output(self, logits: Tensor, texts: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def _penalize_output(
+        self, logits: Tensor, texts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Tensor:
         """Presence and frequency penalties of the generated tokens."""
         logits = logits.clone()
         for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
             counts = Counter(text[start:])
             ids = torch.tensor([*counts], dtype=torch.int64, device=logits.device)
-            penalties = [self.presence_penalty + self.frequency_penalty * count for count in counts.values()]
+            penalties = [
+                self.presence_penalty + self.frequency_penalty * count for count in counts.values()
+            ]
             logits[row, ids] -= torch.tensor(penalties, device=logits.device)
         return logits
 
@@ -169,7 +189,8 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     if logits.device.type != "cpu":
         largest, ids = logits.max(dim=-1)
         return largest, ids
-    ids = torch.from_numpy(logits.detach().numpy().argmax(axis=-1))  # ten times as fast as PyTorch's
+    # ten times as fast as PyTorch's
+    ids = torch.from_numpy(logits.detach().numpy().argmax(axis=-1))
     return logits.gather(1, ids.unsqueeze(1)).squeeze(1), ids
 
 
@@ -182,13 +203,20 @@ class StopCriteria:
     tokenizer: Any
 
     @classmethod
-    def of(cls, model: LanguageModel, eos_id: Any, stop: str | Sequence[str], tokenizer: Any) -> "StopCriteria":
-        """From the arguments of `generate`. ValueError: a wrong type, or stop strings without a tokenizer."""
+    def of(
+        cls, model: LanguageModel, eos_id: Any, stop: str | Sequence[str], tokenizer: Any
+    ) -> "StopCriteria":
+        """From the arguments of `generate`. ValueError: a wrong type, or stop strings without a
+        tokenizer.
+        """
         if isinstance(eos_id, str) and eos_id == "auto":
             eos_id = model.config.eos_token_id
         ids = all_of(() if eos_id is None else (eos_id,) if is_whole(eos_id) else eos_id, is_whole)
         if ids is None:
-            raise ValueError(f'eos_id must be "auto", None, a token ID or a list of token IDs, not {brief(eos_id)}')
+            raise ValueError(
+                'eos_id must be "auto", None, a token ID or a list of token IDs, not'
+                f" {brief(eos_id)}"
+            )
         strings = stop_strings(stop)
         if strings and tokenizer is None:
             raise ValueError("stop strings require a tokenizer: pass tokenizer=…")
@@ -202,17 +230,24 @@ class StopCriteria:
             return True
         if not self.strings:
             return False
-        # A token has at least one byte, so a stop string extends over at most as many tokens as it has bytes.
+        # A token has at least one byte, so a stop string extends over at most as many tokens as it
+        # has bytes.
         reach = max(len(string.encode()) for string in self.strings)
-        text = self.tokenizer.decode(list(ids[max(start, len(ids) - reach) :]), skip_special_tokens=False)
+        text = self.tokenizer.decode(
+            list(ids[max(start, len(ids) - reach) :]), skip_special_tokens=False
+        )
         return any(string in text for string in self.strings)
 
 
 def generators(rows: int, seed: int | Sequence[int] | None) -> list[torch.Generator]:
-    """A generator for each row. ValueError: seeds that are not 64-bit integers, or another number of them."""
+    """A generator for each row. ValueError: seeds that are not 64-bit integers, or another number
+    of them.
+    """
     if seed is None:  # repeatable with torch.manual_seed()
         seed = torch.randint(2**62, (rows,)).tolist()
-    seeds = list(seed) if isinstance(seed, Iterable) and not isinstance(seed, str) else [seed] * rows
+    seeds = (
+        list(seed) if isinstance(seed, Iterable) and not isinstance(seed, str) else [seed] * rows
+    )
     for value in seeds:
         if not is_whole(value) or not -(2**63) <= value < 2**64:
             raise ValueError(f"a seed must be a 64-bit integer, not {brief(value)}")
@@ -223,9 +258,11 @@ def generators(rows: int, seed: int | Sequence[int] | None) -> list[torch.Genera
 
 @contextmanager
 def one_thread(logits: Tensor) -> Iterator[None]:
-    """Use one thread of PyTorch for sums over a vocabulary, whose threads could wait for a busy processor.
+    """Use one thread of PyTorch for sums over a vocabulary, whose threads could wait for a busy
+    processor.
 
-    The setting is per thread, but a thread that uses PyTorch for the first time meanwhile inherits it.
+    The setting is per thread, but a thread that uses PyTorch for the first time meanwhile inherits
+    it.
     """
     threads = torch.get_num_threads()
     if logits.device.type != "cpu" or logits.numel() < PARALLEL_LOGITS or threads == 1:

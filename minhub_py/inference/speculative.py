@@ -1,15 +1,16 @@
 """Speculative decoding: draft tokens for several positions are checked in one step.
 
-The draft tokens come from the sequence itself (prompt lookup), from a smaller model, or from the model's head for
-multi-token prediction (models/mtp.py).
+The draft tokens come from the sequence itself (prompt lookup), from a smaller model, or from the
+model's head for multi-token prediction (models/mtp.py).
 
-Sources: Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding"; Saxena (2023), "Prompt
-Lookup Decoding", for draft tokens that come from the sequence itself; DeepSeek-AI (2024), "DeepSeek-V3 Technical
-Report", for multi-token prediction.
+Sources: Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding";
+Saxena (2023), "Prompt Lookup Decoding", for draft tokens that come from the sequence itself;
+DeepSeek-AI (2024), "DeepSeek-V3 Technical Report", for multi-token prediction.
 
-A step's time is mostly the time to read the weights, so that draft tokens cost little. The output is unchanged:
-`generate` accepts only the draft tokens that it would have chosen. Rejected ones are removed from the cache: keys and
-values are overwritten, and a recurrent layer returns to an earlier state of its ring (`Cache.truncate`).
+A step's time is mostly the time to read the weights, so that draft tokens cost little. The output
+is unchanged: `generate` accepts only the draft tokens that it would have chosen. Rejected ones are
+removed from the cache: keys and values are overwritten, and a recurrent layer returns to an earlier
+state of its ring (`Cache.truncate`).
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ class Drafter:
         raise NotImplementedError
 
     def observe(self, hidden: Tensor) -> None:
-        """Receive the model's hidden states (tokens, C), float32, of tokens that it has appended to the sequence."""
+        """Receive the model's hidden states (tokens, C), float32, of tokens that it has appended to
+        the sequence.
+        """
 
     def restart(self) -> None:
         """Forget the hidden states: the context restarts with a later part of the sequence."""
@@ -56,7 +59,8 @@ def next_length(length: int, most: int, accepted: int, proposed: int) -> int:
 class PromptLookup(Drafter):
     """Drafts the tokens that followed the previous occurrence of a sequence's last tokens.
 
-    The number of draft tokens adapts to the number of accepted ones, up to `most`. 0 disables drafts.
+    The number of draft tokens adapts to the number of accepted ones, up to `most`. 0 disables
+    drafts.
     """
 
     SIZES = (3, 2)  # n-gram sizes, in order of preference
@@ -64,10 +68,13 @@ class PromptLookup(Drafter):
     def __init__(self, most: int) -> None:
         self.most, self.length = most, min(most, 2)
         self.indexed = 0  # the number of tokens whose n-grams are in `after`
-        self.after: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its last occurrence
+        # n-gram -> the position after its last occurrence
+        self.after: dict[tuple[int, ...], int] = {}
 
     def __call__(self, tokens: Sequence[int], room: int) -> list[int]:
-        """At most `room` draft tokens for `tokens`, which must extend the tokens of the previous call."""
+        """At most `room` draft tokens for `tokens`, which must extend the tokens of the previous
+        call.
+        """
         if not self.most:
             return []
         # Without the n-gram at the end, whose previous occurrence is looked up.
@@ -76,11 +83,18 @@ class PromptLookup(Drafter):
                 if end >= size:
                     self.after[tuple(tokens[end - size : end])] = end
         self.indexed = len(tokens)
-        starts = [self.after[tuple(tokens[-size:])] for size in self.SIZES if tuple(tokens[-size:]) in self.after]
+        starts = [
+            self.after[tuple(tokens[-size:])]
+            for size in self.SIZES
+            if tuple(tokens[-size:]) in self.after
+        ]
         draft: list[int] = []
-        for i in range(min(self.length, room) if starts else 0):  # a short period continues within the draft
+        # a short period continues within the draft
+        for i in range(min(self.length, room) if starts else 0):
             position = starts[0] + i
-            draft.append(tokens[position] if position < len(tokens) else draft[position - len(tokens)])
+            draft.append(
+                tokens[position] if position < len(tokens) else draft[position - len(tokens)]
+            )
         return draft
 
     def update(self, accepted: int, proposed: int) -> None:
@@ -89,7 +103,9 @@ class PromptLookup(Drafter):
 
 
 class DraftSource:
-    """A source of draft tokens for all sequences. proposed, accepted: number of draft tokens so far."""
+    """A source of draft tokens for all sequences. proposed, accepted: number of draft tokens so
+    far.
+    """
 
     MOST: int  # draft tokens per step by default
 
@@ -97,7 +113,9 @@ class DraftSource:
         self.proposed = self.accepted = 0
 
     def sequence(self, most: int, max_length: int) -> Drafter:
-        """The drafts of one sequence. most: maximum number of tokens per draft.    max_length: of the sequence."""
+        """The drafts of one sequence. most: maximum number of tokens per draft.    max_length: of
+        the sequence.
+        """
         raise NotImplementedError
 
 
@@ -116,7 +134,8 @@ class DraftModel(DraftSource):
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
         if model.encoder_decoder or not self.runner.supports_drafts:
             raise ValueError(
-                "the draft model must be an unmodified decoder, except LSTM, on a CPU with the native decoder"
+                "the draft model must be an unmodified decoder, except LSTM, on a CPU with the"
+                " native decoder"
             )
 
     def sequence(self, most: int, max_length: int) -> "DraftSequence":
@@ -145,7 +164,9 @@ class DraftSequence(Drafter):
         new, draft = list(tokens[cached:]), list[int]()
         self.cached = list(tokens)
         for _ in range(count):
-            draft.append(int(self.model.runner.forward({0: new}, self.cache, exact=True)[0].argmax()))
+            draft.append(
+                int(self.model.runner.forward({0: new}, self.cache, exact=True)[0].argmax())
+            )
             new = draft[-1:]
         self.cached += draft[:-1]  # the last one is not in the cache
         return draft
@@ -167,19 +188,23 @@ class PredictionHead(DraftSource):
         super().__init__()
         if getattr(model, "mtp", None) is None:
             raise ValueError(
-                f"{setting('draft', 'mtp')}: the model has no head for multi-token prediction. Load a checkpoint that "
-                f"has one (mtp.* tensors, such as Qwen 3.5) with {setting('mtp', True)}"
+                f"{setting('draft', 'mtp')}: the model has no head for multi-token prediction. Load"
+                " a checkpoint that has one (mtp.* tensors, such as Qwen 3.5) with"
+                f" {setting('mtp', True)}"
             )
         self.model, self.context = model, model.config.context_length
         self.runner: PredictionRunner | None = None
-        with suppress(UnsupportedError):  # otherwise the model has no native runner either, and gets no drafts
+        # otherwise the model has no native runner either, and gets no drafts
+        with suppress(UnsupportedError):
             self.runner = PredictionRunner(model)
 
     def sequence(self, most: int, max_length: int) -> Drafter:
         """See `DraftSource`."""
         if self.runner is None:
             return PromptLookup(0)
-        return PredictedSequence(self, self.runner, most, min(max_length, self.context or max_length))
+        return PredictedSequence(
+            self, self.runner, most, min(max_length, self.context or max_length)
+        )
 
 
 class PredictedSequence(Drafter):
@@ -190,7 +215,9 @@ class PredictedSequence(Drafter):
 
     reads_hidden = True
 
-    def __init__(self, head: PredictionHead, runner: PredictionRunner, most: int, max_length: int) -> None:
+    def __init__(
+        self, head: PredictionHead, runner: PredictionRunner, most: int, max_length: int
+    ) -> None:
         self.head, self.runner, self.most, self.length = head, runner, most, min(most, 2)
         self.cache = runner.new_cache(1, max_length + most)
         self.hidden: list[Tensor] = []  # not yet in the cache
@@ -215,7 +242,9 @@ class PredictedSequence(Drafter):
         self.hidden.append(hidden)
 
     def update(self, accepted: int, proposed: int) -> None:
-        """Count the accepted tokens, adapt the number of draft tokens, and forget hidden states of rejected ones."""
+        """Count the accepted tokens, adapt the number of draft tokens, and forget hidden states of
+        rejected ones.
+        """
         self.head.proposed += proposed
         self.head.accepted += accepted
         self.length = next_length(self.length, self.most, accepted, proposed)

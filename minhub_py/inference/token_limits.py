@@ -1,4 +1,6 @@
-"""Limits of the tokens of a reply: allowed and banned tokens, banned sequences, and a minimum number of tokens."""
+"""Limits of the tokens of a reply: allowed and banned tokens, banned sequences, and a minimum
+number of tokens.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -64,7 +66,9 @@ class LimitedMatcher:
 
     def __init__(self, limits: TokenLimits) -> None:
         self.limits = limits
-        self.matcher: AnyMatcher | None = None if limits.grammar is None else limits.grammar.matcher()
+        self.matcher: AnyMatcher | None = (
+            None if limits.grammar is None else limits.grammar.matcher()
+        )
         self.recent: list[int] = []
         self.count = 0
 
@@ -88,7 +92,11 @@ class LimitedMatcher:
 
     def _limited(self) -> Tensor:
         """The mask without the grammar."""
-        excluded = [ids[-1] for ids in self.limits.banned if len(ids) > 1 and ends_with(self.recent, ids[:-1])]
+        excluded = [
+            ids[-1]
+            for ids in self.limits.banned
+            if len(ids) > 1 and ends_with(self.recent, ids[:-1])
+        ]
         if self.count < self.limits.minimum:
             excluded += self.limits.ends
         if not excluded:

@@ -20,35 +20,46 @@ CHUNK = 256
 class Runner(Protocol):
     """Runs a model on sequences with a KV cache: by its `forward` (PyTorch) or by its `steps` (C)."""
 
-    supports_drafts: bool  # whether several tokens per call are bitwise identical to one token per call
-    kernels: str | None  # of the results with `exact`; None if they depend on the number of tokens per call
+    # whether several tokens per call are bitwise identical to one token per call
+    supports_drafts: bool
+    # of the results with `exact`; None if they depend on the number of tokens per call
+    kernels: str | None
     channels: int  # C of `hidden`; 0 if `supports_drafts` is False
 
     def new_cache(self, rows: int, size: int, drafts: int = 0) -> Cache:
         """A cache for `forward` with `rows` rows of at most `size` positions.
 
-        drafts: maximum number of draft tokens per step. Limited by memory for recurrent layers: see `Cache.removable`.
+        drafts: maximum number of draft tokens per step. Limited by memory for recurrent layers: see
+        `Cache.removable`.
         """
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
-        """Run the encoder of an encoder-decoder and fill the encoder cache of a row, before its first `forward`."""
+        """Run the encoder of an encoder-decoder and fill the encoder cache of a row, before its
+        first `forward`.
+        """
 
     def forward(
-        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False,
+        self,
+        texts: Mapping[int, Sequence[int]],
+        cache: Cache,
+        every: bool = False,
+        exact: bool = False,
         hidden: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Append tokens to rows of a cache and return logits, valid until the next call.
 
         texts: {row: token IDs}, at least one token per row, in ascending order of the rows.
-        every: return the logits of every token (tokens, V) instead of each row's last token (rows, V).
-        exact: if `supports_drafts`, return the logits of token-by-token decoding even where that is slower.
-        hidden: of an unmodified model, receives the input of the head for every token, (tokens, C) float32.
-        ValueError: the cache has too few positions.
+        every: return the logits of every token (tokens, V) instead of each row's last token (rows,
+        V). exact: if `supports_drafts`, return the logits of token-by-token decoding even where
+        that is slower. hidden: of an unmodified model, receives the input of the head for every
+        token, (tokens, C) float32. ValueError: the cache has too few positions.
         """
 
 
 class TorchRunner:
-    """Runs the model's `forward`: each sequence separately, in chunks, or one token of all rows together."""
+    """Runs the model's `forward`: each sequence separately, in chunks, or one token of all rows
+    together.
+    """
 
     supports_drafts = False
     kernels: str | None = None
@@ -63,17 +74,25 @@ class TorchRunner:
         return self.model.new_cache(rows, size)
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
-        """See `Runner`. Prompts are encoded one at a time, so that other prompts do not change the result."""
+        """See `Runner`. Prompts are encoded one at a time, so that other prompts do not change the
+        result.
+        """
         idx = self._tensor([ids])
         with cache.row(row) as one_row:
             one_row.set_encoder(self._call_in_eval_mode(lambda model: model.encode(idx)))
 
     def forward(
-        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False,
+        self,
+        texts: Mapping[int, Sequence[int]],
+        cache: Cache,
+        every: bool = False,
+        exact: bool = False,
         hidden: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """See `Runner`."""
-        if all(len(ids) == 1 for ids in texts.values()) and list(texts) == list(range(len(cache.lengths))):
+        if all(len(ids) == 1 for ids in texts.values()) and list(texts) == list(
+            range(len(cache.lengths))
+        ):
             return self._logits(list(texts.values()), cache, hidden=hidden)[:, -1]
         parts, first = [], 0
         for row, ids in texts.items():
@@ -88,7 +107,11 @@ class TorchRunner:
         return torch.cat(parts)
 
     def _logits(
-        self, rows: Sequence[Sequence[int]], cache: Cache, every: bool = False, hidden: Tensor | None = None
+        self,
+        rows: Sequence[Sequence[int]],
+        cache: Cache,
+        every: bool = False,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Logits (B, T, V) with `every`, else of the last position (B, 1, V). hidden: see `Runner`."""
         idx = self._tensor(rows)
@@ -101,7 +124,9 @@ class TorchRunner:
         )
 
     def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor([list(ids) for ids in rows], device=next(self.model.parameters()).device)
+        return torch.tensor(
+            [list(ids) for ids in rows], device=next(self.model.parameters()).device
+        )
 
     def _call_in_eval_mode(self, function: Callable[[Any], Result]) -> Result:
         """Call a function of the model in eval mode. `model.training` may change between calls."""
@@ -119,7 +144,9 @@ def all_logits(model: LanguageModel, idx: Tensor, cache: Cache) -> Tensor:
 
 
 def last_logits(model: LanguageModel, idx: Tensor, cache: Cache) -> Tensor:
-    """The last position's logits (B, 1, V). The large tensor of all logits is avoided if `forward` is unmodified."""
+    """The last position's logits (B, 1, V). The large tensor of all logits is avoided if `forward`
+    is unmodified.
+    """
     if not is_of_this_package(model) or has_hooks(model):
         return all_logits(model, idx, cache)[:, -1:]
     return model.logits(model.hidden(idx, cache)[:, -1:])

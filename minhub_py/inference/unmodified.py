@@ -27,7 +27,9 @@ def is_of_this_package(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Original:
-    """A module of an unmodified model, without weights; its shapes and settings determine the computation."""
+    """A module of an unmodified model, without weights; its shapes and settings determine the
+    computation.
+    """
 
     module: nn.Module
     shapes: dict[str, torch.Size | None]
@@ -39,7 +41,9 @@ _originals: dict[tuple[type, str], dict[str, Original]] = {}
 
 
 def check_unmodified(model: LanguageModel) -> None:
-    """UnsupportedError: the model is modified or compiled, or autocast is on: only `forward` describes it."""
+    """UnsupportedError: the model is modified or compiled, or autocast is on: only `forward`
+    describes it.
+    """
     cls = type(model)
     if not is_of_this_package(model) or model._compiled_call_impl is not None:
         raise UnsupportedError(f"{cls.__name__} is compiled or of another package")
@@ -49,25 +53,31 @@ def check_unmodified(model: LanguageModel) -> None:
     if key not in _originals:
         bare = skeleton(cls, model.config)
         _originals[key] = {
-            name: Original(module, shapes(module), settings(module)) for name, module in bare.named_modules()
+            name: Original(module, shapes(module), settings(module))
+            for name, module in bare.named_modules()
         }
     originals = _originals[key]
     modules = original_modules(model)
     if modules.keys() != originals.keys():
-        raise UnsupportedError(f"added or removed modules: {', '.join(sorted(modules.keys() ^ originals.keys()))}")
+        raise UnsupportedError(
+            f"added or removed modules: {', '.join(sorted(modules.keys() ^ originals.keys()))}"
+        )
     for name, module in modules.items():
         if has_hooks(module) or not is_like(module, originals[name]):
             raise UnsupportedError(f"{name or 'the model'} is modified")
 
 
 def original_modules(model: LanguageModel) -> dict[str, nn.Module]:
-    """The modules by their names in an unmodified model: layers with an adapter contain the original layer."""
+    """The modules by their names in an unmodified model: layers with an adapter contain the
+    original layer.
+    """
     parts = [name for name, module in model.named_modules() if isinstance(module, LoRALinear)]
     hidden = tuple(f"{name}." for name in parts)
     return {
-        name: module for name, module in model.named_modules()
+        name: module
+        for name, module in model.named_modules()
         if type(module) is not Quantized and not name.startswith(hidden)
-    }  # fmt: skip
+    }
 
 
 def shapes(module: nn.Module) -> dict[str, torch.Size | None]:
@@ -78,7 +88,9 @@ def shapes(module: nn.Module) -> dict[str, torch.Size | None]:
 
 def settings(module: nn.Module) -> dict[str, Any]:
     """The public attributes of a module."""
-    return {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
+    return {
+        name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"
+    }
 
 
 def is_like(module: nn.Module, original: Original) -> bool:
@@ -88,5 +100,8 @@ def is_like(module: nn.Module, original: Original) -> bool:
     if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedExperts | QuantizedLSTM):
         return module.replaces(original.module)
     attributes = vars(module)
-    same = all(name in attributes and attributes[name] == value for name, value in original.settings.items())
+    same = all(
+        name in attributes and attributes[name] == value
+        for name, value in original.settings.items()
+    )
     return type(module) is type(original.module) and shapes(module) == original.shapes and same

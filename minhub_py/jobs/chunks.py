@@ -6,8 +6,8 @@
     OUT.parts/joined-files/     the output files, if OUT is a folder
     OUT.parts/finished          a copy of job.json; marks the output as complete and ready to move
 
-Files are written to a temporary name, flushed and renamed, so each file is either complete or absent. If the process is
-killed while it moves the output, the next start completes the move.
+Files are written to a temporary name, flushed and renamed, so each file is either complete or
+absent. If the process is killed while it moves the output, the next start completes the move.
 """
 
 import json
@@ -37,7 +37,8 @@ class Parts:
         with self.os_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
         with exclusive(
-            self.folder / "lock", f"another process is writing {self.out}: wait until it ends, or set another --out"
+            self.folder / "lock",
+            f"another process is writing {self.out}: wait until it ends, or set another --out",
         ):
             yield
 
@@ -61,7 +62,10 @@ class Parts:
 
     def is_empty(self) -> bool:
         """Whether the folder exists and contains no results."""
-        return self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {"lock", "job.json"}
+        return self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {
+            "lock",
+            "job.json",
+        }
 
     def write(self, number: int, content: bytes) -> None:
         """Write the part of a chunk. OSError: the disk is full; existing parts are unchanged."""
@@ -70,16 +74,21 @@ class Parts:
 
     def read(self, number: int) -> dict[str, Any]:
         """Read the part of a chunk. ValueError: it is corrupt."""
-        return record_in(self.folder / f"part-{number:08}", "remove it, and run the same command again")
+        return record_in(
+            self.folder / f"part-{number:08}", "remove it, and run the same command again"
+        )
 
     def finish(self, record: Mapping[str, Any], overwrite: bool) -> None:
-        """Move the joined files to the output, and remove the folder. FileExistsError: as in `recover`."""
+        """Move the joined files to the output, and remove the folder. FileExistsError: as in
+        `recover`.
+        """
         with self.os_errors():
             self._write_file("finished", json.dumps(record).encode())
         self.recover(overwrite)
 
     def recover(self, overwrite: bool) -> dict[str, Any] | None:
-        """Complete an interrupted `finish`. Returns the job's record, or None if there is nothing to complete.
+        """Complete an interrupted `finish`. Returns the job's record, or None if there is nothing
+        to complete.
 
         FileExistsError: without `overwrite`, an output has appeared during the job.
         """
@@ -99,18 +108,23 @@ class Parts:
             sync(self.out.parent)
         if appeared:
             raise FileExistsError(
-                f"another program has written {appeared[0]} during the job: move that file and run the same command "
-                "again, or add --overwrite. The results are complete"
+                f"another program has written {appeared[0]} during the job: move that file and run"
+                " the same command again, or add --overwrite. The results are complete"
             )
         self.remove()
         return record
 
     def contents(self, outputs: Sequence[Path]) -> dict[Path, Path]:
         """The joined file of each output, before `finish`."""
-        return {path: self.joined if path == self.out else self.joined_files / path.name for path in outputs}
+        return {
+            path: self.joined if path == self.out else self.joined_files / path.name
+            for path in outputs
+        }
 
     def remove(self) -> None:
-        """Remove the folder. The file `finished` is removed last, so that an interruption is recoverable."""
+        """Remove the folder. The file `finished` is removed last, so that an interruption is
+        recoverable.
+        """
         for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "finished"):
             remove(path)
         self.folder.rmdir()
@@ -121,7 +135,11 @@ class Parts:
         try:
             yield
         except OSError as error:
-            advice = "free disk space" if error.errno in FULL else "check its permissions, or set another --out"
+            advice = (
+                "free disk space"
+                if error.errno in FULL
+                else "check its permissions, or set another --out"
+            )
             reason = error.strerror or error
             raise type(error)(f"{self.folder} cannot be written ({reason}): {advice}") from error
 

@@ -1,6 +1,8 @@
-"""Computation of chunks in this process or in several processes of this machine. See also ray_executor.
+"""Computation of chunks in this process or in several processes of this machine. See also
+ray_executor.
 
-An executor takes a `Worker` and an iterator of chunks, and yields (chunk number, part) pairs in any order.
+An executor takes a `Worker` and an iterator of chunks, and yields (chunk number, part) pairs in any
+order.
 """
 
 import json
@@ -54,7 +56,7 @@ class Worker:
         )
         from minhub_py.jobs.manifest import computation
         from minhub_py.loading.files import open_files
-        from minhub_py.pretrained import load
+        from minhub_py.loading.pretrained import load
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -68,21 +70,30 @@ class Worker:
 
         def compute(chunk: Chunk) -> bytes:
             texts, notes = [], dict[str, None]()
-            for row, (text, extra) in enumerate(zip(chunk.texts, chunk.extras, strict=True), chunk.first_row):
+            for row, (text, extra) in enumerate(
+                zip(chunk.texts, chunk.extras, strict=True), chunk.first_row
+            ):
                 if not text or (task.extra and not extra):
                     continue
                 token_ids = encode(tokenizer, text)
                 for character in unknown_characters(tokenizer, text, token_ids):
                     notes[describe_unknown(tokenizer, [character])] = None
-                if token_ids or task.extra == "by":  # a word without tokens still counts as a word of its text
+                # a word without tokens still counts as a word of its text
+                if token_ids or task.extra == "by":
                     texts.append(Text(row, text, token_ids, extra or ""))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 results = task.run(model, tokenizer, texts, **self.settings)
             notes |= {str(warning.message): None for warning in caught}
-            by_row = {text.row: result for text, result in zip(texts, results, strict=True) if result}
-            rows = [by_row.get(chunk.first_row + index, no_result) for index in range(len(chunk.texts))]
-            return json.dumps({"rows": rows, "notes": list(notes), "computed": computed}, ensure_ascii=False).encode()
+            by_row = {
+                text.row: result for text, result in zip(texts, results, strict=True) if result
+            }
+            rows = [
+                by_row.get(chunk.first_row + index, no_result) for index in range(len(chunk.texts))
+            ]
+            return json.dumps(
+                {"rows": rows, "notes": list(notes), "computed": computed}, ensure_ascii=False
+            ).encode()
 
         return compute
 
@@ -94,8 +105,11 @@ def run_in_process(worker: Worker, chunks: Iterable[Chunk]) -> Iterator[tuple[in
         yield chunk.number, compute(chunk)
 
 
-def run_in_processes(worker: Worker, chunks: Iterable[Chunk], count: int) -> Iterator[tuple[int, bytes]]:
-    """Compute chunks in `count` processes of this machine. They end when this process ends, even if it is killed.
+def run_in_processes(
+    worker: Worker, chunks: Iterable[Chunk], count: int
+) -> Iterator[tuple[int, bytes]]:
+    """Compute chunks in `count` processes of this machine. They end when this process ends, even if
+    it is killed.
 
     Errors of the task are raised here.    ChildProcessError: a process was killed.
     """
@@ -105,11 +119,17 @@ def run_in_processes(worker: Worker, chunks: Iterable[Chunk], count: int) -> Ite
     try:
         for number in range(count):
             connection, child_connection = context.Pipe()
-            process = context.Process(target=serve, args=(child_connection, worker, number == 0), daemon=True)
+            process = context.Process(
+                target=serve, args=(child_connection, worker, number == 0), daemon=True
+            )
             process.start()
             child_connection.close()  # so that the pipe closes when the process ends
             processes[connection] = process
-        busy = [connection for connection, process in processes.items() if send_next(connection, pending, process)]
+        busy = [
+            connection
+            for connection, process in processes.items()
+            if send_next(connection, pending, process)
+        ]
         while busy:
             for ready in wait(busy):
                 assert isinstance(ready, Connection)
@@ -144,8 +164,8 @@ def check_alive(process: Any) -> Iterator[None]:
     except (EOFError, ConnectionError):
         process.join()
         raise ChildProcessError(
-            f"a worker process was killed (exit code {process.exitcode}), possibly because memory ran out: reduce "
-            "--workers"
+            f"a worker process was killed (exit code {process.exitcode}), possibly because memory"
+            " ran out: reduce --workers"
         ) from None
 
 

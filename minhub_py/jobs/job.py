@@ -1,7 +1,9 @@
-"""A job: compute a task for the rows of input files, and write them with the results to a file or a folder.
+"""A job: compute a task for the rows of input files, and write them with the results to a file or a
+folder.
 
-The record in job.json describes everything that the results depend on: the rows, the model's files, the settings. The
-same command resumes an interrupted job. A command with another record is rejected.
+The record in job.json describes everything that the results depend on: the rows, the model's files,
+the settings. The same command resumes an interrupted job. A command with another record is
+rejected.
 """
 
 import json
@@ -60,24 +62,28 @@ class Summary:
 
 
 def run(
-    job: Job, progress: Callable[[int, int], object], on_interrupt: Callable[[int, int, Path], object]
+    job: Job,
+    progress: Callable[[int, int], object],
+    on_interrupt: Callable[[int, int, Path], object],
 ) -> Summary | None:
     """Run or resume a job.
 
     Args:
         job: The job's arguments.
         progress: Called with the number of completed rows and the total.
-        on_interrupt: Called with the number of completed rows, the total and the folder of the parts if the job ends
-            early with completed chunks.
+        on_interrupt: Called with the number of completed rows, the total and the folder of the
+            parts if the job ends early with completed chunks.
 
     Returns:
-        A summary, or None if all chunks were complete and only the output was moved to its final name.
+        A summary, or None if all chunks were complete and only the output was moved to its final
+        name.
 
     Raises:
         click.UsageError: The output exists, or is one of the inputs.
-        ValueError: The input is corrupt or has changed since the job started, or an unfinished job with another record
-            has the same output.
-        OSError: The disk is full, permissions are missing, or an output has appeared during the job.
+        ValueError: The input is corrupt or has changed since the job started, or an unfinished job
+            with another record has the same output.
+        OSError: The disk is full, permissions are missing, or an output has appeared during the
+            job.
     """
     started_on = datetime.now(timezone.utc)
     paths = sources.expand_paths(job.files)
@@ -94,7 +100,9 @@ def run(
     total = sum(source.rows for source in inputs)
     sizes = sources.chunk_sizes(inputs, job.extra_columns if task.extra == "by" else (), task.chunk)
     if not parts.folder.parent.is_dir():
-        raise FileNotFoundError(f"{job.out} cannot be written: create the folder {parts.folder.parent} first")
+        raise FileNotFoundError(
+            f"{job.out} cannot be written: create the folder {parts.folder.parent} first"
+        )
     started = False
 
     def count_rows(chunks: Iterable[int]) -> int:
@@ -103,7 +111,9 @@ def run(
     with parts.lock():
         try:
             worker, record = prepare(job, inputs)
-            if (recovered := parts.recover(job.overwrite)) is not None and changed_entry(recovered, record) is None:
+            if (recovered := parts.recover(job.overwrite)) is not None and changed_entry(
+                recovered, record
+            ) is None:
                 return None
             check_outputs(job, outputs)
             record = start(job, parts, record)
@@ -112,13 +122,23 @@ def run(
             progress(rows, total)
             if rows < total:
                 worker = replace(worker, settings=record["settings"])
-                for number, content in execute(job, worker, read_chunks(job, inputs, sizes, completed)):
+                for number, content in execute(
+                    job, worker, read_chunks(job, inputs, sizes, completed)
+                ):
                     parts.write(number, content)
                     rows += sizes[number]
                     progress(rows, total)
             summary = join(job, parts, inputs, columns, len(sizes))
             if job.manifest is not None:
-                write_manifest(job.manifest, job, record, inputs, parts.contents(outputs), summary.computed, started_on)
+                write_manifest(
+                    job.manifest,
+                    job,
+                    record,
+                    inputs,
+                    parts.contents(outputs),
+                    summary.computed,
+                    started_on,
+                )
             parts.finish(record, job.overwrite)
         except BaseException:
             if started and (completed := parts.completed()):
@@ -130,18 +150,26 @@ def run(
 
 
 def output_paths(job: Job, paths: Sequence[Path]) -> list[Path]:
-    """The output files: one for all inputs, or one per input. click.UsageError: a path is not possible."""
+    """The output files: one for all inputs, or one per input. click.UsageError: a path is not
+    possible.
+    """
     if output_format_of(job.out, TASKS[job.task]):
         if job.out.is_dir():
-            raise click.UsageError(f"--out {job.out} is a folder with the extension of a file. Use another name.")
+            raise click.UsageError(
+                f"--out {job.out} is a folder with the extension of a file. Use another name."
+            )
         outputs = [job.out]
     elif job.out.is_file() or (job.out.suffix and not job.out.is_dir()):
         names = f"{EXTENSIONS}, .npy" if supports_npy(TASKS[job.task]) else EXTENSIONS
-        raise click.UsageError(f"--out {job.out} has an unsupported file type. Its name must end in {names}.")
+        raise click.UsageError(
+            f"--out {job.out} has an unsupported file type. Its name must end in {names}."
+        )
     else:
         outputs = [job.out / path.name for path in paths]
         if duplicates := [path.name for path in outputs if outputs.count(path) > 1]:
-            raise click.UsageError(f"Two input files are named {duplicates[0]}. Set --out to a file instead.")
+            raise click.UsageError(
+                f"Two input files are named {duplicates[0]}. Set --out to a file instead."
+            )
     for path in paths:
         if any(output.exists() and output.samefile(path) for output in outputs):
             raise click.UsageError(f"--out {path} is one of the input files. Use another name.")
@@ -177,11 +205,15 @@ def check_outputs(job: Job, outputs: Sequence[Path]) -> None:
 
 
 def check_manifest(manifest: Path, paths: Sequence[Path]) -> None:
-    """Check the name of a manifest. click.UsageError: it names another file of the job, or a missing folder."""
+    """Check the name of a manifest. click.UsageError: it names another file of the job, or a
+    missing folder.
+    """
     if manifest.suffix != ".json":
         raise click.UsageError(f"--manifest {manifest} must end in .json.")
     if any(manifest.absolute() == path.absolute() for path in paths):
-        raise click.UsageError(f"--manifest {manifest} is an input or output file. Use another name.")
+        raise click.UsageError(
+            f"--manifest {manifest} is an input or output file. Use another name."
+        )
     if not manifest.absolute().parent.is_dir():
         raise click.UsageError(f"--manifest {manifest} cannot be written. Create its folder first.")
 
@@ -199,7 +231,9 @@ def result_columns(job: Job, inputs: Sequence[Source]) -> list[Column]:
                 if duplicates == ["file"]
                 else f"set a --prefix, for example --prefix {job.task.split('_')[0]}_"
             )
-            raise ValueError(f"{source.path} already has a column {duplicates[0]}, as do the results: {advice}")
+            raise ValueError(
+                f"{source.path} already has a column {duplicates[0]}, as do the results: {advice}"
+            )
     return columns
 
 
@@ -219,7 +253,9 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     task, loading = TASKS[job.task], dict(job.loading or {})
     files = open_files(job.model, loading.pop("revision", "main"), weights="later")
     if files.adapter is not None:
-        raise ValueError(f"{files.adapter} is an adapter: merge it into its model first, with minhub convert")
+        raise ValueError(
+            f"{files.adapter} is an adapter: merge it into its model first, with minhub convert"
+        )
     path, is_encoder = files.path, files.model_class.encoder_only
     read_tokenizer(path)
     if is_encoder and task.models == "decoders":
@@ -235,11 +271,17 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     else:
         worker = Worker(job.task, {}, str(path.absolute()), loading)
     record = {
-        "minhub": __version__, "task": job.task, "settings": dict(job.settings or {}), "column": job.column,
-        "extra_columns": list(job.extra_columns), "prefix": job.prefix, "na": list(job.na),
-        "model": fingerprint(path), "loading": loading,
+        "minhub": __version__,
+        "task": job.task,
+        "settings": dict(job.settings or {}),
+        "column": job.column,
+        "extra_columns": list(job.extra_columns),
+        "prefix": job.prefix,
+        "na": list(job.na),
+        "model": fingerprint(path),
+        "loading": loading,
         "input": [[source.path.name, source.rows, source.digest] for source in inputs],
-    }  # fmt: skip
+    }
     exact = task.exact and library() is not None
     return worker, record if exact else {**record, "threads": threads_per_process(job)}
 
@@ -265,7 +307,8 @@ def check_separators(job: Job, inputs: Sequence[Source]) -> None:
 
 
 def start(job: Job, parts: Parts, record: dict[str, Any]) -> dict[str, Any]:
-    """Start or resume the job. Returns its record with the seed, which is drawn if the user sets none.
+    """Start or resume the job. Returns its record with the seed, which is drawn if the user sets
+    none.
 
     ValueError: the parts belong to another job.
     """
@@ -279,8 +322,8 @@ def start(job: Job, parts: Parts, record: dict[str, Any]) -> dict[str, Any]:
             if name not in ("input", "model"):
                 change += f" from {brief(previous.get(name))} to {brief(record[name])}"
             raise ValueError(
-                f"{parts.folder} contains an unfinished job with other settings: {change}. Complete that job, set "
-                "another --out, or use --overwrite to start again"
+                f"{parts.folder} contains an unfinished job with other settings: {change}. Complete"
+                " that job, set another --out, or use --overwrite to start again"
             )
     if "seed" in record["settings"] and record["settings"]["seed"] is None:
         record = {**record, "settings": {**record["settings"], "seed": secrets.randbelow(2**63)}}
@@ -289,7 +332,9 @@ def start(job: Job, parts: Parts, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed_entry(previous: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    """The name of the first entry that differs from a previous record, or None. A seed of None matches any seed."""
+    """The name of the first entry that differs from a previous record, or None. A seed of None
+    matches any seed.
+    """
     for name, current in json.loads(json.dumps(record)).items():
         stored = previous.get(name)
         if name == "settings" and isinstance(stored, dict) and current.get("seed", 0) is None:
@@ -299,14 +344,18 @@ def changed_entry(previous: Mapping[str, Any], record: Mapping[str, Any]) -> str
     return None
 
 
-def read_chunks(job: Job, inputs: Sequence[Source], sizes: Sequence[int], completed: set[int]) -> Iterator[Chunk]:
+def read_chunks(
+    job: Job, inputs: Sequence[Source], sizes: Sequence[int], completed: set[int]
+) -> Iterator[Chunk]:
     """Read the chunks that are not complete."""
     rows = chain.from_iterable(read_values(job, source.path) for source in inputs)
     first_row = 0
     for number, size in enumerate(sizes):
         values = list(islice(rows, size))
         if number not in completed:
-            yield Chunk(number, first_row, [text for text, _ in values], [extra for _, extra in values])
+            yield Chunk(
+                number, first_row, [text for text, _ in values], [extra for _, extra in values]
+            )
         first_row += size
 
 
@@ -348,7 +397,9 @@ def threads_per_process(job: Job) -> int:
     return max(1, torch.get_num_threads() // (job.workers or 1))
 
 
-def join(job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Column], count: int) -> Summary:
+def join(
+    job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Column], count: int
+) -> Summary:
     """Merge the input rows and all parts into the output files. ValueError: the input has changed."""
     notes: dict[str, None] = {}  # an ordered set
     computed: list[dict[str, Any]] = []
@@ -377,14 +428,18 @@ def join(job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Col
                 with parts.os_errors():
                     writer.write(batch, indices, rows)
             if sha256(source.path) != source.digest:
-                raise ValueError(f"{source.path} has changed since the job started: restore it, or start again")
+                raise ValueError(
+                    f"{source.path} has changed since the job started: restore it, or start again"
+                )
         with parts.os_errors():
             writer.close()
     return Summary(sum(source.rows for source in inputs), written, missing, list(notes), computed)
 
 
 def vector_width(column: Column, job: Job, parts: Parts, count: int) -> int:
-    """The number of components of a vector column, from the first part that contains one; 0 for other columns."""
+    """The number of components of a vector column, from the first part that contains one; 0 for
+    other columns.
+    """
     if column.type == "vector":
         for number in range(count):
             for row in chain.from_iterable(parts.read(number)["rows"]):
@@ -402,9 +457,17 @@ def open_writers(
             remove(path)
     with parts.os_errors():
         if file_format := output_format_of(job.out, TASKS[job.task]):
-            yield inputs, open_writer(parts.joined, file_format, sources.merge_columns(inputs), columns, job.na)
+            yield (
+                inputs,
+                open_writer(
+                    parts.joined, file_format, sources.merge_columns(inputs), columns, job.na
+                ),
+            )
             return
         parts.joined_files.mkdir()
         for source in inputs:
             output = parts.joined_files / source.path.name
-            yield [source], open_writer(output, str(format_of(output)), source.columns, columns, job.na)
+            yield (
+                [source],
+                open_writer(output, str(format_of(output)), source.columns, columns, job.na),
+            )

@@ -12,8 +12,9 @@ A manifest is an in-toto Statement v1 in JSON, whose predicate follows SLSA prov
         metadata                            identifier and times of the job
         byproducts                          processor, operating system, C library, environment variables
 
-Local paths are relative to the folder of the manifest, so that the folder can be moved. `minhub_py.jobs.replay` repeats
-a job. Sources: https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1.
+Local paths are relative to the folder of the manifest, so that the folder can be moved.
+`minhub_py.jobs.replay` repeats a job. Sources: https://in-toto.io/Statement/v1,
+https://slsa.dev/provenance/v1.
 """
 
 import json
@@ -36,18 +37,33 @@ if TYPE_CHECKING:
     from minhub_py.jobs.arguments import Job
     from minhub_py.jobs.sources import Source
 
-STATEMENT, PREDICATE, JOB = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1", "urn:minhub:job:v1"
+STATEMENT, PREDICATE, JOB = (
+    "https://in-toto.io/Statement/v1",
+    "https://slsa.dev/provenance/v1",
+    "urn:minhub:job:v1",
+)
 # Environment variables that change the sums of PyTorch's products.
-VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+)
 FORM = (
-    "The files are UTF-8 with LF line ends, and rows in the order of the input. Numbers have the fewest digits that "
-    "identify a float64 value; embeddings and classifier scores, a float32 value. The digest is that of the file."
+    "The files are UTF-8 with LF line ends, and rows in the order of the input. Numbers have the"
+    " fewest digits that identify a float64 value; embeddings and classifier scores, a float32"
+    " value. The digest is that of the file."
 )
 GUARANTEES = {
-    "bitwise": "On the same processor class, with the same versions and decoder, results are bitwise identical for any "
-    "batch size, number of threads and number of processes.",
-    "close": "Results depend on the batch size and the number of threads through the order of sums: differences of "
-    "float32 rounding, or of bfloat16 and float16 rounding for these dtypes.",
+    "bitwise": (
+        "On the same processor class, with the same versions and decoder, results are bitwise"
+        " identical for any batch size, number of threads and number of processes."
+    ),
+    "close": (
+        "Results depend on the batch size and the number of threads through the order of sums:"
+        " differences of float32 rounding, or of bfloat16 and float16 rounding for these dtypes."
+    ),
 }
 Threads = Annotated[int, Within(1, 2**16)]
 
@@ -161,7 +177,9 @@ class Manifest(TypedDict):
 
 
 def computation(model: Any, task: str) -> dict[str, Any]:
-    """How this process computes a task: runner, dtype, quantization, device, and whether results are bitwise stable."""
+    """How this process computes a task: runner, dtype, quantization, device, and whether results
+    are bitwise stable.
+    """
     import torch
 
     from minhub_py.inference.encoder_runner import NativeEncoder, encoder_runner
@@ -172,23 +190,32 @@ def computation(model: Any, task: str) -> dict[str, Any]:
     native = isinstance(runner, NativeRunner | NativeEncoder)
     parameter = next(model.parameters())
     return {
-        "runner": "decoder in C" if native else "PyTorch", "dtype": str(parameter.dtype).removeprefix("torch."),
-        "quantize": kind_of(model), "device": str(parameter.device), "threads": torch.get_num_threads(),
-        "bitwise": bool(native and TASKS[task].exact and getattr(runner, "long_prompt", None) is None),
-    }  # fmt: skip
+        "runner": "decoder in C" if native else "PyTorch",
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "quantize": kind_of(model),
+        "device": str(parameter.device),
+        "threads": torch.get_num_threads(),
+        "bitwise": bool(
+            native and TASKS[task].exact and getattr(runner, "long_prompt", None) is None
+        ),
+    }
 
 
 def processor_class() -> dict[str, str]:
-    """What results depend on, except versions: instruction set, kernels, and the C library with its exp and log."""
+    """What results depend on, except versions: instruction set, kernels, and the C library with its
+    exp and log.
+    """
     import torch
 
     from minhub_py.inference.native import library
 
     kernels = library.kernels().split()[0] if library.library() else "none"
     return {
-        "machine": platform.machine(), "kernels": kernels, "torch": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "kernels": kernels,
+        "torch": torch.backends.cpu.get_cpu_capability(),
         "libc": " ".join(platform.libc_ver()) or platform.system(),
-    }  # fmt: skip
+    }
 
 
 def versions() -> dict[str, str]:
@@ -199,60 +226,89 @@ def versions() -> dict[str, str]:
 
     decoder = sha256(library.PATH) if library.library() else "none"
     return {
-        "minhub_py": __version__, "torch": torch.__version__, "python": platform.python_version(),
+        "minhub_py": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
         "decoder": decoder,
-    }  # fmt: skip
+    }
 
 
 def write_manifest(
-    path: Path, job: "Job", record: Mapping[str, Any], inputs: Sequence["Source"], outputs: Mapping[Path, Path],
-    computed: Sequence[Mapping[str, Any]], started: datetime,
-) -> None:  # fmt: skip
+    path: Path,
+    job: "Job",
+    record: Mapping[str, Any],
+    inputs: Sequence["Source"],
+    outputs: Mapping[Path, Path],
+    computed: Sequence[Mapping[str, Any]],
+    started: datetime,
+) -> None:
     """Write the manifest of a job.
 
-    outputs: the file with the content of each output.    computed: the different results of `computation`.
+    outputs: the file with the content of each output.    computed: the different results of
+    `computation`.
     """
     folder = path.absolute().parent
     bitwise = bool(computed) and all(part["bitwise"] for part in computed)
     guarantee = "bitwise" if bitwise else "close"
     statement = {
         "_type": STATEMENT,
-        "subject": [digest_of(relative(name, folder), sha256(content)) for name, content in outputs.items()],
+        "subject": [
+            digest_of(relative(name, folder), sha256(content)) for name, content in outputs.items()
+        ],
         "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": {
                 "buildType": JOB,
                 "externalParameters": {
-                    "task": job.task, "model": relative_model(job.model, folder),
-                    "files": [relative(source.path, folder) for source in inputs], "out": relative(job.out, folder),
-                    "column": job.column, "extra_columns": list(job.extra_columns), "prefix": job.prefix,
+                    "task": job.task,
+                    "model": relative_model(job.model, folder),
+                    "files": [relative(source.path, folder) for source in inputs],
+                    "out": relative(job.out, folder),
+                    "column": job.column,
+                    "extra_columns": list(job.extra_columns),
+                    "prefix": job.prefix,
                     "na": list(job.na),
-                    "settings": record["settings"], "loading": dict(job.loading or {}),
-                    "workers": job.workers, "ray": job.ray is not None,
+                    "settings": record["settings"],
+                    "loading": dict(job.loading or {}),
+                    "workers": job.workers,
+                    "ray": job.ray is not None,
                 },
                 "internalParameters": {
-                    "chunk": TASKS[job.task].chunk, "computed": list(computed),
-                    "rows": sum(source.rows for source in inputs), "form": FORM, "guarantee": guarantee,
-                    "guarantee_text": GUARANTEES[guarantee], "replay": f"minhub replay {path.name}",
+                    "chunk": TASKS[job.task].chunk,
+                    "computed": list(computed),
+                    "rows": sum(source.rows for source in inputs),
+                    "form": FORM,
+                    "guarantee": guarantee,
+                    "guarantee_text": GUARANTEES[guarantee],
+                    "replay": f"minhub replay {path.name}",
                 },
-                "resolvedDependencies": [model_dependency(job, record, folder), *(
-                    {**digest_of(relative(source.path, folder), source.digest), "annotations": {"rows": source.rows}}
-                    for source in inputs
-                )],
+                "resolvedDependencies": [
+                    model_dependency(job, record, folder),
+                    *(
+                        {
+                            **digest_of(relative(source.path, folder), source.digest),
+                            "annotations": {"rows": source.rows},
+                        }
+                        for source in inputs
+                    ),
+                ],
             },
             "runDetails": {
                 "builder": {"id": "urn:minhub:minhub_py", "version": versions()},
                 "metadata": {
-                    "invocationId": str(uuid.uuid4()), "startedOn": timestamp(started),
+                    "invocationId": str(uuid.uuid4()),
+                    "startedOn": timestamp(started),
                     "finishedOn": timestamp(datetime.now(timezone.utc)),
                 },
                 "byproducts": [{"name": "environment", "annotations": environment()}],
             },
         },
-    }  # fmt: skip
+    }
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_text(json.dumps(statement, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        draft.write_text(
+            json.dumps(statement, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
@@ -274,10 +330,13 @@ def model_dependency(job: "Job", record: Mapping[str, Any], folder: Path) -> dic
 def environment() -> dict[str, Any]:
     """Processor, operating system and environment variables."""
     return {
-        "processor": processor.name(), "cores": processor.cores(), "flags": processor.described("flags"),
-        "system": platform.platform(), "class": processor_class(),
+        "processor": processor.name(),
+        "cores": processor.cores(),
+        "flags": processor.described("flags"),
+        "system": platform.platform(),
+        "class": processor_class(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-    }  # fmt: skip
+    }
 
 
 def digest_of(name: str, sha: str) -> dict[str, Any]:
@@ -325,5 +384,8 @@ def read_manifest(path: Path) -> Manifest:
         raise ValueError(f"{path}: the task {brief(task)} is not one of {', '.join(TASKS)}")
     files, resources = definition["externalParameters"]["files"], definition["resolvedDependencies"]
     if len(resources) != len(files) + 1:
-        raise ValueError(f"{path} is corrupt: it has {len(files)} files, but {len(resources)} resolvedDependencies")
+        raise ValueError(
+            f"{path} is corrupt: it has {len(files)} files, but {len(resources)}"
+            " resolvedDependencies"
+        )
     return manifest

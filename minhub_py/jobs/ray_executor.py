@@ -1,8 +1,8 @@
 """Computation of chunks on an existing Ray cluster with Ray Data.
 
-The nodes need this package and access to the model: a local model must have the same path on each node. The cluster
-only computes; the calling process writes the parts. If a node fails, its chunks are computed again on another node,
-with the same results.
+The nodes need this package and access to the model: a local model must have the same path on each
+node. The cluster only computes; the calling process writes the parts. If a node fails, its chunks
+are computed again on another node, with the same results.
 """
 
 import logging
@@ -22,14 +22,23 @@ class Actor:
         self.compute = worker.load()
 
     def __call__(self, table: Any) -> Any:
-        """Convert a pyarrow.Table with one chunk per row to a table with the columns number and part."""
+        """Convert a pyarrow.Table with one chunk per row to a table with the columns number and
+        part.
+        """
         chunks = [Chunk(**row) for row in table.to_pylist()]
         parts = [self.compute(chunk) for chunk in chunks]
         pa = import_pyarrow()
-        return pa.table({"number": [chunk.number for chunk in chunks], "part": pa.array(parts, pa.large_binary())})
+        return pa.table(
+            {
+                "number": [chunk.number for chunk in chunks],
+                "part": pa.array(parts, pa.large_binary()),
+            }
+        )
 
 
-def run_on_ray(worker: Worker, chunks: Iterable[Chunk], address: str, count: int | None) -> Iterator[tuple[int, bytes]]:
+def run_on_ray(
+    worker: Worker, chunks: Iterable[Chunk], address: str, count: int | None
+) -> Iterator[tuple[int, bytes]]:
     """Compute chunks on the cluster at an address with `count` actors, by default one per node.
 
     All texts are put into the cluster's object store, which spills to disk.
@@ -44,13 +53,21 @@ def run_on_ray(worker: Worker, chunks: Iterable[Chunk], address: str, count: int
         worker = replace(worker, threads=max(1, cores // count))
         pa = import_pyarrow()
         strings = pa.list_(pa.string())
-        schema = pa.schema({"number": pa.int64(), "first_row": pa.int64(), "texts": strings, "extras": strings})
+        schema = pa.schema(
+            {"number": pa.int64(), "first_row": pa.int64(), "texts": strings, "extras": strings}
+        )
         blocks = [ray.put(pa.Table.from_pylist([vars(chunk)], schema)) for chunk in chunks]
-        # num_cpus=1 regardless of the threads, so that the actors of a failed node fit on the remaining nodes.
+        # num_cpus=1 regardless of the threads, so that the actors of a failed node fit on the
+        # remaining nodes.
         results = ray.data.from_arrow_refs(blocks).map_batches(
-            Actor, fn_constructor_args=(worker,), batch_size=1, batch_format="pyarrow", num_cpus=1,
-            num_gpus=1 if str(worker.loading.get("device")).startswith("cuda") else None, concurrency=(1, count),
-        )  # fmt: skip
+            Actor,
+            fn_constructor_args=(worker,),
+            batch_size=1,
+            batch_format="pyarrow",
+            num_cpus=1,
+            num_gpus=1 if str(worker.loading.get("device")).startswith("cuda") else None,
+            concurrency=(1, count),
+        )
         for row in results.iter_rows():
             yield row["number"], row["part"]
     finally:
@@ -73,8 +90,8 @@ def connect(address: str) -> Any:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConnectionError(
-            f"no Ray cluster at {address}: check the address with `ray status`, or use --ray auto for a cluster on "
-            "this machine"
+            f"no Ray cluster at {address}: check the address with `ray status`, or use --ray auto"
+            " for a cluster on this machine"
         ) from error
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray

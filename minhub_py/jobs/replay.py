@@ -1,4 +1,6 @@
-"""Repeat a job from its manifest with other batch sizes and numbers of threads, and compare the results."""
+"""Repeat a job from its manifest with other batch sizes and numbers of threads, and compare the
+results.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +37,8 @@ from minhub_py.system.shapes import convert
 from minhub_py.system.table_writers import Column, escape_line_breaks, format_cell
 from minhub_py.system.tables import Columns, Result
 
-VARIANTS = ((1, 1), (7, 2))  # texts that are computed together and threads, in addition to those of the job
+# texts that are computed together and threads, in addition to those of the job
+VARIANTS = ((1, 1), (7, 2))
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Difference:
 class Run:
     """One repetition. rows: compared rows of the output.    differing: their number.
 
-    largest: the largest difference of two numbers; infinite if a value is text or missing on one side.
+    largest: the largest difference of two numbers; infinite if a value is text or missing on one
+    side.
     """
 
     chunk: int
@@ -68,8 +72,9 @@ class Run:
 class Replay(Result):
     """The result of `replay`.
 
-    guarantee: "bitwise" or "close", as in the manifest.    changes: what differs from the manifest: the output file, a
-    version, or the processor class.    same_class: processor class and versions equal the manifest's.
+    guarantee: "bitwise" or "close", as in the manifest.    changes: what differs from the manifest:
+    the output file, a version, or the processor class.    same_class: processor class and versions
+    equal the manifest's.
     """
 
     task: str
@@ -105,15 +110,22 @@ class Replay(Result):
         else:
             first = next(run.first for run in self.runs if run.first)
             most = max(run.differing for run in self.runs)
-            lines[0] += f": {most:,} row{'s differ' if most > 1 else ' differs'}, by at most {largest:.3g}"
+            lines[0] += (
+                f": {most:,} row{'s differ' if most > 1 else ' differs'}, by at most {largest:.3g}"
+            )
             lines.append(
-                f"First difference: {first.file}, row {first.row}, {first.column}: {first.stored} in the output, "
-                f"{first.replayed} now"
+                f"First difference: {first.file}, row {first.row}, {first.column}: {first.stored}"
+                f" in the output, {first.replayed} now"
             )
         text = GUARANTEES[self.guarantee]
         if not self.same_class:
-            text = "Between processor classes or versions, no equality is guaranteed; the difference above is observed."
-        return "\n".join([*lines, *(f"Changed: {change}" for change in self.changes), f"Guarantee: {text}"])
+            text = (
+                "Between processor classes or versions, no equality is guaranteed; the difference"
+                " above is observed."
+            )
+        return "\n".join(
+            [*lines, *(f"Changed: {change}" for change in self.changes), f"Guarantee: {text}"]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The result as values of JSON. An infinite difference is None."""
@@ -134,12 +146,13 @@ def replay(
 
         print(replay("job.json", rows=100))
 
-    The job runs in this process with the batch size and number of threads of the manifest, and with chunks of 1 text
-    and 1 thread and of 7 texts and 2 threads.
+    The job runs in this process with the batch size and number of threads of the manifest, and with
+    chunks of 1 text and 1 thread and of 7 texts and 2 threads.
 
     Args:
         manifest: The file that `minhub … --manifest` or R's `manifest` has written.
-        rows: The number of rows of the input, from the first; rows that are words are completed to texts. Default: all.
+        rows: The number of rows of the input, from the first; rows that are words are completed to
+            texts. Default: all.
         variants: Pairs (texts that are computed together, threads), instead of these three.
         progress: Called with the number of computed rows and the total.
 
@@ -157,7 +170,12 @@ def replay(
     statement = read_manifest(path)
     definition = statement["predicate"]["buildDefinition"]
     job = job_of(definition, path.absolute().parent)
-    check_settings(job.task, job.settings or {}, str(path), "predicate.buildDefinition.externalParameters.settings")
+    check_settings(
+        job.task,
+        job.settings or {},
+        str(path),
+        "predicate.buildDefinition.externalParameters.settings",
+    )
     inputs = check_inputs(job, definition, path.absolute().parent)
     model = check_model(job, definition)
     outputs = output_paths(job, [source.path for source in inputs])
@@ -181,7 +199,9 @@ def replay(
 
             replayed = computed_rows(job, inputs, compute, chunk, total, update)
             stored = stored_rows(job, outputs, columns)
-            runs.append(compare(replayed, stored, columns, job, chunk, count, complete=rows is None))
+            runs.append(
+                compare(replayed, stored, columns, job, chunk, count, complete=rows is None)
+            )
     finally:
         torch.set_num_threads(before)
     guarantee = definition["internalParameters"]["guarantee"]
@@ -191,17 +211,30 @@ def replay(
 def job_of(definition: Definition, folder: Path) -> Job:
     """The job of a manifest in a folder."""
     parameters = definition["externalParameters"]
-    model, loading = parameters["model"], {name: value for name, value in parameters["loading"].items()
-                                           if name in Loading.__annotations__}  # fmt: skip
+    model, loading = (
+        parameters["model"],
+        {
+            name: value
+            for name, value in parameters["loading"].items()
+            if name in Loading.__annotations__
+        },
+    )
     if model.startswith("."):
         model = str(folder / model)
     elif commit := definition["resolvedDependencies"][0]["digest"].get("gitCommit"):
         loading["revision"] = commit
     return Job(
-        parameters["task"], model, [str(folder / file) for file in parameters["files"]], folder / parameters["out"],
-        column=parameters["column"], extra_columns=parameters["extra_columns"], prefix=parameters["prefix"],
-        settings=parameters["settings"], loading=loading, na=parameters.get("na", NA),
-    )  # fmt: skip
+        parameters["task"],
+        model,
+        [str(folder / file) for file in parameters["files"]],
+        folder / parameters["out"],
+        column=parameters["column"],
+        extra_columns=parameters["extra_columns"],
+        prefix=parameters["prefix"],
+        settings=parameters["settings"],
+        loading=loading,
+        na=parameters.get("na", NA),
+    )
 
 
 def check_inputs(job: Job, definition: Definition, folder: Path) -> list[Source]:
@@ -210,9 +243,14 @@ def check_inputs(job: Job, definition: Definition, folder: Path) -> list[Source]
     expected = definition["resolvedDependencies"][1:]
     for path, entry in zip(paths, expected, strict=True):
         if not path.is_file():
-            raise FileNotFoundError(f"the input file {path} is missing: put it where it was, relative to the manifest")
+            raise FileNotFoundError(
+                f"the input file {path} is missing: put it where it was, relative to the manifest"
+            )
         if sha256(path) != entry["digest"]["sha256"]:
-            raise ValueError(f"{path} has changed since the job: restore the file whose SHA-256 the manifest contains")
+            raise ValueError(
+                f"{path} has changed since the job: restore the file whose SHA-256 the manifest"
+                " contains"
+            )
     return [scan(job, path) for path in paths]
 
 
@@ -222,7 +260,10 @@ def check_model(job: Job, definition: Definition) -> Path:
 
     path = open_files(job.model, (job.loading or {}).get("revision", "main")).path
     if fingerprint(path) != definition["resolvedDependencies"][0]["digest"]["sha256"]:
-        raise ValueError(f"the files of {job.model} have changed since the job: use the files that the manifest lists")
+        raise ValueError(
+            f"the files of {job.model} have changed since the job: use the files that the manifest"
+            " lists"
+        )
     return Path(path).absolute()
 
 
@@ -231,21 +272,36 @@ def changed_outputs(statement: Manifest, outputs: Sequence[Path]) -> list[str]:
     digests = [entry["digest"]["sha256"] for entry in statement["subject"]]
     for path in outputs:
         if not path.is_file():
-            raise FileNotFoundError(f"the output {path} is missing: put it where it was, relative to the manifest")
-    return [f"the output file {path}" for path, sha in zip(outputs, digests, strict=True) if sha256(path) != sha]
+            raise FileNotFoundError(
+                f"the output {path} is missing: put it where it was, relative to the manifest"
+            )
+    return [
+        f"the output file {path}"
+        for path, sha in zip(outputs, digests, strict=True)
+        if sha256(path) != sha
+    ]
 
 
 def changed_environment(details: Details) -> list[str]:
     """The versions and the properties of the processor that differ from the manifest."""
-    records = [entry.get("annotations") for entry in details["byproducts"] if entry.get("name") == "environment"]
+    records = [
+        entry.get("annotations")
+        for entry in details["byproducts"]
+        if entry.get("name") == "environment"
+    ]
     environment: Environment = convert(
-        records[0] if records else {}, Environment, "the manifest's environment", "restore the manifest"
+        records[0] if records else {},
+        Environment,
+        "the manifest's environment",
+        "restore the manifest",
     )
     pairs = [(details["builder"]["version"], versions()), (environment["class"], processor_class())]
     return [
         f"{name}: {old.get(name, 'nothing')[:16]} in the manifest, {value[:16]} now"
-        for old, new in pairs for name, value in new.items() if old.get(name) != value and name != "python"
-    ]  # fmt: skip
+        for old, new in pairs
+        for name, value in new.items()
+        if old.get(name) != value and name != "python"
+    ]
 
 
 def complete_rows(job: Job, inputs: Sequence[Source], limit: int | None) -> int:
@@ -258,9 +314,13 @@ def complete_rows(job: Job, inputs: Sequence[Source], limit: int | None) -> int:
 
 
 def computed_rows(
-    job: Job, inputs: Sequence[Source], compute: Callable[[Chunk], bytes], size: int, limit: int,
+    job: Job,
+    inputs: Sequence[Source],
+    compute: Callable[[Chunk], bytes],
+    size: int,
+    limit: int,
     update: Callable[[int], object],
-) -> Iterator[Mapping[str, Any]]:  # fmt: skip
+) -> Iterator[Mapping[str, Any]]:
     """The rows of results for the first `limit` rows of the input, computed in chunks of `size`."""
     import json
 
@@ -271,7 +331,11 @@ def computed_rows(
         if first >= limit:
             return
         chunk = list(islice(values, min(count, limit - first)))
-        part = json.loads(compute(Chunk(number, first, [text for text, _ in chunk], [extra for _, extra in chunk])))
+        part = json.loads(
+            compute(
+                Chunk(number, first, [text for text, _ in chunk], [extra for _, extra in chunk])
+            )
+        )
         for row in part["rows"]:
             yield from row
         first += len(chunk)
@@ -281,7 +345,9 @@ def computed_rows(
 def stored_rows(
     job: Job, outputs: Sequence[Path], columns: Sequence[Column]
 ) -> Iterator[tuple[Path, int, dict[str, Any]]]:
-    """The file, the number from 1, and the results of each row of the outputs, in the form of `canonical`."""
+    """The file, the number from 1, and the results of each row of the outputs, in the form of
+    `canonical`.
+    """
     for path in outputs:
         kind = output_format_of(path, TASKS[job.task])
         if kind == "npy":
@@ -292,7 +358,11 @@ def stored_rows(
             with path.open(encoding="utf-8", newline="") as lines:
                 for number, line in enumerate(lines, 1):
                     cells = line.removesuffix("\n").split("\t")
-                    yield path, number, dict(zip((column.name for column in columns), cells, strict=True))
+                    yield (
+                        path,
+                        number,
+                        dict(zip((column.name for column in columns), cells, strict=True)),
+                    )
         else:
             rows = (row for batch in read_batches(path) for row in batch.rows)
             for number, row in enumerate(rows, 1):
@@ -305,7 +375,11 @@ def stored_value(row: Mapping[str, Any], column: Column) -> Any:
         return format_cell(row.get(column.name))
     vector = row.get(column.name)
     if column.name not in row:  # in .csv and .tsv files, one column per component
-        names = [name for name in row if name.startswith(f"{column.name}_") and name[len(column.name) + 1 :].isdigit()]
+        names = [
+            name
+            for name in row
+            if name.startswith(f"{column.name}_") and name[len(column.name) + 1 :].isdigit()
+        ]
         vector = [row[name] for name in names]
         vector = None if not all(vector) else vector
     return canonical(vector, column)
@@ -319,9 +393,15 @@ def canonical(value: Any, column: Column, *, escape: bool = False) -> Any:
 
 
 def compare(
-    replayed: Iterable[Mapping[str, Any]], stored: Iterator[tuple[Path, int, dict[str, Any]]],
-    columns: Sequence[Column], job: Job, chunk: int, threads: int, *, complete: bool,
-) -> Run:  # fmt: skip
+    replayed: Iterable[Mapping[str, Any]],
+    stored: Iterator[tuple[Path, int, dict[str, Any]]],
+    columns: Sequence[Column],
+    job: Job,
+    chunk: int,
+    threads: int,
+    *,
+    complete: bool,
+) -> Run:
     """Compare rows of results. complete: the outputs have no further rows."""
     rows = differing = 0
     largest, first = 0.0, None
@@ -335,7 +415,8 @@ def compare(
         differs = False
         for column in columns:
             value = canonical(result[column.name.removeprefix(job.prefix)], column, escape=escape)
-            if column.name not in expected or value == expected[column.name]:  # .npy files have one column
+            # .npy files have one column
+            if column.name not in expected or value == expected[column.name]:
                 continue
             differs = True
             largest = max(largest, difference(expected[column.name], value))

@@ -58,7 +58,9 @@ SHAPES: Mapping[str, Any] = {
 
 
 def check_settings(task: str, settings: Mapping[str, Any], where: str, path: str) -> None:
-    """ValueError: the settings are not those of a task. where, path: their file, and their location in it."""
+    """ValueError: the settings are not those of a task. where, path: their file, and their location
+    in it.
+    """
     functions: list[Any] = [TASKS[task].run]
     if task in RECEIVERS:
         module, _, name = RECEIVERS[task].rpartition(".")
@@ -71,7 +73,9 @@ def check_settings(task: str, settings: Mapping[str, Any], where: str, path: str
     ]
     advice = "restore the file that the job wrote"
     if unknown := sorted(settings.keys() - names):
-        raise ValueError(f"{where}: {path} has {unknown[0][:64]!r}, which {task} does not have: {advice}")
+        raise ValueError(
+            f"{where}: {path} has {unknown[0][:64]!r}, which {task} does not have: {advice}"
+        )
     if absent := [name for name in required if name not in settings]:
         raise ValueError(f"{where}: {path} must have {', '.join(absent)}: {advice}")
     convert(settings, SHAPES.get(task, dict[str, Any]), where, advice, path)

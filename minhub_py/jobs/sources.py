@@ -1,4 +1,6 @@
-"""Input files: expansion of folders and patterns, and validation of every row before the computation starts."""
+"""Input files: expansion of folders and patterns, and validation of every row before the
+computation starts.
+"""
 
 import glob
 import json
@@ -25,7 +27,8 @@ from minhub_py.system.formats import (
 class Source:
     """A validated input file.
 
-    columns: names and types.    digest: the hexadecimal SHA-256 hash of the file.    na: see `read_batches`.
+    columns: names and types.    digest: the hexadecimal SHA-256 hash of the file.    na: see
+    `read_batches`.
     """
 
     path: Path
@@ -36,38 +39,53 @@ class Source:
 
 
 def expand_paths(names: Sequence[str]) -> list[Path]:
-    """Expand file names, folders and patterns such as "data/**/*.csv" to files, in alphabetical order for each name.
+    """Expand file names, folders and patterns such as "data/**/*.csv" to files, in alphabetical
+    order for each name.
 
-    FileNotFoundError: no file matches.    ValueError: unsupported file type, or a folder with several file types.
+    FileNotFoundError: no file matches.    ValueError: unsupported file type, or a folder with
+    several file types.
     """
     paths: list[Path] = []
     for name in names:
         path = Path(name)
         if path.is_dir():
-            files = sorted(file for file in path.iterdir() if format_of(file) and not file.name.startswith("."))
+            files = sorted(
+                file for file in path.iterdir() if format_of(file) and not file.name.startswith(".")
+            )
             if len({format_of(file) for file in files}) > 1:
                 extensions = " and ".join(sorted({file.suffix for file in files}))
-                raise ValueError(f'{path} contains {extensions} files: select one type, for example "{path / "*.csv"}"')
+                raise ValueError(
+                    f"{path} contains {extensions} files: select one type, for example"
+                    f' "{path / "*.csv"}"'
+                )
         elif path.exists() or not glob.has_magic(name):
             files = [path]
         else:
-            files = sorted(Path(match) for match in glob.glob(name, recursive=True) if Path(match).is_file())
+            files = sorted(
+                Path(match) for match in glob.glob(name, recursive=True) if Path(match).is_file()
+            )
         if not files:
-            raise FileNotFoundError(f"no file matches {name}: supported file types are {EXTENSIONS}")
+            raise FileNotFoundError(
+                f"no file matches {name}: supported file types are {EXTENSIONS}"
+            )
         paths += files
     for path in paths:
         if not path.is_file():
             raise FileNotFoundError(f"file not found: {path}: check the name")
         if format_of(path) is None:
-            raise ValueError(f"{path} has an unsupported file type: the name must end in {EXTENSIONS}")
+            raise ValueError(
+                f"{path} has an unsupported file type: the name must end in {EXTENSIONS}"
+            )
     return paths
 
 
-def scan(path: Path, named: Sequence[tuple[str, str]], texts: int = 1, na: Sequence[str] = NA) -> Source:
+def scan(
+    path: Path, named: Sequence[tuple[str, str]], texts: int = 1, na: Sequence[str] = NA
+) -> Source:
     """Read and validate an entire file.
 
-    named: the command's options and the columns that they name.    texts: the number of columns with texts, the first.
-    na: see `read_batches`.
+    named: the command's options and the columns that they name.    texts: the number of columns
+    with texts, the first. na: see `read_batches`.
 
     ValueError: the file is corrupt, or a column does not exist or does not contain texts.
     """
@@ -75,15 +93,21 @@ def scan(path: Path, named: Sequence[tuple[str, str]], texts: int = 1, na: Seque
     for option, name in named:
         if name not in columns:
             names = ", ".join(columns) or "none"
-            raise ValueError(f"{path} has no column {name}: set --{option} to one of its columns ({names})")
+            raise ValueError(
+                f"{path} has no column {name}: set --{option} to one of its columns ({names})"
+            )
     if format_of(path) == "parquet":  # validates the other columns, which the output contains
         for _ in read_batches(path):
             pass
-    rows, *_ = [sum(1 for _ in read_texts(path, name, option, na)) for option, name in named[:texts]]
+    rows, *_ = [
+        sum(1 for _ in read_texts(path, name, option, na)) for option, name in named[:texts]
+    ]
     return Source(path, rows, columns, sha256(path), na)
 
 
-def read_texts(path: Path, column: str, option: str = "column", na: Sequence[str] = NA) -> Iterator[str | None]:
+def read_texts(
+    path: Path, column: str, option: str = "column", na: Sequence[str] = NA
+) -> Iterator[str | None]:
     """Read the texts of a column; None for missing values and empty texts.
 
     option: the option that names the column, for messages.    na: see `read_batches`.
@@ -94,9 +118,13 @@ def read_texts(path: Path, column: str, option: str = "column", na: Sequence[str
             [values] = batch.table.columns
             if pa.types.is_dictionary(values.type):
                 values = values.dictionary_decode()
-            if not any(test(values.type) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
+            if not any(
+                test(values.type)
+                for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+            ):
                 raise ValueError(
-                    f"{path}: column {column} has type {values.type}, not string: set --{option} to another column"
+                    f"{path}: column {column} has type {values.type}, not string: set --{option} to"
+                    " another column"
                 )
             yield from (text or None for text in values.to_pylist())
         return
@@ -104,31 +132,41 @@ def read_texts(path: Path, column: str, option: str = "column", na: Sequence[str
         text = row.get(column)
         if text is not None and not isinstance(text, str):
             raise ValueError(
-                f"{path}, line {number}: {column} is {text!r:.40}, not a string: set --{option} to another column"
+                f"{path}, line {number}: {column} is {text!r:.40}, not a string: set --{option} to"
+                " another column"
             )
         yield None if isinstance(text, Missing) else text or None
 
 
-def read_group_keys(path: Path, columns: Sequence[str], na: Sequence[str] = NA) -> Iterator[str | None]:
-    """Read the key of the text to which each row's word belongs: the row's values as JSON, None if one is missing.
+def read_group_keys(
+    path: Path, columns: Sequence[str], na: Sequence[str] = NA
+) -> Iterator[str | None]:
+    """Read the key of the text to which each row's word belongs: the row's values as JSON, None if
+    one is missing.
 
     na: see `read_batches`.
 
     ValueError: the rows of a text are not consecutive. Rows without a key may occur between them.
     """
     previous, keys = "", set[str]()
-    for number, row in enumerate(chain.from_iterable(batch.rows for batch in read_batches(path, columns, na)), 1):
+    for number, row in enumerate(
+        chain.from_iterable(batch.rows for batch in read_batches(path, columns, na)), 1
+    ):
         values = [row.get(name) for name in columns]
         # A value that differs from itself is NaN.
-        if any(value in (None, "") or isinstance(value, Missing) or value != value for value in values):  # noqa: PLR0124
+        if any(
+            value in (None, "") or isinstance(value, Missing) or value != value for value in values
+        ):  # noqa: PLR0124
             yield None
             continue
         key = json.dumps(values, ensure_ascii=False, default=str)
         if key != previous and key in keys:
-            text = ", ".join(f"{name} {value!r:.40}" for name, value in zip(columns, values, strict=True))
+            text = ", ".join(
+                f"{name} {value!r:.40}" for name, value in zip(columns, values, strict=True)
+            )
             raise ValueError(
-                f"{path}, row {number}: the rows of {text} are not consecutive: sort the rows, or add another --by "
-                "column that distinguishes the texts"
+                f"{path}, row {number}: the rows of {text} are not consecutive: sort the rows, or"
+                " add another --by column that distinguishes the texts"
             )
         keys.add(key)
         previous = key
@@ -136,7 +174,9 @@ def read_group_keys(path: Path, columns: Sequence[str], na: Sequence[str] = NA) 
 
 
 def chunk_sizes(sources: Sequence[Source], by: Sequence[str], size: int) -> list[int]:
-    """The number of rows of each chunk: `size`, or with `by` at least `size`, up to the end of a text."""
+    """The number of rows of each chunk: `size`, or with `by` at least `size`, up to the end of a
+    text.
+    """
     if not by:
         total = sum(source.rows for source in sources)
         return [min(size, total - start) for start in range(0, total, size)]

@@ -1,8 +1,8 @@
 """Operations on the texts of a table. `TASKS` has one entry per operation.
 
-A task receives the texts of a chunk and returns the results of each text: one row or, for words, several rows. Rows
-without a text, or without a value in the task's additional column, are not passed to the task; all their results are
-missing.
+A task receives the texts of a chunk and returns the results of each text: one row or, for words,
+several rows. Rows without a text, or without a value in the task's additional column, are not
+passed to the task; all their results are missing.
 """
 
 import math
@@ -18,10 +18,11 @@ from minhub_py.system.table_writers import Column
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAX_BATCH_TOKENS = 16384  # prompt and new tokens that are generated in one batch, which bounds the KV cache's memory
+# prompt and new tokens that are generated in one batch, which bounds the KV cache's memory
+MAX_BATCH_TOKENS = 16384
 NEEDS_TARGETS = (
-    "an encoder-decoder model predicts the answer to a prompt, not the prompt: use minhub score --target COLUMN --out "
-    "OUT, which reads both"
+    "an encoder-decoder model predicts the answer to a prompt, not the prompt: use minhub score"
+    " --target COLUMN --out OUT, which reads both"
 )
 
 Results = list[dict[str, Any]]
@@ -29,7 +30,8 @@ Results = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Text:
-    """A text. row: its number in the entire input, from 0.    extra: the value of the task's additional column.
+    """A text. row: its number in the entire input, from 0.    extra: the value of the task's
+    additional column.
 
     ids: at least one token ID, except for a word.
     """
@@ -44,16 +46,17 @@ class Text:
 class Task:
     """An operation on texts.
 
-    run: called as run(model, tokenizer, texts, **settings); returns the rows of results for each text.
+    run: called as run(model, tokenizer, texts, **settings); returns the rows of results for each
+    text.
     columns: the columns of the results.
     chunk: the number of texts computed together, the most that is lost in a kill.
     verb: the label of the progress bar.
-    exact: with the C decoder, results are bitwise identical for any number of threads. Otherwise, and without the
-        decoder, a resumed job requires the same number.
+    exact: with the C decoder, results are bitwise identical for any number of threads. Otherwise,
+        and without the decoder, a resumed job requires the same number.
     models: the models that compute the task.
     more_columns: further columns of the results, which depend on the settings.
-    extra: the option that names an additional input column: "target", or "by", whose values identify the text to which
-        a word belongs. With "by", a chunk contains complete texts.
+    extra: the option that names an additional input column: "target", or "by", whose values
+        identify the text to which a word belongs. With "by", a chunk contains complete texts.
     options: the command's names of the options "column" and `extra`, where they differ.
     """
 
@@ -72,20 +75,29 @@ class Task:
         return (*self.columns, *(() if self.more_columns is None else self.more_columns(settings)))
 
 
-def measures(tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
-    """Perplexity and related measures of a text. logprobs: of the last or all of its token IDs, in nats."""
+def measures(
+    tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[float]
+) -> dict[str, Any]:
+    """Perplexity and related measures of a text. logprobs: of the last or all of its token IDs, in
+    nats.
+    """
     nats = -math.fsum(logprobs)
     characters = len(tokenizer.decode(list(ids[len(ids) - len(logprobs) :])))
     mean = nats / len(logprobs)
     return {
-        "tokens": len(logprobs), "characters": characters, "nats": nats, "nats_per_token": mean,
+        "tokens": len(logprobs),
+        "characters": characters,
+        "nats": nats,
+        "nats_per_token": mean,
         "perplexity": math.exp(mean) if mean < 700 else math.inf,
         "bits_per_character": nats / math.log(2) / max(characters, 1),
-    }  # fmt: skip
+    }
 
 
 def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
-    """The measures of each text. They are missing for a text of one token, which has no predicted token."""
+    """The measures of each text. They are missing for a text of one token, which has no predicted
+    token.
+    """
     from minhub_py.inference.generate import score as log_probabilities
 
     if model.encoder_decoder:
@@ -93,36 +105,54 @@ def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Res
     scores = iter(log_probabilities(model, [text.ids for text in texts if len(text.ids) > 1]))
     no_result: dict[str, Any] = {**dict.fromkeys(column.name for column in SCORE), "tokens": 0}
     return [
-        [measures(tokenizer, text.ids, next(scores).tolist()) if len(text.ids) > 1 else no_result] for text in texts
+        [measures(tokenizer, text.ids, next(scores).tolist()) if len(text.ids) > 1 else no_result]
+        for text in texts
     ]
 
 
-def score_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, sep: str = " ") -> list[Results]:
-    """The measures of each text's target: the text's continuation after `sep`, or an encoder-decoder's answer."""
+def score_targets(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, sep: str = " "
+) -> list[Results]:
+    """The measures of each text's target: the text's continuation after `sep`, or an
+    encoder-decoder's answer.
+    """
     from minhub_py.analysis.segments import target_ids
     from minhub_py.checkpoints.tokenizers.tokenizer import encode
     from minhub_py.inference.generate import score as log_probabilities
 
     if model.encoder_decoder:  # an answer includes its special tokens
-        pairs = [(text.ids, encode(tokenizer, text.extra, add_special_tokens=True)) for text in texts]
+        pairs = [
+            (text.ids, encode(tokenizer, text.extra, add_special_tokens=True)) for text in texts
+        ]
     else:
-        pairs = target_ids(model, tokenizer, [text.text for text in texts], [text.extra for text in texts], sep)
+        pairs = target_ids(
+            model, tokenizer, [text.text for text in texts], [text.extra for text in texts], sep
+        )
     complete = [(prompt, target) for prompt, target in pairs if prompt and target]
     targets = [target for _, target in complete]
     scores = iter(log_probabilities(model, [prompt for prompt, _ in complete], targets=targets))
     return [
-        [measures(tokenizer, target, next(scores).tolist())] if prompt and target else [] for prompt, target in pairs
+        [measures(tokenizer, target, next(scores).tolist())] if prompt and target else []
+        for prompt, target in pairs
     ]
 
 
 def generate(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, seed: int, stop: Sequence[str],
-    draft: str | None = None, **settings: Any,
-) -> list[Results]:  # fmt: skip
-    """The continuation of each text. Row n has the seed `seed` + n, so its result does not depend on the chunk.
+    model: Any,
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    seed: int,
+    stop: Sequence[str],
+    draft: str | None = None,
+    **settings: Any,
+) -> list[Results]:
+    """The continuation of each text. Row n has the seed `seed` + n, so its result does not depend
+    on the chunk.
 
     settings: of `generate`. By default, the model's own.
-    draft: the identifier of a draft model, or "mtp" for the model's head for multi-token prediction.
+    draft: the identifier of a draft model, or "mtp" for the model's head for multi-token
+    prediction.
     """
     from minhub_py.chat.defaults import default_sampling
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until, without_end
@@ -141,11 +171,19 @@ def generate(
     for batch in memory_batches([text for text in prompts if text.ids], settings["max_new_tokens"]):
         seeds = [(seed + text.row) % 2**63 for text in batch]
         outputs = generate_ids(
-            model, [text.ids for text in batch], seed=seeds, stop=stop, tokenizer=tokenizer, draft=drafts, **settings
+            model,
+            [text.ids for text in batch],
+            seed=seeds,
+            stop=stop,
+            tokenizer=tokenizer,
+            draft=drafts,
+            **settings,
         )
         for text, ids in zip(batch, outputs, strict=True):
             context = [] if model.encoder_decoder else text.ids
-            results[text.row] = [{"generated": "".join(until(decode_stream(tokenizer, ids, context), stop))}]
+            results[text.row] = [
+                {"generated": "".join(until(decode_stream(tokenizer, ids, context), stop))}
+            ]
     return [results.get(text.row, []) for text in texts]
 
 
@@ -154,7 +192,7 @@ def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> Any:
     """The draft model of `generate`. ValueError: it has another tokenizer, or cannot make drafts."""
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
     from minhub_py.inference.speculative import DraftModel
-    from minhub_py.pretrained import from_pretrained
+    from minhub_py.loading.pretrained import from_pretrained
 
     if tokenizer_from_pretrained(identifier).get_vocab() != tokenizer.get_vocab():
         raise ValueError("--draft: this model has another tokenizer than MODEL")
@@ -162,7 +200,9 @@ def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> Any:
 
 
 def memory_batches(texts: Sequence[Text], max_new_tokens: int) -> Iterator[Sequence[Text]]:
-    """Split texts into consecutive batches of at most `MAX_BATCH_TOKENS` padded and new tokens, or of one text."""
+    """Split texts into consecutive batches of at most `MAX_BATCH_TOKENS` padded and new tokens, or
+    of one text.
+    """
     start, longest = 0, 0
     for index, text in enumerate(texts):
         longest = max(longest, len(text.ids))
@@ -173,24 +213,36 @@ def memory_batches(texts: Sequence[Text], max_new_tokens: int) -> Iterator[Seque
         yield texts[start:]
 
 
-def words(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
-    """The surprisal of each word of each text, one row per word. Words are separated by white space."""
+def words(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+) -> list[Results]:
+    """The surprisal of each word of each text, one row per word. Words are separated by white
+    space.
+    """
     pairs = [(index, word) for index, text in enumerate(texts) for word in text.text.split()]
-    values = word_values(model, tokenizer, [word for _, word in pairs], [index for index, _ in pairs], **settings)
+    values = word_values(
+        model, tokenizer, [word for _, word in pairs], [index for index, _ in pairs], **settings
+    )
     results: list[Results] = [[] for _ in texts]
     for (index, word), row in zip(pairs, values, strict=True):
         results[index].append({"word_n": len(results[index]) + 1, "word": word, **row})
     return results
 
 
-def words_by(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
+def words_by(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+) -> list[Results]:
     """The surprisal of words that are rows. Words with the same key belong to one text."""
     words, keys = [text.text for text in texts], [text.extra for text in texts]
     return [[row] for row in word_values(model, tokenizer, words, keys, **settings)]
 
 
 def word_values(
-    model: Any, tokenizer: "Tokenizer", words: Sequence[str], by: Sequence[Hashable], **settings: Any
+    model: Any,
+    tokenizer: "Tokenizer",
+    words: Sequence[str],
+    by: Sequence[Hashable],
+    **settings: Any,
 ) -> Iterator[dict[str, Any]]:
     """The values of `word_logprobs` for each word, with None instead of NaN."""
     from minhub_py.analysis.surprisal import word_logprobs
@@ -200,14 +252,19 @@ def word_values(
     columns = word_logprobs(model, tokenizer, words, by=by, **settings)
     names = [column.name for column in (*WORD_VALUES, *word_measures(settings))]
     for values in zip(*(columns[name].tolist() for name in names), strict=True):
-        yield {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)}
+        yield {
+            name: None if math.isnan(value) else value
+            for name, value in zip(names, values, strict=True)
+        }
 
 
 def word_measures(settings: Mapping[str, Any]) -> list[Column]:
     """The further columns of words."""
     from minhub_py.analysis.measures import measures_of
 
-    requested = {name: settings[name] for name in ("correct", "renyi", "premise", "lags") if name in settings}
+    requested = {
+        name: settings[name] for name in ("correct", "renyi", "premise", "lags") if name in settings
+    }
     return [Column(name, "float64") for name in measures_of(**requested).columns]
 
 
@@ -218,11 +275,18 @@ def classification(settings: Mapping[str, Any]) -> Sequence[Column]:
     labels = settings["labels"]
     if settings.get("regression"):
         return [Column(name, "float64") for name in value_names(labels)]
-    return [Column("label", "string"), *(Column(name, "float64") for name in ("prob", *(f"prob_{x}" for x in labels)))]
+    return [
+        Column("label", "string"),
+        *(Column(name, "float64") for name in ("prob", *(f"prob_{x}" for x in labels))),
+    ]
 
 
-def pairs(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None) -> list[Results]:
-    """The log-probabilities of the two sentences of each pair, and whether the first is larger (1 or 0)."""
+def pairs(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None
+) -> list[Results]:
+    """The log-probabilities of the two sentences of each pair, and whether the first is larger (1
+    or 0).
+    """
     from minhub_py.analysis.minimal_pairs import sentence_logprobs
 
     if model.encoder_decoder:
@@ -231,12 +295,19 @@ def pairs(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: boo
     logprobs = sentence_logprobs(model, tokenizer, sentences, bos)
     results: list[Results] = []
     for good, bad in zip(logprobs[: len(texts)], logprobs[len(texts) :], strict=True):
-        values = {"logprob_good": good, "logprob_bad": bad, "difference": good - bad, "correct": int(good > bad)}
+        values = {
+            "logprob_good": good,
+            "logprob_bad": bad,
+            "difference": good - bad,
+            "correct": int(good > bad),
+        }
         results.append([] if math.isnan(good - bad) else [values])
     return results
 
 
-def embed(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
+def embed(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+) -> list[Results]:
     """The embedding of each text. Numbers have the fewest digits that identify a float32 value."""
     from minhub_py.analysis.embeddings import embed as embed_texts
 
@@ -244,59 +315,106 @@ def embed(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings:
     return [[{"embedding": [float(str(number)) for number in vector]}] for vector in vectors]
 
 
-def activations(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, at: str, pool: Any) -> list[Results]:
+def activations(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, at: str, pool: Any
+) -> list[Results]:
     """The values at a point of the model: a row per token, or the row of each text."""
     from minhub_py.analysis.activations import activations as activations_of
 
     limit = None if model.encoder_decoder else model.config.context_length
     short = [number for number, text in enumerate(texts) if limit is None or len(text.ids) <= limit]
-    note_rows([text for text in texts if limit and len(text.ids) > limit], f"the text has more than {limit:,} tokens")
+    note_rows(
+        [text for text in texts if limit and len(text.ids) > limit],
+        f"the text has more than {limit:,} tokens",
+    )
     results: list[Results] = [[] for _ in texts]
     if not short:
         return results
-    result = activations_of(model, tokenizer, [texts[number].ids for number in short], at, pool=pool)
+    result = activations_of(
+        model, tokenizer, [texts[number].ids for number in short], at, pool=pool
+    )
     if len(result.values) != 1:
-        raise ValueError(f"--at {at} names {len(result.values)} points: name one, such as {next(iter(result.values))}")
+        raise ValueError(
+            f"--at {at} names {len(result.values)} points: name one, such as"
+            f" {next(iter(result.values))}"
+        )
     [values] = result.values.values()
     columns = zip(result.texts, result.positions, result.tokens, values.numpy(), strict=True)
     for number, position, token, vector in columns:
         location = {"token_n": position + 1 if position >= 0 else None, "token": token}
-        results[short[number]].append({**location, "activation": [float(str(value)) for value in vector]})
+        results[short[number]].append(
+            {**location, "activation": [float(str(value)) for value in vector]}
+        )
     return results
 
 
 def classify(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, labels: Sequence[str], zero_shot: bool,
-    hypothesis: str, multi_label: bool, regression: bool = False,
-) -> list[Results]:  # fmt: skip
-    """The most likely label of each text, and the probability of each label; or the value of a regression."""
+    model: Any,
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    labels: Sequence[str],
+    zero_shot: bool,
+    hypothesis: str,
+    multi_label: bool,
+    regression: bool = False,
+) -> list[Results]:
+    """The most likely label of each text, and the probability of each label; or the value of a
+    regression.
+    """
     from minhub_py.analysis.classify import classify as classify_texts
 
     columns = classify_texts(
-        model, tokenizer, [text.text for text in texts], labels if zero_shot else None, hypothesis=hypothesis,
+        model,
+        tokenizer,
+        [text.text for text in texts],
+        labels if zero_shot else None,
+        hypothesis=hypothesis,
         multi_label=multi_label,
-    )  # fmt: skip
-    return [[dict(zip(columns, values, strict=True))] for values in zip(*map(plain, columns.values()), strict=True)]
+    )
+    return [
+        [dict(zip(columns, values, strict=True))]
+        for values in zip(*map(plain, columns.values()), strict=True)
+    ]
 
 
 def annotate(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, codebook: Mapping[str, Any], **settings: Any
+    model: Any,
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    codebook: Mapping[str, Any],
+    **settings: Any,
 ) -> list[Results]:
     """The most likely label of each text, its margin, and the probability of each label."""
     from minhub_py.analysis.annotate import annotate as annotate_texts
 
     columns = annotate_texts(model, tokenizer, [text.text for text in texts], codebook, **settings)
-    return [[dict(zip(columns, values, strict=True))] for values in zip(*map(plain, columns.values()), strict=True)]
+    return [
+        [dict(zip(columns, values, strict=True))]
+        for values in zip(*map(plain, columns.values()), strict=True)
+    ]
 
 
 def rerank(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, query: str, raw_scores: bool, instruction: str | None
+    model: Any,
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    query: str,
+    raw_scores: bool,
+    instruction: str | None,
 ) -> list[Results]:
     """The relevance of each text for the query."""
     from minhub_py.analysis.classify import rerank as rerank_texts
 
     columns = rerank_texts(
-        model, tokenizer, query, [text.text for text in texts], raw_scores=raw_scores, instruction=instruction
+        model,
+        tokenizer,
+        query,
+        [text.text for text in texts],
+        raw_scores=raw_scores,
+        instruction=instruction,
     )
     scores = dict(zip(columns["text"].tolist(), plain(columns["score"]), strict=True))
     return [[{"score": scores[number]}] for number in range(len(texts))]
@@ -310,12 +428,20 @@ def masked(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int)
     with_mask = [number for number, text in enumerate(texts) if re.search(pattern, text.text)]
     results: list[Results] = [[] for _ in texts]
     if with_mask:
-        columns, truncated = predict_masks(model, tokenizer, [texts[number].text for number in with_mask], n)
+        columns, truncated = predict_masks(
+            model, tokenizer, [texts[number].text for number in with_mask], n
+        )
         for number, mask, token, prob, logprob in zip(
-            *map(plain, (columns[name] for name in ("text", "mask", "token", "prob", "logprob"))), strict=True
+            *map(plain, (columns[name] for name in ("text", "mask", "token", "prob", "logprob"))),
+            strict=True,
         ):
-            results[with_mask[number]].append({"mask_n": mask + 1, "token": token, "prob": prob, "logprob": logprob})
-        note_rows([texts[with_mask[number]] for number in truncated], f"a mask is beyond {limit_of(model)}")
+            results[with_mask[number]].append(
+                {"mask_n": mask + 1, "token": token, "prob": prob, "logprob": logprob}
+            )
+        note_rows(
+            [texts[with_mask[number]] for number in truncated],
+            f"a mask is beyond {limit_of(model)}",
+        )
     return results
 
 
@@ -329,46 +455,80 @@ def masked_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) ->
     numbers = [number for number, part in parts.items() if len(part) == 2]
     if numbers:
         columns, truncated = score_targets(
-            model, tokenizer, [parts[number][0].strip() for number in numbers],
-            [texts[number].extra for number in numbers], [parts[number][1].strip() for number in numbers],
-        )  # fmt: skip
+            model,
+            tokenizer,
+            [parts[number][0].strip() for number in numbers],
+            [texts[number].extra for number in numbers],
+            [parts[number][1].strip() for number in numbers],
+        )
         for number, tokens, logprob in zip(numbers, *map(plain, columns.values()), strict=True):
             results[number] = [{"tokens": tokens, "logprob": logprob}]
-        note_rows([texts[numbers[number]] for number in truncated], f"the target is beyond {limit_of(model)}")
+        note_rows(
+            [texts[numbers[number]] for number in truncated],
+            f"the target is beyond {limit_of(model)}",
+        )
     return results
 
 
-def pseudo(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str) -> list[Results]:
+def pseudo(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
+) -> list[Results]:
     """The pseudo-log-likelihood and the pseudo-perplexity of each text."""
     return [
-        [{
-            "tokens": len(rows), "logprob": sum(row["logprob"] for row in rows),
-            "perplexity": math.exp(min(-sum(row["logprob"] for row in rows) / len(rows), 709)),
-        }] if rows else [] for rows in pseudo_tokens(model, tokenizer, texts, method=method)
-    ]  # fmt: skip
+        (
+            [
+                {
+                    "tokens": len(rows),
+                    "logprob": sum(row["logprob"] for row in rows),
+                    "perplexity": math.exp(
+                        min(-sum(row["logprob"] for row in rows) / len(rows), 709)
+                    ),
+                }
+            ]
+            if rows
+            else []
+        )
+        for rows in pseudo_tokens(model, tokenizer, texts, method=method)
+    ]
 
 
-def pseudo_tokens(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str) -> list[Results]:
+def pseudo_tokens(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
+) -> list[Results]:
     """The log-probability of each token of each text, given the other tokens, one row per token."""
     from minhub_py.analysis.masked import limit_of, score_tokens
 
     columns, truncated = score_tokens(model, tokenizer, [text.text for text in texts], method)
     results: list[Results] = [[] for _ in texts]
-    for number, token, logprob in zip(*(plain(columns[name]) for name in ("text", "token", "logprob")), strict=True):
-        results[number].append({"token_n": len(results[number]) + 1, "token": token, "logprob": logprob})
+    for number, token, logprob in zip(
+        *(plain(columns[name]) for name in ("text", "token", "logprob")), strict=True
+    ):
+        results[number].append(
+            {"token_n": len(results[number]) + 1, "token": token, "logprob": logprob}
+        )
     note_rows([texts[number] for number in truncated], f"the text is beyond {limit_of(model)}")
     return results
 
 
 def entities(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, aggregation: Any, ignore: Sequence[str],
+    model: Any,
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    aggregation: Any,
+    ignore: Sequence[str],
     stride: int | None = None,
-) -> list[Results]:  # fmt: skip
+) -> list[Results]:
     """The entities of each text, one row per entity."""
     from minhub_py.analysis.token_labels import classify_tokens
 
     columns = classify_tokens(
-        model, tokenizer, [text.text for text in texts], aggregation=aggregation, ignore=tuple(ignore), stride=stride
+        model,
+        tokenizer,
+        [text.text for text in texts],
+        aggregation=aggregation,
+        ignore=tuple(ignore),
+        stride=stride,
     )
     names, results = [column.name for column in ENTITIES], list[Results]([] for _ in texts)
     for number, *values in zip(*(plain(columns[name]) for name in ("text", *names)), strict=True):
@@ -390,35 +550,63 @@ def mask_pattern(tokenizer: "Tokenizer") -> str:
 
 
 def plain(values: Any) -> list[Any]:
-    """A column as values of Python. Numbers in float32 have the fewest digits that identify them; NaN is None."""
+    """A column as values of Python. Numbers in float32 have the fewest digits that identify them;
+    NaN is None.
+    """
     if not hasattr(values, "dtype"):
         return list(values)
-    values = [float(str(value)) for value in values] if str(values.dtype) == "float32" else values.tolist()
+    values = (
+        [float(str(value)) for value in values]
+        if str(values.dtype) == "float32"
+        else values.tolist()
+    )
     return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
 
 
 SCORE = (
-    Column("tokens", "int64"), Column("characters", "int64"), Column("nats", "float64"),
-    Column("nats_per_token", "float64"), Column("perplexity", "float64"), Column("bits_per_character", "float64"),
-)  # fmt: skip
+    Column("tokens", "int64"),
+    Column("characters", "int64"),
+    Column("nats", "float64"),
+    Column("nats_per_token", "float64"),
+    Column("perplexity", "float64"),
+    Column("bits_per_character", "float64"),
+)
 WORD_VALUES = (
-    Column("tokens", "int64"), Column("logprob", "float64"), Column("surprisal", "float64"),
+    Column("tokens", "int64"),
+    Column("logprob", "float64"),
+    Column("surprisal", "float64"),
     Column("entropy", "float64"),
-)  # fmt: skip
+)
 PAIRS = (
-    Column("logprob_good", "float64"), Column("logprob_bad", "float64"), Column("difference", "float64"),
+    Column("logprob_good", "float64"),
+    Column("logprob_bad", "float64"),
+    Column("difference", "float64"),
     Column("correct", "int64"),
-)  # fmt: skip
-ACTIVATIONS = (Column("token_n", "int64"), Column("token", "string"), Column("activation", "vector"))
+)
+ACTIVATIONS = (
+    Column("token_n", "int64"),
+    Column("token", "string"),
+    Column("activation", "vector"),
+)
 MASKED = (
-    Column("mask_n", "int64"), Column("token", "string"), Column("prob", "float64"), Column("logprob", "float64"),
-)  # fmt: skip
-PSEUDO = (Column("tokens", "int64"), Column("logprob", "float64"), Column("perplexity", "float64"))
-PSEUDO_TOKENS = (Column("token_n", "int64"), Column("token", "string"), Column("logprob", "float64"))
-ENTITIES = (
-    Column("word", "string"), Column("start", "int64"), Column("end", "int64"), Column("label", "string"),
+    Column("mask_n", "int64"),
+    Column("token", "string"),
     Column("prob", "float64"),
-)  # fmt: skip
+    Column("logprob", "float64"),
+)
+PSEUDO = (Column("tokens", "int64"), Column("logprob", "float64"), Column("perplexity", "float64"))
+PSEUDO_TOKENS = (
+    Column("token_n", "int64"),
+    Column("token", "string"),
+    Column("logprob", "float64"),
+)
+ENTITIES = (
+    Column("word", "string"),
+    Column("start", "int64"),
+    Column("end", "int64"),
+    Column("label", "string"),
+    Column("prob", "float64"),
+)
 WORDS = (Column("word_n", "int64"), Column("word", "string"), *WORD_VALUES)
 
 TASKS: Mapping[str, Task] = {
@@ -426,11 +614,24 @@ TASKS: Mapping[str, Task] = {
     "score_targets": Task(score_targets, SCORE, 256, "Scoring", extra="target"),
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
     "words": Task(words, WORDS, 128, "Scoring words", more_columns=word_measures),
-    "words_by": Task(words_by, WORD_VALUES, 1024, "Scoring words", extra="by", more_columns=word_measures),
-    "pairs": Task(pairs, PAIRS, 256, "Scoring pairs", extra="target", options={"column": "good", "target": "bad"}),
-    "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"),
+    "words_by": Task(
+        words_by, WORD_VALUES, 1024, "Scoring words", extra="by", more_columns=word_measures
+    ),
+    "pairs": Task(
+        pairs,
+        PAIRS,
+        256,
+        "Scoring pairs",
+        extra="target",
+        options={"column": "good", "target": "bad"},
+    ),
+    "embed": Task(
+        embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"
+    ),
     "activations": Task(activations, ACTIVATIONS, 64, "Computing", exact=False, models="all"),
-    "classify": Task(classify, (), 256, "Classifying", models="encoders", more_columns=classification),
+    "classify": Task(
+        classify, (), 256, "Classifying", models="encoders", more_columns=classification
+    ),
     "annotate": Task(
         annotate,
         (Column("label", "string"), Column("prob", "float64"), Column("margin", "float64")),
@@ -440,7 +641,9 @@ TASKS: Mapping[str, Task] = {
             Column(f"prob_{label['label']}", "float64") for label in settings["codebook"]["labels"]
         ],
     ),
-    "rerank": Task(rerank, (Column("score", "float64"),), 256, "Reranking", exact=False, models="all"),
+    "rerank": Task(
+        rerank, (Column("score", "float64"),), 256, "Reranking", exact=False, models="all"
+    ),
     "masked": Task(masked, MASKED, 128, "Predicting", models="encoders"),
     "masked_targets": Task(
         masked_targets,

@@ -1,7 +1,8 @@
 """Facts of the tensors of a checkpoint, and the model on the meta device that fits them.
 
-config.json describes a model before it was saved. The tensors decide whether there is a head, whether it shares the
-weight of the embedding, and whether there is a head for multi-token prediction.
+config.json describes a model before it was saved. The tensors decide whether there is a head,
+whether it shares the weight of the embedding, and whether there is a head for multi-token
+prediction.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,8 +16,8 @@ import weights_map
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.loading.files import ModelFiles
 from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.registry import Architecture
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import Architecture
 from minhub_py.system.spelling import setting
 from weights_map.conversion import Mapped, check_shapes
 
@@ -27,8 +28,10 @@ class Facts:
 
     config: of the files, with the changes that the tensors require.
     tensors: by native name, loaded on access.    meta: their shapes and dtypes, without data.
-    ties: tensors that the config ties, and that the files may therefore lack or repeat -> the tensors they are tied to.
-    differing: tensors that config.json ties, but whose values differ. They are used, and the config is not tied.
+    ties: tensors that the config ties, and that the files may therefore lack or repeat -> the
+    tensors they are tied to.
+    differing: tensors that config.json ties, but whose values differ. They are used, and the config
+    is not tied.
     without_head: a text embedding model, whose files lack the output head.
     is_gguf: whether weights may be stored in blocks, which `quantize="auto"` uses.
     has_modules: whether modules.json describes text embeddings.
@@ -50,7 +53,8 @@ class Facts:
 
 
 def collect(files: ModelFiles, mtp: bool = False) -> Facts:
-    """The facts of the files. Reads headers, and the values of tensors that config.json ties but the files repeat.
+    """The facts of the files. Reads headers, and the values of tensors that config.json ties but
+    the files repeat.
 
     As in transformers, a repeated tensor with other values is used, and the model is not tied.
     mtp: whether the model has a head for multi-token prediction.
@@ -72,15 +76,28 @@ def collect(files: ModelFiles, mtp: bool = False) -> Facts:
     without_head = lacks_head and not config.tie_word_embeddings and is_embedding_model
     shares_head = getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys()
     is_tied = config.tie_word_embeddings or without_head or shares_head
-    repeated = {name: other for name, other in ties.items() if is_tied and {name, other} <= meta.keys()}
+    repeated = {
+        name: other for name, other in ties.items() if is_tied and {name, other} <= meta.keys()
+    }
     tensors = meta.over(checkpoint) if isinstance(meta, Mapped) else checkpoint
-    differing = {name: other for name, other in repeated.items() if not same_values(tensors[name], tensors[other])}
+    differing = {
+        name: other
+        for name, other in repeated.items()
+        if not same_values(tensors[name], tensors[other])
+    }
     if (is_tied and not differing) != config.tie_word_embeddings:
         config = replace(config, **{"tie_word_embeddings": not config.tie_word_embeddings})
     return Facts(
-        architecture, config, tensors, meta, ties if config.tie_word_embeddings else {}, differing, without_head,
-        isinstance(checkpoint, GGUFCheckpoint), has_modules,
-    )  # fmt: skip
+        architecture,
+        config,
+        tensors,
+        meta,
+        ties if config.tie_word_embeddings else {},
+        differing,
+        without_head,
+        isinstance(checkpoint, GGUFCheckpoint),
+        has_modules,
+    )
 
 
 def fit(facts: Facts) -> LanguageModel:
@@ -91,11 +108,13 @@ def fit(facts: Facts) -> LanguageModel:
     return model
 
 
-def with_stored_head(architecture: Architecture, config: ModelConfig, names: Collection[str]) -> ModelConfig:
+def with_stored_head(
+    architecture: Architecture, config: ModelConfig, names: Collection[str]
+) -> ModelConfig:
     """The config with the head that the files contain. names: of their tensors on the Hub.
 
-    sentence-transformers/all-mpnet-base-v2 and others were trained from a masked language model: their config.json
-    names it, but the files have no head.
+    sentence-transformers/all-mpnet-base-v2 and others were trained from a masked language model:
+    their config.json names it, but the files have no head.
     ValueError: the files lack a classification head.
     """
     head = getattr(config, "head", None)
@@ -108,8 +127,9 @@ def with_stored_head(architecture: Architecture, config: ModelConfig, names: Col
     if head != "masked_lm":
         [name], base = config.to_hub()["architectures"], without.to_hub()["architectures"]
         raise ValueError(
-            f"the checkpoint has no weights of the head of {name}, which config.json names in architectures: to load "
-            f"the model without a head, set architectures to {base} in a local copy"
+            f"the checkpoint has no weights of the head of {name}, which config.json names in"
+            f" architectures: to load the model without a head, set architectures to {base} in a"
+            " local copy"
         )
     return without
 
@@ -125,19 +145,26 @@ def check_mtp(config: ModelConfig, names: Collection[str]) -> None:
     names = {name.removeprefix("model.") for name in names}
     if not hasattr(config, "mtp_layers") or "mtp.fc.weight" not in names:
         raise ValueError(
-            "the checkpoint has no head for multi-token prediction (no mtp.* tensors): load the model without the "
-            f"head, and omit {setting('draft', 'mtp')}"
+            "the checkpoint has no head for multi-token prediction (no mtp.* tensors): load the"
+            f" model without the head, and omit {setting('draft', 'mtp')}"
         )
-    others = [name for name in names if name.startswith("mtp.embed_tokens.") or name.startswith("mtp.layers.1.")]
+    others = [
+        name
+        for name in names
+        if name.startswith("mtp.embed_tokens.") or name.startswith("mtp.layers.1.")
+    ]
     if others:
         raise ValueError(
-            f"the checkpoint has a head for multi-token prediction with {others[0]}: only heads with one layer and the "
-            "embedding of the model are supported. Load the model without the head"
+            f"the checkpoint has a head for multi-token prediction with {others[0]}: only heads"
+            " with one layer and the embedding of the model are supported. Load the model without"
+            " the head"
         )
 
 
 def same_values(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are equal after rounding to the dtype of the first. Compares chunks to save memory."""
+    """Whether two tensors are equal after rounding to the dtype of the first. Compares chunks to
+    save memory.
+    """
     if first.shape != second.shape:
         return False
     chunks = zip(first.flatten().split(2**22), second.flatten().split(2**22), strict=True)

@@ -44,4 +44,6 @@ class ArceeConfig(DecoderConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         qkvo = self.attention_bias
-        return self.declared(eps=self.rms_norm_eps, gated=False, biases=biases(qkvo, qkvo, self.mlp_bias))
+        return self.declared(
+            eps=self.rms_norm_eps, gated=False, biases=biases(qkvo, qkvo, self.mlp_bias)
+        )

@@ -39,7 +39,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ModelConfig(Protocol):
-    """The common attributes of all configs. A model file defines its own frozen dataclass (minhub_py/config.py)."""
+    """The common attributes of all configs. A model file defines its own frozen dataclass
+    (minhub_py/models/config.py).
+    """
 
     TITLE: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -65,7 +67,8 @@ class ModelConfig(Protocol):
 
 
 class LanguageModel(nn.Module):
-    """A decoder-only language model. A model file defines `body`, `logits`, `cache_layout` and `steps`.
+    """A decoder-only language model. A model file defines `body`, `logits`, `cache_layout` and
+    `steps`.
 
     Notation: B batch rows, T new positions, C channels, V vocabulary.
     """
@@ -75,13 +78,16 @@ class LanguageModel(nn.Module):
     encoder_only = False
     lm_head: Any  # the output head; None if the embedding's weight replaces it
     without_head = False  # an embedding model, whose checkpoint has no output head
-    # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the sampling settings.
+    # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the
+    # sampling settings.
     generation_config: Mapping[str, Any] = MappingProxyType({})
-    # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py); None: the default.
+    # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py);
+    # None: the default.
     embedding_settings: Any = None
     # Models with an adapter that share this model's weights, by name.
     adapters: Mapping[str, "LanguageModel"] = MappingProxyType({})
-    # Of a model with an adapter: the adapter (adapters/files.py), and the tokens that activate it (models/lora.py).
+    # Of a model with an adapter: the adapter (adapters/files.py), and the tokens that activate it
+    # (models/lora.py).
     attached: Any = None
     invocation: Any = None
     _base: "tuple[LanguageModel, ...]" = ()  # a tuple, so that the base is not a submodule
@@ -92,7 +98,8 @@ class LanguageModel(nn.Module):
         return self._base[0] if self._base else None
 
     def adapter(self, name: str | None) -> "LanguageModel":
-        """The model with the adapter `name`, or with None the model without an adapter. Weights are shared.
+        """The model with the adapter `name`, or with None the model without an adapter. Weights are
+        shared.
 
         Raises:
             KeyError: There is no adapter with this name.
@@ -101,7 +108,9 @@ class LanguageModel(nn.Module):
         if name is None:
             return base
         if name not in base.adapters:
-            raise KeyError(f"there is no adapter {name!r}: available are {', '.join(base.adapters) or 'none'}")
+            raise KeyError(
+                f"there is no adapter {name!r}: available are {', '.join(base.adapters) or 'none'}"
+            )
         return base.adapters[name]
 
     @property
@@ -110,7 +119,9 @@ class LanguageModel(nn.Module):
         return None
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
-        """The input (B, T, C) of the head, for token IDs (B, T). `past`: their positions and the cache."""
+        """The input (B, T, C) of the head, for token IDs (B, T). `past`: their positions and the
+        cache.
+        """
         raise NotImplementedError
 
     def remove_head(self) -> None:
@@ -145,14 +156,16 @@ class LanguageModel(nn.Module):
 
         Args:
             idx: Token IDs (B, T), int64 or int32.
-            cache: Cached positions that the new positions follow, from `new_cache`; updated in place.
+            cache: Cached positions that the new positions follow, from `new_cache`; updated in
+                place.
 
         Returns:
             Logits (B, T, V) in the dtype of the model.
 
         Raises:
             TypeError: `idx` is not an integer tensor.
-            ValueError: A token ID is outside the vocabulary, or the positions do not fit the model or the cache.
+            ValueError: A token ID is outside the vocabulary, or the positions do not fit the model
+                or the cache.
         """
         return self.logits(self.hidden(idx, cache))
 
@@ -165,7 +178,9 @@ class LanguageModel(nn.Module):
         return x
 
     def init_weights(self, std: float) -> None:
-        """Draw the weights of linear layers, embeddings and experts from N(0, std²), and set biases to zero."""
+        """Draw the weights of linear layers, embeddings and experts from N(0, std²), and set biases
+        to zero.
+        """
         for module in self.modules():
             if isinstance(module, ExpertMatrices):
                 for weight in module.parameters():
@@ -175,22 +190,28 @@ class LanguageModel(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def new_cache(self, batch_size: int, max_length: int, lookahead: int = 0, drafts: int = 0) -> Cache:
+    def new_cache(
+        self, batch_size: int, max_length: int, lookahead: int = 0, drafts: int = 0
+    ) -> Cache:
         """Allocate a cache with the model's dtype and device.
 
         Args:
             batch_size: Number of rows.
             max_length: Maximum number of positions per row.
-            lookahead: Additional positions of layers with a window, for runners that reject draft tokens.
-            drafts: Additional states of recurrent layers, the maximum number of draft tokens to reject.
+            lookahead: Additional positions of layers with a window, for runners that reject draft
+                tokens.
+            drafts: Additional states of recurrent layers, the maximum number of draft tokens to
+                reject.
         """
-        return Cache(self.cache_layout(), batch_size, max_length, lookahead, next(self.parameters()), drafts)
+        return Cache(
+            self.cache_layout(), batch_size, max_length, lookahead, next(self.parameters()), drafts
+        )
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """TypeError: functions generate text for all models; the message names them."""
         raise TypeError(
-            "a model has no method generate(): call complete(model, tokenizer, text), or generate(model, [token_ids]), "
-            "from minhub_py"
+            "a model has no method generate(): call complete(model, tokenizer, text), or"
+            " generate(model, [token_ids]), from minhub_py"
         )
 
     def check(self, idx: Any, cache: Cache | None) -> None:
@@ -198,25 +219,42 @@ class LanguageModel(nn.Module):
         title, limit = self.config.TITLE, self.config.context_length
         if cache is not None and not isinstance(cache, Cache):
             raise TypeError(
-                f"{title}: the second argument is a cache from model.new_cache(), not {type(cache).__name__}; for a "
-                "loss, compare the logits with targets: F.cross_entropy(model(x).flatten(0, 1), y.flatten())"
+                f"{title}: the second argument is a cache from model.new_cache(), not"
+                f" {type(cache).__name__}; for a loss, compare the logits with targets:"
+                " F.cross_entropy(model(x).flatten(0, 1), y.flatten())"
             )
         if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
             kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(f"{title}: idx must be a LongTensor (B, T), such as torch.tensor([token_ids]), not {kind}")
+            raise TypeError(
+                f"{title}: idx must be a LongTensor (B, T), such as torch.tensor([token_ids]), not"
+                f" {kind}"
+            )
         if idx.dim() != 2 or not idx.numel():
-            raise ValueError(f"{title}: idx must be (B, T) with at least one token ID, not {tuple(idx.shape)}")
+            raise ValueError(
+                f"{title}: idx must be (B, T) with at least one token ID, not {tuple(idx.shape)}"
+            )
         longest = idx.size(1) + (0 if cache is None else max(cache.lengths))
         if limit is not None and longest > limit:
-            name = next(name for name in ("n_positions", "max_position_embeddings") if hasattr(self.config, name))
+            name = next(
+                name
+                for name in ("n_positions", "max_position_embeddings")
+                if hasattr(self.config, name)
+            )
             raise ValueError(f"{title}: {longest} positions; this model has {limit} ({name})")
-        if cache is not None and (idx.size(0) != len(cache.lengths) or (cache.bounded and longest > cache.max_length)):
+        if cache is not None and (
+            idx.size(0) != len(cache.lengths) or (cache.bounded and longest > cache.max_length)
+        ):
             room = f" rows of {cache.max_length}" if cache.bounded else " rows"
             raise ValueError(
-                f"{title}: {idx.size(0)} rows of {longest} positions do not fit a cache of {len(cache.lengths)}{room}"
+                f"{title}: {idx.size(0)} rows of {longest} positions do not fit a cache of"
+                f" {len(cache.lengths)}{room}"
             )
-        # On a GPU the check would synchronize with the device; CUDA's own assertion catches a bad token ID there.
+        # On a GPU the check would synchronize with the device; CUDA's own assertion catches a bad
+        # token ID there.
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = torch.aminmax(idx)
             if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(f"{title}: token IDs must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
+                raise ValueError(
+                    f"{title}: token IDs must be 0 to {self.config.vocab_size - 1}, not {low} to"
+                    f" {high}"
+                )

@@ -1,20 +1,23 @@
-"""BERT, an encoder with bidirectional attention, with RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and ELECTRA.
+"""BERT, an encoder with bidirectional attention, with RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT
+and ELECTRA.
 
 Sources
-    Devlin et al. (2019), "BERT"; Liu et al. (2019), "RoBERTa"; Conneau et al. (2020), "Unsupervised Cross-lingual
-    Representation Learning at Scale" (XLM-R); Martin et al. (2020), "CamemBERT"; Sanh et al. (2019), "DistilBERT";
-    Clark et al. (2020), "ELECTRA".
-    Hub docs: `transformers`, model_types "bert", "roberta", "xlm-roberta", "camembert", "distilbert" and "electra".
+    Devlin et al. (2019), "BERT"; Liu et al. (2019), "RoBERTa"; Conneau et al. (2020), "Unsupervised
+    Cross-lingual Representation Learning at Scale" (XLM-R); Martin et al. (2020), "CamemBERT"; Sanh
+    et al. (2019), "DistilBERT"; Clark et al. (2020), "ELECTRA". Hub docs: `transformers`,
+    model_types "bert", "roberta", "xlm-roberta", "camembert", "distilbert" and "electra".
 
 Differences from similar architectures
-    GPT-2     attends to previous positions only, and norms the input of attention and MLP. Here all tokens attend to
+    GPT-2     attends to previous positions only, and norms the input of attention and MLP. Here all
+    tokens attend to
               all tokens, and the sums with the residual stream are normed.
-    roberta, xlm-roberta, camembert    count positions from the ID of the padding token, without padding tokens.
-    distilbert    has no token types and no pooler.    electra    may project smaller embeddings to C.
+    roberta, xlm-roberta, camembert    count positions from the ID of the padding token, without
+    padding tokens. distilbert    has no token types and no pooler.    electra    may project
+    smaller embeddings to C.
 
 Notation
-    B batch rows    T positions    C channels, hidden_size    E size of the embeddings    H heads    D head size, C / H
-    V vocabulary
+    B batch rows    T positions    C channels, hidden_size    E size of the embeddings    H heads
+    D head size, C / H V vocabulary
 """
 
 from collections.abc import Iterator
@@ -43,8 +46,14 @@ from minhub_py.models.steps import (
     StoreResidual,
 )
 
-NAMES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert",
-         "distilbert": "DistilBert", "electra": "Electra"}  # fmt: skip
+NAMES = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "distilbert": "DistilBert",
+    "electra": "Electra",
+}
 ROBERTA = ("roberta", "xlm-roberta", "camembert")
 
 
@@ -52,14 +61,20 @@ class Attention(nn.Module):
     def __init__(self, config: "BertConfig", layer: int) -> None:
         super().__init__()
         C = config.hidden_size
-        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_probs_dropout_prob
+        self.layer, self.heads, self.dropout = (
+            layer,
+            config.num_attention_heads,
+            config.attention_probs_dropout_prob,
+        )
         self.scale = (C // self.heads) ** -0.5
         self.q, self.k, self.v, self.o = (nn.Linear(C, C) for _ in range(4))
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.q, self.k, self.v))  # (B, H, T, D) each
+        # (B, H, T, D) each
+        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.q, self.k, self.v))
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, causal=False, dropout=dropout)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = past.attend(self.layer, q, k, v, scale=self.scale, causal=False, dropout=dropout)
         return self.o(merge_heads(y))
 
 
@@ -71,7 +86,10 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(C, eps=eps)
         self.fc1, self.fc2 = nn.Linear(C, inner), nn.Linear(inner, C)
         self.mlp_norm = nn.LayerNorm(C, eps=eps)
-        self.act, self.dropout = ACTIVATIONS[config.hidden_act], nn.Dropout(config.hidden_dropout_prob)
+        self.act, self.dropout = (
+            ACTIVATIONS[config.hidden_act],
+            nn.Dropout(config.hidden_dropout_prob),
+        )
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         x = self.attention_norm(x + self.dropout(self.attention(x, past)))
@@ -84,13 +102,21 @@ class Bert(Encoder):
     def __init__(self, config: "BertConfig") -> None:
         super().__init__()
         self.config = config
-        C, E, eps = config.hidden_size, config.embedding_size or config.hidden_size, config.layer_norm_eps
+        C, E, eps = (
+            config.hidden_size,
+            config.embedding_size or config.hidden_size,
+            config.layer_norm_eps,
+        )
         self.embed_tokens = nn.Embedding(config.vocab_size, E)
         self.embed_positions = nn.Embedding(config.max_position_embeddings, E)
-        self.embed_types = nn.Embedding(config.type_vocab_size, E) if config.model_type != "distilbert" else None
+        self.embed_types = (
+            nn.Embedding(config.type_vocab_size, E) if config.model_type != "distilbert" else None
+        )
         self.norm = nn.LayerNorm(E, eps=eps)
         self.project = nn.Linear(E, C) if E != C else None
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.drop = nn.Dropout(config.hidden_dropout_prob)
         self.head = head_of(config)
         self.init_weights(config.initializer_range)
@@ -120,7 +146,9 @@ class Bert(Encoder):
         block: Any
         act, p = self.config.hidden_act, self.drop.p
         yield Embed(self.embed_tokens)
-        yield AddPositions(self.embed_positions, self.config.first_position, self.config.uncounted_token)
+        yield AddPositions(
+            self.embed_positions, self.config.first_position, self.config.uncounted_token
+        )
         if self.embed_types is not None:
             yield AddTypes(self.embed_types)
         yield Norm(self.norm, to_residual=True, dropout=p)
@@ -143,12 +171,18 @@ def head_of(config: "BertConfig") -> nn.Module | None:
     """The head of the checkpoint."""
     C, E, kind = config.hidden_size, config.embedding_size or config.hidden_size, config.model_type
     labels = len(config.labels)
-    p = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    p = (
+        config.hidden_dropout_prob
+        if config.classifier_dropout is None
+        else config.classifier_dropout
+    )
     if config.head == "masked_lm":
         act = ACTIVATIONS[config.hidden_act if kind in ("bert", "distilbert") else "gelu"]
         norm = nn.LayerNorm(E, eps=config.layer_norm_eps)
         own_bias = kind not in ("distilbert", "electra")
-        return MaskedLMHead(C, E, config.vocab_size, act, norm, True, config.tie_word_embeddings, own_bias)
+        return MaskedLMHead(
+            C, E, config.vocab_size, act, norm, True, config.tie_word_embeddings, own_bias
+        )
     if config.head == "sequence":
         name = {"distilbert": "relu", "electra": "gelu"}.get(kind, "tanh")
         first = p if kind in (*ROBERTA, "electra") else 0.0
@@ -171,20 +205,41 @@ class BertConfig(HeadSettings):
         summary_last_dropout summary_first_dropout generator_size
         """.split()
     )
-    ONLY_VALUE: ClassVar = {"is_decoder": False, "is_causal": False, "position_embedding_type": "absolute"}
+    ONLY_VALUE: ClassVar = {
+        "is_decoder": False,
+        "is_causal": False,
+        "position_embedding_type": "absolute",
+    }
     # DistilBERT's names of the settings.
-    ALIASES: ClassVar = {"distilbert": {"dim": "hidden_size", "n_layers": "num_hidden_layers",
-                                        "n_heads": "num_attention_heads", "hidden_dim": "intermediate_size",
-                                        "activation": "hidden_act", "dropout": "hidden_dropout_prob",
-                                        "attention_dropout": "attention_probs_dropout_prob",
-                                        "seq_classif_dropout": "classifier_dropout"}}  # fmt: skip
+    ALIASES: ClassVar = {
+        "distilbert": {
+            "dim": "hidden_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "hidden_dim": "intermediate_size",
+            "activation": "hidden_act",
+            "dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+            "seq_classif_dropout": "classifier_dropout",
+        }
+    }
     DEFAULTS: ClassVar = {
         "bert": {},
         "roberta": {"vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
-        "xlm-roberta": {"vocab_size": 30522, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+        "xlm-roberta": {
+            "vocab_size": 30522,
+            "pad_token_id": 1,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+        },
         "camembert": {"vocab_size": 30522, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         "distilbert": {"classifier_dropout": 0.2},
-        "electra": {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
+        "electra": {
+            "hidden_size": 256,
+            "num_attention_heads": 4,
+            "intermediate_size": 1024,
+            "embedding_size": 128,
+        },
     }
 
     model_type: str = "bert"
@@ -235,7 +290,9 @@ class BertConfig(HeadSettings):
 
     @property
     def head(self) -> str | None:
-        """See `HeadSettings`. ELECTRA's pretraining head detects replaced tokens and is not supported."""
+        """See `HeadSettings`. ELECTRA's pretraining head detects replaced tokens and is not
+        supported.
+        """
         name = (self.architectures or [""])[0]
         return None if name == "ElectraForPreTraining" else super().head
 

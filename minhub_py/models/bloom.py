@@ -1,12 +1,14 @@
-"""BLOOM: a decoder with ALiBi, a bias of the attention scores by the distance, instead of positions.
+"""BLOOM: a decoder with ALiBi, a bias of the attention scores by the distance, instead of
+positions.
 
 Sources
     BigScience Workshop (2022), "BLOOM"; Press et al. (2022), "Train Short, Test Long", for ALiBi.
     Hub docs: `transformers`, model_type "bloom".
 
 Differences from similar architectures
-    GPT-2       has learned positions. BLOOM adds a bias to the scores instead, and normalizes its embeddings.
-    GPT-NeoX    has rotary embeddings; q, k and v are fused in the same order in the Hub's files.
+    GPT-2       has learned positions. BLOOM adds a bias to the scores instead, and normalizes its
+    embeddings. GPT-NeoX    has rotary embeddings; q, k and v are fused in the same order in the
+    Hub's files.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
@@ -28,7 +30,11 @@ from minhub_py.models.layers import ALiBi
 from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
 
-NAMES = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "seq_length": "max_position_embeddings"}
+NAMES = {
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "seq_length": "max_position_embeddings",
+}
 ACTIVATION = "gelu_pytorch_tanh"
 
 
@@ -36,14 +42,23 @@ class Attention(nn.Module):
     def __init__(self, config: "BloomConfig", layer: int) -> None:
         super().__init__()
         C = config.hidden_size
-        self.layer, self.heads, self.scale = layer, config.num_attention_heads, config.head_size**-0.5
+        self.layer, self.heads, self.scale = (
+            layer,
+            config.num_attention_heads,
+            config.head_size**-0.5,
+        )
         self.dropout = config.attention_dropout
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(C, C) for _ in "qkvo")
 
     def forward(self, x: Tensor, past: Past, bias: Tensor) -> Tensor:
-        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            split_heads(layer(x), self.heads) for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, bias=bias, dropout=dropout, upcast=True)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = past.attend(
+            self.layer, q, k, v, scale=self.scale, bias=bias, dropout=dropout, upcast=True
+        )
         return self.o_proj(merge_heads(y))
 
 
@@ -81,11 +96,15 @@ class Bloom(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embedding_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.alibi = ALiBi.of(config.num_attention_heads)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
@@ -99,7 +118,9 @@ class Bloom(LanguageModel):
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.num_attention_heads, self.config.head_size)] * self.config.num_hidden_layers
+        return [
+            KeyValues(self.config.num_attention_heads, self.config.head_size)
+        ] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
         block: Any
@@ -109,7 +130,14 @@ class Bloom(LanguageModel):
             attn, mlp, p = block.self_attn, block.mlp, block.dropout.p
             yield Norm(block.input_layernorm)
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
-            yield Attend(attn.heads, attn.heads, attn.scale, bias=self.alibi, upcast=True, dropout=attn.dropout)
+            yield Attend(
+                attn.heads,
+                attn.heads,
+                attn.scale,
+                bias=self.alibi,
+                upcast=True,
+                dropout=attn.dropout,
+            )
             yield Add(attn.o_proj, dropout=p)
             yield Norm(block.post_attention_layernorm)
             yield Linear([mlp.up_proj], ACTIVATION)
@@ -122,7 +150,8 @@ class Bloom(LanguageModel):
 class BloomConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: BLOOM 560M.
 
-    max_position_embeddings is seq_length of config.json. ALiBi has no maximum; the models have seen 2,048 tokens.
+    max_position_embeddings is seq_length of config.json. ALiBi has no maximum; the models have seen
+    2,048 tokens.
     """
 
     TITLE: ClassVar = "BLOOM"
@@ -131,8 +160,8 @@ class BloomConfig(HeadSettings, Positions):
     ALIASES: ClassVar = {"bloom": {**NAMES, "n_embed": "hidden_size"}}
     ONLY_VALUE: ClassVar = {"apply_residual_connection_post_layernorm": False}
     NO_EFFECT: ClassVar = frozenset(
-        "pretraining_tp slow_but_exact attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion "
-        "offset_alibi skip_bias_add skip_bias_add_qkv n_inner".split()
+        "pretraining_tp slow_but_exact attention_softmax_in_fp32 bias_dropout_fusion"
+        " masked_softmax_fusion offset_alibi skip_bias_add skip_bias_add_qkv n_inner".split()
     )
 
     vocab_size: int = 250880
@@ -162,4 +191,9 @@ class BloomConfig(HeadSettings, Positions):
         """The config.json of this model for transformers."""
         settings = self.without_head()
         renamed = {new: settings.pop(old) for new, old in NAMES.items()}
-        return {**self.hub_head(self.ARCHITECTURE), "model_type": self.MODEL_TYPE, **renamed, **settings}
+        return {
+            **self.hub_head(self.ARCHITECTURE),
+            "model_type": self.MODEL_TYPE,
+            **renamed,
+            **settings,
+        }

@@ -1,12 +1,13 @@
 """The cache of a model: keys and values, recurrent states, and the keys and values of an encoder.
 
-A model declares the cache of each layer in `cache_layout()`: `KeyValues`, `State` or `EncoderKeyValues`. `Cache`
-allocates the buffers once, and attention.py updates them.
+A model declares the cache of each layer in `cache_layout()`: `KeyValues`, `State` or
+`EncoderKeyValues`. `Cache` allocates the buffers once, and attention.py updates them.
 
-A layer with a window caches the window only, in a ring buffer: position p is in slot p % size. The native runner stores
-several tokens before the first of them attends, and rejects draft tokens; its rings have `lookahead` additional slots.
-A recurrent layer has a ring of states in the same way: the state after n positions is in slot n % size. One slot is
-sufficient without draft tokens; each additional slot allows one more position to be removed.
+A layer with a window caches the window only, in a ring buffer: position p is in slot p % size. The
+native runner stores several tokens before the first of them attends, and rejects draft tokens; its
+rings have `lookahead` additional slots. A recurrent layer has a ring of states in the same way: the
+state after n positions is in slot n % size. One slot is sufficient without draft tokens; each
+additional slot allows one more position to be removed.
 """
 
 import copy
@@ -23,7 +24,8 @@ from torch import Tensor
 class KeyValues:
     """An attention layer: keys and values of `heads` KV heads (G) of `size` numbers (D).
 
-    window: number of positions that a query attends to, including its own; None for all previous positions.
+    window: number of positions that a query attends to, including its own; None for all previous
+    positions.
     """
 
     heads: int
@@ -41,7 +43,9 @@ class State:
 
 @dataclass(frozen=True)
 class EncoderKeyValues:
-    """A cross-attention layer: keys and values of the encoder, one per encoder position, fixed during decoding."""
+    """A cross-attention layer: keys and values of the encoder, one per encoder position, fixed
+    during decoding.
+    """
 
     heads: int
     size: int
@@ -49,10 +53,13 @@ class EncoderKeyValues:
 
 LayerCache = KeyValues | State | EncoderKeyValues
 Layout = Sequence[LayerCache]
-EncoderCache = Mapping[int, tuple[Tensor, Tensor]]  # cross-attention layer -> keys and values (B, H, E, D)
+# cross-attention layer -> keys and values (B, H, E, D)
+EncoderCache = Mapping[int, tuple[Tensor, Tensor]]
 
 
-def shapes_of(layer: LayerCache, max_length: int, lookahead: int, drafts: int = 0) -> Sequence[tuple[int, ...]]:
+def shapes_of(
+    layer: LayerCache, max_length: int, lookahead: int, drafts: int = 0
+) -> Sequence[tuple[int, ...]]:
     """The shapes of a layer's tensors for one row."""
     if isinstance(layer, State):
         return [(1 + drafts, *shape) for shape in layer.shapes]
@@ -62,41 +69,59 @@ def shapes_of(layer: LayerCache, max_length: int, lookahead: int, drafts: int = 
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros. NumPy allocates it on a CPU: the system provides memory only for the pages written."""
+    """A tensor of zeros. NumPy allocates it on a CPU: the system provides memory only for the pages
+    written.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)  # NumPy has no bfloat16
+    # NumPy has no bfloat16
+    return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)
 
 
 class Cache:
     """Buffers for several rows, which may contain different numbers of positions.
 
-    layers: the tensors of each layer: keys and values (rows, G, size, D), or the recurrent states (rows, slots, …).
-    removable: number of positions that `truncate` can remove from a row.
-    dtype: dtype of keys and values, and of a state without its own dtype.
-    lengths: number of positions of each row in use; the buffers may have room for more rows.
-    encoder_lengths: number of encoder positions of each row; 0 before the encoder has run.
-    adapter_starts: the first position of each row that an activated adapter (lora.py) changes; None: not known.
+    layers: the tensors of each layer: keys and values (rows, G, size, D), or the recurrent states
+    (rows, slots, …). removable: number of positions that `truncate` can remove from a row. dtype:
+    dtype of keys and values, and of a state without its own dtype. lengths: number of positions of
+    each row in use; the buffers may have room for more rows. encoder_lengths: number of encoder
+    positions of each row; 0 before the encoder has run. adapter_starts: the first position of each
+    row that an activated adapter (lora.py) changes; None: not known.
 
-    The buffers start as zeros: a masked key that is NaN would make the softmax NaN. They are updated in place, so no
-    gradient flows from one call to the next.
+    The buffers start as zeros: a masked key that is NaN would make the softmax NaN. They are
+    updated in place, so no gradient flows from one call to the next.
     """
 
     def __init__(
-        self, layout: Layout, rows: int, max_length: int, lookahead: int, like: Tensor, drafts: int = 0
+        self,
+        layout: Layout,
+        rows: int,
+        max_length: int,
+        lookahead: int,
+        like: Tensor,
+        drafts: int = 0,
     ) -> None:
         self.layout = list(layout)
-        self.bounded = any(isinstance(layer, KeyValues) for layer in self.layout)  # a state has no maximum length
+        # a state has no maximum length
+        self.bounded = any(isinstance(layer, KeyValues) for layer in self.layout)
         self.max_length = max_length
-        has_window = any(isinstance(layer, KeyValues) and layer.window is not None for layer in self.layout)
+        has_window = any(
+            isinstance(layer, KeyValues) and layer.window is not None for layer in self.layout
+        )
         has_state = any(isinstance(layer, State) for layer in self.layout)
         self.removable = drafts if has_state else lookahead if has_window else max_length
         self.dtype = like.dtype
         self.layers = [
-            [zeros((rows, *shape), (layer.dtype if isinstance(layer, State) else None) or like.dtype, like.device)
-             for shape in shapes_of(layer, max_length, lookahead, drafts)]
+            [
+                zeros(
+                    (rows, *shape),
+                    (layer.dtype if isinstance(layer, State) else None) or like.dtype,
+                    like.device,
+                )
+                for shape in shapes_of(layer, max_length, lookahead, drafts)
+            ]
             for layer in self.layout
-        ]  # fmt: skip
+        ]
         self.lengths = [0] * rows
         self.encoder_lengths = [0] * rows
         self.adapter_starts: list[int | None] = [None] * rows
@@ -104,7 +129,9 @@ class Cache:
     # Rows
 
     def join(self) -> int:
-        """Add an empty row after the rows in use and return its number. IndexError: all rows are in use."""
+        """Add an empty row after the rows in use and return its number. IndexError: all rows are in
+        use.
+        """
         if len(self.lengths) == self.layers[0][0].size(0):
             raise IndexError(f"all {len(self.lengths)} rows of the cache are in use")
         self.lengths.append(0)
@@ -136,8 +163,8 @@ class Cache:
     def truncate(self, row: int, count: int) -> None:
         """Remove the last `count` positions of a row.
 
-        With a recurrent state, these positions must come from the native runner: a call of `forward` stores its last
-        state only.
+        With a recurrent state, these positions must come from the native runner: a call of
+        `forward` stores its last state only.
         """
         self.lengths[row] -= count
 
@@ -148,8 +175,11 @@ class Cache:
         self.encoder_lengths = [self.encoder_lengths[row] for row in rows]
         self.adapter_starts = [self.adapter_starts[row] for row in rows]
 
-    def set_row(self, row: int, source: "Cache", from_row: int = 0, length: int | None = None) -> None:
-        """Copy a row of `source`, or its first `length` positions, to `row`. Both caches have rings of equal size.
+    def set_row(
+        self, row: int, source: "Cache", from_row: int = 0, length: int | None = None
+    ) -> None:
+        """Copy a row of `source`, or its first `length` positions, to `row`. Both caches have rings
+        of equal size.
 
         `has_prefix` checks whether `source` still contains these positions.
         """
@@ -159,7 +189,11 @@ class Cache:
                 if isinstance(layer, State):
                     target[row, length % target.size(1)] = tensor[from_row, length % tensor.size(1)]
                 else:
-                    positions = source.encoder_lengths[from_row] if isinstance(layer, EncoderKeyValues) else length
+                    positions = (
+                        source.encoder_lengths[from_row]
+                        if isinstance(layer, EncoderKeyValues)
+                        else length
+                    )
                     filled = min(positions, tensor.size(2))
                     target[row, :, :filled] = tensor[from_row, :, :filled]
         self.lengths[row], self.encoder_lengths[row] = length, source.encoder_lengths[from_row]
@@ -172,10 +206,18 @@ class Cache:
         for layer, tensors in zip(self.layout, self.layers, strict=True):
             if isinstance(layer, State):
                 slot = self.lengths[row] % tensors[0].size(1)
-                single.layers.append([tensor[row : row + 1, slot : slot + 1].clone() for tensor in tensors])
+                single.layers.append(
+                    [tensor[row : row + 1, slot : slot + 1].clone() for tensor in tensors]
+                )
             else:
-                filled = self.encoder_lengths[row] if isinstance(layer, EncoderKeyValues) else self.lengths[row]
-                single.layers.append([tensor[row : row + 1, :, :filled].clone() for tensor in tensors])
+                filled = (
+                    self.encoder_lengths[row]
+                    if isinstance(layer, EncoderKeyValues)
+                    else self.lengths[row]
+                )
+                single.layers.append(
+                    [tensor[row : row + 1, :, :filled].clone() for tensor in tensors]
+                )
         single.lengths, single.encoder_lengths = [self.lengths[row]], [self.encoder_lengths[row]]
         single.adapter_starts = [self.adapter_starts[row]]
         return single
@@ -194,7 +236,8 @@ class Cache:
         ]
 
     def has_prefix(self, row: int, length: int) -> bool:
-        """Whether the cache of a row's first `length` positions is available: no ring has overwritten any of them.
+        """Whether the cache of a row's first `length` positions is available: no ring has
+        overwritten any of them.
 
         A recurrent state is available at its last position only.
         """
@@ -221,11 +264,14 @@ class Cache:
         """Count the new positions of each row."""
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
-    def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def update(
+        self, layer: int, k: Tensor, v: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Store the keys and values (B, G, T, D) of the new `positions` (B or 1, T).
 
-        Returns the attended keys and values, (B, G, S, D) each, and their positions (B or 1, S); a negative position
-        marks an empty slot. With a window and T > 1, the last T of them are the new positions.
+        Returns the attended keys and values, (B, G, S, D) each, and their positions (B or 1, S); a
+        negative position marks an empty slot. With a window and T > 1, the last T of them are the
+        new positions.
         """
         about, rows = self.layout[layer], len(self.lengths)
         keys, values = (tensor[:rows] for tensor in self.layers[layer])
@@ -236,7 +282,9 @@ class Cache:
             # The positions in reach are read before the new positions overwrite the oldest slots.
             reach = min(about.window - 1, max(self.lengths))
             old = positions[:, :1] + torch.arange(-reach, 0, device=k.device)  # (B or 1, P)
-            old_k, old_v = (tensor[by_row, :, old % size].transpose(1, 2) for tensor in (keys, values))
+            old_k, old_v = (
+                tensor[by_row, :, old % size].transpose(1, 2) for tensor in (keys, values)
+            )
         if positions.size(0) == 1 and end <= size:  # rows of equal length: plain slices
             keys[:, :, end - T : end] = k
             values[:, :, end - T : end] = v
@@ -249,18 +297,23 @@ class Cache:
             return torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2), attended
         S = min(end, size)
         slots = torch.arange(S, device=k.device).unsqueeze(0)
-        # A single new position attends to the ring in slot order: each slot contains its newest position.
+        # A single new position attends to the ring in slot order: each slot contains its newest
+        # position.
         attended = slots if T > 1 or end == S else positions - (positions - slots) % size
         return keys[:, :, :S], values[:, :, :S], attended
 
     def begin_encoder(self, length: int) -> None:
-        """Set the number of encoder positions in all rows. ValueError: the cache is too small for them."""
+        """Set the number of encoder positions in all rows. ValueError: the cache is too small for
+        them.
+        """
         if length > self.max_length:
             raise ValueError(f"{length} encoder positions do not fit a cache of {self.max_length}")
         self.encoder_lengths = [length] * len(self.lengths)
 
     def set_encoder(self, encoder: EncoderCache) -> None:
-        """Store keys and values of the encoder, of equal length in all rows. ValueError: the cache is too small."""
+        """Store keys and values of the encoder, of equal length in all rows. ValueError: the cache
+        is too small.
+        """
         for layer, tensors in encoder.items():
             self.begin_encoder(tensors[0].size(2))
             for buffer, tensor in zip(self.layers[layer], tensors, strict=True):
@@ -296,6 +349,7 @@ class Cache:
     def slots(self, states: Tensor, count: int = 0) -> tuple[slice | list[int], int | list[int]]:
         """Index of each row's state, in a ring (rows, slots, …), after `count` more positions."""
         rows, size = len(self.lengths), states.size(1)
-        if size == 1:  # a view, which does not depend on the lengths: torch.compile would recompile for each
+        # a view, which does not depend on the lengths: torch.compile would recompile for each
+        if size == 1:
             return slice(rows), 0
         return list(range(rows)), [(length + count) % size for length in self.lengths]

@@ -1,12 +1,13 @@
 """Command R and Command R7B: attention and MLP in parallel, with one layer norm without bias.
 
 Sources
-    Cohere (2024), "Command R"; Cohere (2025), "Command A". The parallel block: Wang & Komatsuzaki (2021), "GPT-J".
-    Hub docs: `transformers`, model_types "cohere" and "cohere2".
+    Cohere (2024), "Command R"; Cohere (2025), "Command A". The parallel block: Wang & Komatsuzaki
+    (2021), "GPT-J". Hub docs: `transformers`, model_types "cohere" and "cohere2".
 
 Differences from similar architectures
     Phi        has biases, and rotates halves of a part of each head.
-    Llama      has RMS norms, and attention before the MLP. Command R rotates adjacent numbers and scales its logits.
+    Llama      has RMS norms, and attention before the MLP. Command R rotates adjacent numbers and
+    scales its logits.
 
     cohere     optional layer norms of q and k, with a weight for each head
     cohere2    a window and rotary embedding in three of four layers; neither in the fourth
@@ -51,10 +52,15 @@ class CohereConfig(DecoderConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            norm="layer without bias", eps=self.layer_norm_eps, parallel=True, interleaved=True, exact_rotation=True,
-            biases=biases(self.attention_bias, self.attention_bias), factors=Factors(logits=self.logit_scale),
+            norm="layer without bias",
+            eps=self.layer_norm_eps,
+            parallel=True,
+            interleaved=True,
+            exact_rotation=True,
+            biases=biases(self.attention_bias, self.attention_bias),
+            factors=Factors(logits=self.logit_scale),
             head_norms="layer" if self.use_qk_norm else "",
-        )  # fmt: skip
+        )
 
 
 class Cohere2(Decoder):
@@ -70,9 +76,13 @@ class Cohere2Config(CohereConfig):
     ARCHITECTURE: ClassVar = "Cohere2ForCausalLM"
     THETA: ClassVar = 1e4
     ONLY_VALUE: ClassVar = {
-        "use_qk_norm": False, "use_parallel_block": True, "use_gated_activation": True, "rotary_pct": 1.0,
-        "use_embedding_sharing": True, "position_embedding_type": "rope_gptj",
-    }  # fmt: skip
+        "use_qk_norm": False,
+        "use_parallel_block": True,
+        "use_gated_activation": True,
+        "rotary_pct": 1.0,
+        "use_embedding_sharing": True,
+        "position_embedding_type": "rope_gptj",
+    }
     NO_EFFECT: ClassVar = frozenset(
         "cache_implementation order_of_interleaved_layers layer_switch use_parallel_embedding".split()
     )
@@ -87,7 +97,10 @@ class Cohere2Config(CohereConfig):
         """The type of each layer."""
         if self.layer_types is not None:
             return list(self.layer_types)
-        slides = [(layer + 1) % self.sliding_window_pattern != 0 for layer in range(self.num_hidden_layers)]
+        slides = [
+            (layer + 1) % self.sliding_window_pattern != 0
+            for layer in range(self.num_hidden_layers)
+        ]
         return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
     @property

@@ -1,7 +1,9 @@
-"""The general decoder: Llama with declared differences, for architectures that differ from it in a few ways.
+"""The general decoder: Llama with declared differences, for architectures that differ from it in a
+few ways.
 
-Each architecture has a config file, whose `structure` (structure.py) declares the differences; relatives.py lists them.
-Read models/llama.py first: it contains the mathematics without the differences.
+Each architecture has a config file, whose `structure` (structure.py) declares the differences;
+relatives.py lists them. Read models/llama.py first: it contains the mathematics without the
+differences.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
@@ -44,7 +46,10 @@ class Attention(nn.Module):
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
         self.scale = D**-0.5 if structure.factors.scores is None else structure.factors.scores
         self.window, self.dropout = structure.windows[layer], config.attention_dropout
-        self.joint, self.norms_last = structure.head_norms == "joint", structure.head_norms == "after rotation"
+        self.joint, self.norms_last = (
+            structure.head_norms == "joint",
+            structure.head_norms == "after rotation",
+        )
         qkv_bias, output_bias = "qkv" in structure.biases, "output" in structure.biases
         self.q_proj = nn.Linear(C, self.heads * D, bias=qkv_bias)
         self.k_proj = nn.Linear(C, self.kv_heads * D, bias=qkv_bias)
@@ -67,7 +72,8 @@ class Attention(nn.Module):
         if self.norms_last:
             q, k = self.normed(q, k)
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)
         return self.o_proj(merge_heads(y))
 
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +85,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        C, inner, bias = config.hidden_size, config.intermediate_size, "mlp" in config.structure.biases
+        C, inner, bias = (
+            config.hidden_size,
+            config.intermediate_size,
+            "mlp" in config.structure.biases,
+        )
         self.gate_proj = nn.Linear(C, inner, bias=bias) if config.structure.gated else None
         self.up_proj = nn.Linear(C, inner, bias=bias)
         self.down_proj = nn.Linear(inner, C, bias=bias)
@@ -95,7 +105,11 @@ class Block(nn.Module):
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         C, structure = config.hidden_size, config.structure
-        before, after, self.parallel = structure.norms != "after", structure.norms != "before", structure.parallel
+        before, after, self.parallel = (
+            structure.norms != "after",
+            structure.norms != "before",
+            structure.parallel,
+        )
         self.input_layernorm = norm(structure, C) if before else None
         self.self_attn = Attention(config, layer)
         self.attention_output_norm = norm(structure, C) if after else None
@@ -109,7 +123,9 @@ class Block(nn.Module):
         y = self.output(apply(self.attention_output_norm, self.self_attn(h, past, rotation)))
         if not self.parallel:  # the MLP reads the sum
             x = x + y
-            return x + self.output(apply(self.mlp_output_norm, self.mlp(apply(self.post_attention_layernorm, x))))
+            return x + self.output(
+                apply(self.mlp_output_norm, self.mlp(apply(self.post_attention_layernorm, x)))
+            )
         return x + y + self.output(self.mlp(h))
 
     def output(self, y: Tensor) -> Tensor:
@@ -146,15 +162,23 @@ class Decoder(LanguageModel):
         super().__init__()
         self.config, self.structure = config, config.structure
         structure = self.structure
-        self.ropes = [None if rope is None else rotary.rope_of(rope, config.rotated) for rope in structure.ropes]
-        self.rotations = [self.ropes.index(rope) for rope in self.ropes]  # the first layer with the same rotation
+        self.ropes = [
+            None if rope is None else rotary.rope_of(rope, config.rotated)
+            for rope in structure.ropes
+        ]
+        # the first layer with the same rotation
+        self.rotations = [self.ropes.index(rope) for rope in self.ropes]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.drop = nn.Dropout(structure.embedding_dropout)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.norm = norm(structure, config.hidden_size)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
@@ -164,28 +188,44 @@ class Decoder(LanguageModel):
         x = self.drop(x)
         dtype = torch.float32 if self.structure.exact_rotation else x.dtype
         rotations: dict[int, Rotation | None] = {}
-        for block, rope, number in zip(self.layers, self.ropes, self.rotations, strict=False):  # layers can be deleted
+        # layers can be deleted
+        for block, rope, number in zip(self.layers, self.ropes, self.rotations, strict=False):
             if number not in rotations:
-                rotations[number] = None if rope is None else Rotation(
-                    rope.sized(past.size), past.positions, dtype, self.structure.interleaved
-                )  # fmt: skip
+                rotations[number] = (
+                    None
+                    if rope is None
+                    else Rotation(
+                        rope.sized(past.size), past.positions, dtype, self.structure.interleaved
+                    )
+                )
             x = block(x, past, rotations[number])
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
         logits = F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
-        return logits if self.structure.factors.logits == 1.0 else logits * self.structure.factors.logits
+        return (
+            logits
+            if self.structure.factors.logits == 1.0
+            else logits * self.structure.factors.logits
+        )
 
     def cache_layout(self) -> Layout:
         config = self.config
-        return [KeyValues(config.kv_heads, config.head_size, window) for window in self.structure.windows]
+        return [
+            KeyValues(config.kv_heads, config.head_size, window)
+            for window in self.structure.windows
+        ]
 
     def steps(self) -> Iterator[Step]:
         block: Any
         structure = self.structure
         yield Embed(self.embed_tokens, scale=structure.factors.embeddings, dropout=self.drop.p)
         for block, rope in zip(self.layers, self.ropes, strict=False):
-            attn, mlp, add = block.self_attn, block.mlp, {"scale": block.scale, "dropout": block.dropout.p}
+            attn, mlp, add = (
+                block.self_attn,
+                block.mlp,
+                {"scale": block.scale, "dropout": block.dropout.p},
+            )
             heads = attn.heads, attn.kv_heads
             if block.parallel:
                 yield SaveResidual()
@@ -193,9 +233,14 @@ class Decoder(LanguageModel):
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
             if rope is not None or attn.q_norm is not None:
                 yield Rotate(
-                    *heads, rope, attn.q_norm, attn.k_norm, all_heads=attn.joint, interleaved=structure.interleaved,
+                    *heads,
+                    rope,
+                    attn.q_norm,
+                    attn.k_norm,
+                    all_heads=attn.joint,
+                    interleaved=structure.interleaved,
                     norms_last=attn.norms_last,
-                )  # fmt: skip
+                )
             yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
             yield Add(attn.o_proj, block.attention_output_norm, **add)
             if block.parallel:

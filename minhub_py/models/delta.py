@@ -1,16 +1,21 @@
-"""The gated delta rule: linear attention with a state of fixed size, where new values correct old ones.
+"""The gated delta rule: linear attention with a state of fixed size, where new values correct old
+ones.
 
 Sources
-    Schlag, Irie & Schmidhuber (2021), "Linear Transformers Are Secretly Fast Weight Programmers", for the rule.
-    Yang et al. (2024), "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", for the chunks.
-    Yang, Kautz & Hatamizadeh (2024), "Gated Delta Networks: Improving Mamba2 with Delta Rule", for the decay.
+    Schlag, Irie & Schmidhuber (2021), "Linear Transformers Are Secretly Fast Weight Programmers",
+    for the rule. Yang et al. (2024), "Parallelizing Linear Transformers with the Delta Rule over
+    Sequence Length", for the chunks. Yang, Kautz & Hatamizadeh (2024), "Gated Delta Networks:
+    Improving Mamba2 with Delta Rule", for the decay.
 
-The state S, a matrix (K, V), maps a key k to the value Sᵀk. At position i the state decays by α_i; a fraction β_i of
-the difference between v_i and the value of k_i is added; then the query q_i reads it:
+The state S, a matrix (K, V), maps a key k to the value Sᵀk. At position i the state decays by α_i;
+a fraction β_i of the difference between v_i and the value of k_i is added; then the query q_i reads
+it:
 
-    S  <-  α_i S            δ_i = β_i (v_i - Sᵀk_i)            S  <-  S + k_i δ_iᵀ            o_i = Sᵀq_i
+    S  <-  α_i S            δ_i = β_i (v_i - Sᵀk_i)            S  <-  S + k_i δ_iᵀ            o_i =
+    Sᵀq_i
 
-A sequential computation would be slow. Within a chunk that starts with the state S_0, let c_i = α_1 … α_i. Then
+A sequential computation would be slow. Within a chunk that starts with the state S_0, let c_i = α_1
+… α_i. Then
 
     S_i = c_i S_0 + sum over j <= i of c_i/c_j k_j δ_jᵀ
     δ_i = β_i (v_i - c_i S_0ᵀk_i - sum over j < i of c_i/c_j (k_i·k_j) δ_j)
@@ -18,7 +23,8 @@ A sequential computation would be slow. Within a chunk that starts with the stat
 so all δ of a chunk solve one triangular system, and the rest is matrix products.
 
 Notation
-    B batch rows    H heads    G heads of q and k    T positions    n positions of a chunk    K key size    V value size
+    B batch rows    H heads    G heads of q and k    T positions    n positions of a chunk    K key
+    size    V value size
 """
 
 import torch
@@ -29,24 +35,36 @@ from minhub_py.models.layers import rms_norm
 
 
 def delta_rule(
-    queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor, state: Tensor, chunk: int = 64
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    state: Tensor,
+    chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs (B, H, T, V), and the state (B, H, K, V) after the last position, given the state before the first.
+    """The outputs (B, H, T, V), and the state (B, H, K, V) after the last position, given the state
+    before the first.
 
-    queries and keys (B, H, T, K), values (B, H, T, V), decays ln α and betas (B, H, T), all in float32.
+    queries and keys (B, H, T, K), values (B, H, T, V), decays ln α and betas (B, H, T), all in
+    float32.
     """
     outputs: list[Tensor] = []
     for start in range(0, queries.size(2), chunk):
         end = start + chunk
-        q, k, v = queries[:, :, start:end], keys[:, :, start:end], values[:, :, start:end]  # (B, H, n, K or V)
+        # (B, H, n, K or V)
+        q, k, v = queries[:, :, start:end], keys[:, :, start:end], values[:, :, start:end]
         beta = betas[:, :, start:end].unsqueeze(3)  # (B, H, n, 1)
         fade = decays[:, :, start:end].cumsum(dim=2).unsqueeze(3)  # ln c, (B, H, n, 1)
         later = torch.ones(q.size(2), q.size(2), dtype=torch.bool, device=q.device).triu(1)
         # Masked before exp: the ratio to a later position can be infinite, with a gradient of NaN.
-        ratio = (fade - fade.transpose(2, 3)).masked_fill(later, float("-inf")).exp()  # c_i/c_j, (B, H, n, n)
-        system = beta * ratio * (k @ k.transpose(2, 3))  # (B, H, n, n); the diagonal is taken as ones
+        # c_i/c_j, (B, H, n, n)
+        ratio = (fade - fade.transpose(2, 3)).masked_fill(later, float("-inf")).exp()
+        # (B, H, n, n); the diagonal is taken as ones
+        system = beta * ratio * (k @ k.transpose(2, 3))
         right = beta * (v - fade.exp() * (k @ state))  # (B, H, n, V)
-        delta = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)  # (B, H, n, V)
+        # (B, H, n, V)
+        delta = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
         outputs.append(fade.exp() * (q @ state) + (ratio * (q @ k.transpose(2, 3))) @ delta)
         last = fade[:, :, -1:]  # (B, H, 1, 1)
         state = last.exp() * state + (k * (last - fade).exp()).transpose(2, 3) @ delta
@@ -59,19 +77,28 @@ def unit(x: Tensor) -> Tensor:
 
 
 def gated_delta(
-    qkv: Tensor, beta: Tensor, decay: Tensor, decay_log: Tensor, decay_bias: Tensor, groups: int, state: Tensor
+    qkv: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    decay_log: Tensor,
+    decay_bias: Tensor,
+    groups: int,
+    state: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The delta rule for qkv (B, T, 2 * G * K + H * V), as outputs (B, T, H, V) and the state (B, H, K, V), float32.
+    """The delta rule for qkv (B, T, 2 * G * K + H * V), as outputs (B, T, H, V) and the state (B,
+    H, K, V), float32.
 
-    groups: G.    beta, decay: (B, T, H), before their activations.    decay_log, decay_bias: (H,).    state: before the
-    first position.
+    groups: G.    beta, decay: (B, T, H), before their activations.    decay_log, decay_bias: (H,).
+    state: before the first position.
     """
     B, T, H = beta.shape
     K, V = state.size(2), state.size(3)
     q, k, v = qkv.float().split([groups * K, groups * K, H * V], dim=2)
-    q = unit(q.view(B, T, groups, K)).repeat_interleave(H // groups, dim=2) * K**-0.5  # (B, T, H, K)
+    # (B, T, H, K)
+    q = unit(q.view(B, T, groups, K)).repeat_interleave(H // groups, dim=2) * K**-0.5
     k = unit(k.view(B, T, groups, K)).repeat_interleave(H // groups, dim=2)
-    decays = -decay_log.float().exp() * F.softplus(decay.float() + decay_bias.float())  # (B, T, H), logarithms
+    # (B, T, H), logarithms
+    decays = -decay_log.float().exp() * F.softplus(decay.float() + decay_bias.float())
     y, state = delta_rule(
         q.transpose(1, 2),
         k.transpose(1, 2),

@@ -1,4 +1,6 @@
-"""The base classes of text encoders, of decoders with a classification head, and of encoder-decoders."""
+"""The base classes of text encoders, of decoders with a classification head, and of
+encoder-decoders.
+"""
 
 from collections.abc import Iterator
 from functools import cache
@@ -39,9 +41,11 @@ class EncoderDecoderConfig(ModelConfig, Protocol):
 
 
 class Encoder(LanguageModel):
-    """A text encoder with bidirectional attention. Its head is a module `head` (models/heads.py), or None.
+    """A text encoder with bidirectional attention. Its head is a module `head` (models/heads.py),
+    or None.
 
-    A model file defines `body`, `steps`, and `token_embedding`, the embedding that a masked-LM head shares.
+    A model file defines `body`, `steps`, and `token_embedding`, the embedding that a masked-LM head
+    shares.
 
     Notation: B batch rows, T positions, C channels, V vocabulary.
     """
@@ -51,30 +55,43 @@ class Encoder(LanguageModel):
     head: nn.Module | None
 
     def forward(  # type: ignore[override]
-        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        idx: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """The result of the head for token IDs `idx` (B, T), int64; without a head the hidden states (B, T, C).
+        """The result of the head for token IDs `idx` (B, T), int64; without a head the hidden
+        states (B, T, C).
 
-        A masked-LM head returns logits (B, T, V); a sequence classification head (B, labels); a token classification
-        head (B, T, labels).
+        A masked-LM head returns logits (B, T, V); a sequence classification head (B, labels); a
+        token classification head (B, T, labels).
 
-        attention_mask: (B, T), 1 or True for tokens and 0 or False for padding; default: no padding. Results at padding
-        tokens are meaningless.
-        token_type_ids: (B, T), the segment of each token in a pair of texts; default: 0. Models without token types
-        ignore it.
+        attention_mask: (B, T), 1 or True for tokens and 0 or False for padding; default: no
+        padding. Results at padding tokens are meaningless.
+        token_type_ids: (B, T), the segment of each token in a pair of texts; default: 0. Models
+        without token types ignore it.
         TypeError, ValueError: as for other models, or a mask or token types that do not fit.
         """
         x = self.hidden_states(idx, attention_mask, token_type_ids)
         return x if self.head is None else self.head_of(x, attention_mask)
 
     def hidden_states(
-        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        idx: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """The hidden states (B, T, C) of the last layer. See `forward` for the arguments."""
         self.check(idx, None)
-        for name, tensor in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+        for name, tensor in (
+            ("attention_mask", attention_mask),
+            ("token_type_ids", token_type_ids),
+        ):
             if tensor is not None and tensor.shape != idx.shape:
-                raise ValueError(f"{self.config.TITLE}: {name} must be {tuple(idx.shape)}, not {tuple(tensor.shape)}")
+                raise ValueError(
+                    f"{self.config.TITLE}: {name} must be {tuple(idx.shape)}, not"
+                    f" {tuple(tensor.shape)}"
+                )
         past = Past(idx, attended_tokens=None if attention_mask is None else attention_mask.bool())
         return self.body(idx, past, token_type_ids)
 
@@ -107,7 +124,8 @@ class Encoder(LanguageModel):
 
 
 class Classifier(Encoder):
-    """A decoder with a sequence classification head: the labels of a text, from the hidden state of its last token.
+    """A decoder with a sequence classification head: the labels of a text, from the hidden state of
+    its last token.
 
     `classifier_of` combines it with a decoder. Attention remains causal.
     Padding tokens at the end of a text are ignored, also without a mask.
@@ -124,7 +142,11 @@ class Classifier(Encoder):
         """The number of channels that the head reads. Configs name it differently."""
         config = self.config
         return int(
-            next(getattr(config, name) for name in ("embedding_size", "n_embd", "hidden_size") if hasattr(config, name))
+            next(
+                getattr(config, name)
+                for name in ("embedding_size", "n_embd", "hidden_size")
+                if hasattr(config, name)
+            )
         )
 
     @property
@@ -136,13 +158,20 @@ class Classifier(Encoder):
     def token_embedding(self) -> nn.Module:
         """The embedding of tokens, which the head does not use."""
         names = ("embed_tokens", "embed_in", "wte")
-        return next(module for name in names if isinstance(module := getattr(self, name, None), nn.Module))
+        return next(
+            module for name in names if isinstance(module := getattr(self, name, None), nn.Module)
+        )
 
     def forward(  # type: ignore[override]
-        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        idx: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """Scores (B, labels). See `Encoder.forward`; a text has no token types."""
-        return self.head_of(self.hidden_states(idx, attention_mask), self.tokens(idx, attention_mask))
+        return self.head_of(
+            self.hidden_states(idx, attention_mask), self.tokens(idx, attention_mask)
+        )
 
     def tokens(self, idx: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The mask (B, T) of tokens without padding."""
@@ -150,13 +179,19 @@ class Classifier(Encoder):
         return mask.bool() & (idx != self.pad) if self.pad is not None else mask.bool()
 
     def hidden_states(
-        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        idx: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """See `Encoder.hidden_states`. ValueError: padding that is not at the end."""
         if attention_mask is not None and attention_mask.shape == idx.shape and idx.size(1) > 1:
             mask = attention_mask.bool()
             if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-                raise ValueError(f"{self.config.TITLE}: padding must be at the end of a text, not at its beginning")
+                raise ValueError(
+                    f"{self.config.TITLE}: padding must be at the end of a text, not at its"
+                    " beginning"
+                )
         return super().hidden_states(idx, attention_mask)
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
@@ -173,13 +208,17 @@ class Classifier(Encoder):
 @cache
 def classifier_of(decoder: type[LanguageModel]) -> type[LanguageModel]:
     """The class of a decoder with a sequence classification head in place of the output head."""
-    return type(f"{decoder.__name__}Classifier", (Classifier, decoder), {"__module__": decoder.__module__})
+    return type(
+        f"{decoder.__name__}Classifier", (Classifier, decoder), {"__module__": decoder.__module__}
+    )
 
 
 class EncoderDecoder(LanguageModel):
-    """An encoder-decoder: the encoder reads a prompt, the decoder writes a sequence and attends to the encoder.
+    """An encoder-decoder: the encoder reads a prompt, the decoder writes a sequence and attends to
+    the encoder.
 
-    A model file defines `encode` and `encoder_steps`, and the methods of a `LanguageModel` for the decoder.
+    A model file defines `encode` and `encoder_steps`, and the methods of a `LanguageModel` for the
+    decoder.
 
     Notation: B batch rows, E encoder positions, T new decoder positions, V vocabulary.
     """
@@ -193,7 +232,8 @@ class EncoderDecoder(LanguageModel):
         return self.config.decoder_start_token_id
 
     def encode(self, idx: Tensor, past: Past | None = None) -> EncoderCache:
-        """The encoder: keys and values of each cross-attention layer, for token IDs (B, E) without padding.
+        """The encoder: keys and values of each cross-attention layer, for token IDs (B, E) without
+        padding.
 
         past: the positions of `idx`, without a cache, to record attention weights.
         """
@@ -203,14 +243,18 @@ class EncoderDecoder(LanguageModel):
         """The computation of `encode` as data; see `steps`."""
         raise NotImplementedError
 
-    def forward(self, idx: Tensor | None, decoder_idx: Tensor, cache: Cache | None = None) -> Tensor:  # type: ignore[override]
+    def forward(
+        self, idx: Tensor | None, decoder_idx: Tensor, cache: Cache | None = None
+    ) -> Tensor:  # type: ignore[override]
         """Compute the logits of the next token at each decoder position.
 
         Args:
-            idx: Token IDs (B, E) of the encoder, without padding; None to use the encoder output in the cache.
-            decoder_idx: Token IDs (B, T) of the decoder. A sequence begins with the config's decoder_start_token_id,
-                which `decoder_inputs` inserts.
-            cache: Cached positions that the new decoder positions follow, and the encoder output; updated in place.
+            idx: Token IDs (B, E) of the encoder, without padding; None to use the encoder output in
+                the cache.
+            decoder_idx: Token IDs (B, T) of the decoder. A sequence begins with the config's
+                decoder_start_token_id, which `decoder_inputs` inserts.
+            cache: Cached positions that the new decoder positions follow, and the encoder output;
+                updated in place.
 
         Returns:
             Logits (B, T, V) in the dtype of the model.
@@ -226,11 +270,17 @@ class EncoderDecoder(LanguageModel):
             if cache is not None:
                 cache.set_encoder(encoder)
         elif cache is None:
-            raise ValueError(f"{self.config.TITLE}: without a cache, pass idx, the token IDs of the encoder")
+            raise ValueError(
+                f"{self.config.TITLE}: without a cache, pass idx, the token IDs of the encoder"
+            )
         return self.logits(self.hidden(decoder_idx, cache, encoder))
 
-    def hidden(self, idx: Tensor, cache: Cache | None = None, encoder: EncoderCache | None = None) -> Tensor:
-        """The decoder's part of `forward`: the input (B, T, C) of the head, for the decoder's token IDs."""
+    def hidden(
+        self, idx: Tensor, cache: Cache | None = None, encoder: EncoderCache | None = None
+    ) -> Tensor:
+        """The decoder's part of `forward`: the input (B, T, C) of the head, for the decoder's token
+        IDs.
+        """
         self.check(idx, cache)
         past = Past(idx, cache, encoder)
         x = self.body(idx, past)
@@ -238,6 +288,8 @@ class EncoderDecoder(LanguageModel):
         return x
 
     def decoder_inputs(self, targets: Tensor) -> Tensor:
-        """Shift `targets` (B, T) by one: the decoder's token IDs (B, T) whose logits predict the targets."""
+        """Shift `targets` (B, T) by one: the decoder's token IDs (B, T) whose logits predict the
+        targets.
+        """
         starts = torch.full_like(targets[:, :1], self.decoder_start)
         return torch.cat((starts, targets[:, :-1]), dim=1)

@@ -5,7 +5,8 @@ Sources
     Hub docs: `transformers`, model_type "ernie4_5".
 
 Differences from similar architectures
-    Llama    rotates halves; ERNIE rotates adjacent numbers, in float32. use_bias is about all linear layers.
+    Llama    rotates halves; ERNIE rotates adjacent numbers, in float32. use_bias is about all
+    linear layers.
 """
 
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ class Ernie45Config(DecoderConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            eps=self.rms_norm_eps, interleaved=True, exact_rotation=True,
+            eps=self.rms_norm_eps,
+            interleaved=True,
+            exact_rotation=True,
             biases=biases(self.use_bias, self.use_bias, self.use_bias),
-        )  # fmt: skip
+        )

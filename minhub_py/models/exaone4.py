@@ -5,7 +5,8 @@ Sources
     Hub docs: `transformers`, model_type "exaone4".
 
 Differences from similar architectures
-    OLMo 3    norms all heads of q and of k jointly, and rotates in all layers. EXAONE 4 norms each head; the layers
+    OLMo 3    norms all heads of q and of k jointly, and rotates in all layers. EXAONE 4 norms each
+    head; the layers
               without a window do not rotate, except in sizes without any window.
 """
 
@@ -49,9 +50,14 @@ class Exaone4Config(DecoderConfig):
         elif isinstance(pattern, int):
             slides = [(layer + 1) % pattern != 0 for layer in range(count)]
         elif set(pattern) <= {"L", "G"}:
-            slides = [pattern[layer % len(pattern)] == "L" and layer < count - 1 for layer in range(count)]
+            slides = [
+                pattern[layer % len(pattern)] == "L" and layer < count - 1 for layer in range(count)
+            ]
         else:
-            raise ValueError(f"EXAONE 4: sliding_window_pattern must be a number, or contain L and G, not {pattern!r}")
+            raise ValueError(
+                "EXAONE 4: sliding_window_pattern must be a number, or contain L and G, not"
+                f" {pattern!r}"
+            )
         return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
     @property
@@ -60,9 +66,12 @@ class Exaone4Config(DecoderConfig):
         types, rope = self.types, self.rope
         rotates = [self.sliding_window is None or name == "sliding_attention" for name in types]
         return self.declared(
-            windows=self.windows_of(types, self.sliding_window), ropes=[rope if layer else None for layer in rotates],
-            eps=self.rms_norm_eps, head_norms="before rotation", norms="after",
-        )  # fmt: skip
+            windows=self.windows_of(types, self.sliding_window),
+            ropes=[rope if layer else None for layer in rotates],
+            eps=self.rms_norm_eps,
+            head_norms="before rotation",
+            norms="after",
+        )
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers, which reads layer_types only."""

@@ -1,13 +1,16 @@
-"""Mixtures of experts: a router selects a few gated MLPs for each token. The operation `steps.Experts`.
+"""Mixtures of experts: a router selects a few gated MLPs for each token. The operation
+`steps.Experts`.
 
 The matrices of the experts have one of two forms:
-    columns    gate and up are the alternate columns of one matrix (E, in, out), in floats or MXFP4: GPT-OSS
-    apart      gate, up and down are an `ExpertMatrices` each: E matrices (out, in), wherever a file has them
+    columns    gate and up are the alternate columns of one matrix (E, in, out), in floats or MXFP4:
+    GPT-OSS apart      gate, up and down are an `ExpertMatrices` each: E matrices (out, in),
+    wherever a file has them
 
 Sources
-    Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Jiang et al. (2024), "Mixtral of Experts";
-    Wang et al. (2024), "Auxiliary-Loss-Free Load Balancing", for the bias of the choice.
-    Open Compute Project (2023), "OCP Microscaling Formats (MX) Specification", version 1.0; weights_map/mxfp4.py.
+    Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Jiang et al. (2024),
+    "Mixtral of Experts"; Wang et al. (2024), "Auxiliary-Loss-Free Load Balancing", for the bias of
+    the choice. Open Compute Project (2023), "OCP Microscaling Formats (MX) Specification", version
+    1.0; weights_map/mxfp4.py.
 
 Notation: E experts, I channels inside an expert, K experts of a token, n tokens.
 """
@@ -26,9 +29,11 @@ BLOCK = 32  # inputs that share a scale
 
 
 class Packed(nn.Module):
-    """A weight (E, in, out) in MXFP4: blocks (E, out, in / 32, 16) and scales (E, out, in / 32), both uint8.
+    """A weight (E, in, out) in MXFP4: blocks (E, out, in / 32, 16) and scales (E, out, in / 32),
+    both uint8.
 
-    They are buffers, not parameters: they have no gradient, and a change of dtype does not apply to them.
+    They are buffers, not parameters: they have no gradient, and a change of dtype does not apply to
+    them.
     """
 
     blocks: Tensor
@@ -39,14 +44,17 @@ class Packed(nn.Module):
         super().__init__()
         self.shape = (experts, inputs, outputs)
         rows = (experts, outputs, inputs // BLOCK)
-        spread = math.sqrt(sum(size * size for size in SIZES) / len(SIZES))  # of the 16 codes, equally likely
+        # of the 16 codes, equally likely
+        spread = math.sqrt(sum(size * size for size in SIZES) / len(SIZES))
         exponent = max(0, BIAS + round(math.log2(std / spread))) if std else 0
         self.register_buffer("blocks", torch.randint(0, 256, (*rows, 16), dtype=torch.uint8))
         self.register_buffer("scales", torch.full(rows, exponent, dtype=torch.uint8))
 
     def expert(self, number: int, dtype: torch.dtype) -> Tensor:
         """The unpacked weight (in, out) of an expert."""
-        return unpack_mxfp4(self.blocks[number : number + 1], self.scales[number : number + 1], dtype)[0]
+        return unpack_mxfp4(
+            self.blocks[number : number + 1], self.scales[number : number + 1], dtype
+        )[0]
 
     def extra_repr(self) -> str:
         return f"{', '.join(map(str, self.shape))}, mxfp4"
@@ -63,7 +71,8 @@ def weight_of(weights: Tensor | Packed, number: int, dtype: torch.dtype) -> Tens
 
 
 class ExpertMatrices(nn.Module):
-    """Weights (out, in) of E experts: parameters "0" to "E - 1". Experts that no token selects are not read.
+    """Weights (out, in) of E experts: parameters "0" to "E - 1". Experts that no token selects are
+    not read.
 
     inference/quantize.py replaces it by a module with the same methods.
     """
@@ -82,15 +91,16 @@ class ExpertMatrices(nn.Module):
         return ", ".join(map(str, self.shape))
 
 
-ExpertWeights = Any  # Tensor or Packed (E, in, out), or ExpertMatrices or their quantized replacement
+# Tensor or Packed (E, in, out), or ExpertMatrices or their quantized replacement
+ExpertWeights = Any
 
 
 @dataclass(frozen=True)
 class Routing:
     """The choice of a token's experts, and their weights in the sum.
 
-    top: K.    normalize: the weights of the chosen experts sum to 1 before `factor`.    sigmoid: scores are sigmoids,
-    not a softmax over all experts.    factor: of all weights.
+    top: K.    normalize: the weights of the chosen experts sum to 1 before `factor`.    sigmoid:
+    scores are sigmoids, not a softmax over all experts.    factor: of all weights.
     """
 
     top: int
@@ -100,13 +110,20 @@ class Routing:
 
 
 def route(
-    x: Tensor, weight: Tensor, bias: Tensor | None, top: int, normalize: bool = True, sigmoid: bool = False,
-    factor: float = 1.0, choice_bias: Tensor | None = None, factors: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    top: int,
+    normalize: bool = True,
+    sigmoid: bool = False,
+    factor: float = 1.0,
+    choice_bias: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """The weights and numbers (n, K) of the `top` experts of each token of x (n, C). See `Routing`.
 
-    choice_bias: (E,), added to the scores for the choice only.    factors: (E,), of the weights of each expert. The
-    computation has at least float32.
+    choice_bias: (E,), added to the scores for the choice only.    factors: (E,), of the weights of
+    each expert. The computation has at least float32.
     """
     logits = F.linear(x, weight, bias)
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -116,7 +133,8 @@ def route(
     if sigmoid:
         weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-6) if normalize else weights
     elif normalize:
-        weights = weights.softmax(dim=1)  # equal to a softmax over all experts, divided by its sum over the chosen
+        # equal to a softmax over all experts, divided by its sum over the chosen
+        weights = weights.softmax(dim=1)
     else:
         weights = logits.softmax(dim=1).gather(1, experts)
     if factors is not None:
@@ -137,12 +155,21 @@ def mixture(x: Tensor, weights: Tensor, chosen: Tensor, experts: Any) -> Tensor:
 
 
 def gated_mlp(
-    x: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor, down_bias: Tensor, alpha: float, limit: float
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_bias: Tensor,
+    down: Tensor,
+    down_bias: Tensor,
+    alpha: float,
+    limit: float,
 ) -> Tensor:
-    """The output (n, C) of an expert: gate · sigmoid(alpha · gate) · (up + 1) between its two matrices (in, out).
+    """The output (n, C) of an expert: gate · sigmoid(alpha · gate) · (up + 1) between its two
+    matrices (in, out).
 
-    gate and up are the even and odd columns of the first matrix, clamped to `limit`, the gate only from above.
+    gate and up are the even and odd columns of the first matrix, clamped to `limit`, the gate only
+    from above.
     """
     columns = x @ gate_up + gate_up_bias  # (n, 2I)
-    gate, up = columns[:, 0::2].clamp(max=limit), columns[:, 1::2].clamp(min=-limit, max=limit)  # (n, I) each
+    # (n, I) each
+    gate, up = columns[:, 0::2].clamp(max=limit), columns[:, 1::2].clamp(min=-limit, max=limit)
     return (gate * torch.sigmoid(alpha * gate) * (up + 1)) @ down + down_bias

@@ -2,17 +2,19 @@
 
 Sources
     Gemma Team (2024), "Gemma"; (2024), "Gemma 2"; (2025), "Gemma 3 Technical Report".
-    Su et al. (2021), "RoFormer", for rotary positions; Zhang & Sennrich (2019) for RMS norm; Shazeer (2020), "GLU
-    Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV heads; Bello et al. (2016), "Neural
-    Combinatorial Optimization", for soft caps by tanh.
-    Hub docs: `transformers`, model_types "gemma", "gemma2" and "gemma3_text".
+    Su et al. (2021), "RoFormer", for rotary positions; Zhang & Sennrich (2019) for RMS norm;
+    Shazeer (2020), "GLU Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV heads;
+    Bello et al. (2016), "Neural Combinatorial Optimization", for soft caps by tanh. Hub docs:
+    `transformers`, model_types "gemma", "gemma2" and "gemma3_text".
 
 Differences from similar architectures
-    Llama    does not scale its embeddings; its norms multiply by their weight, Gemma's by 1 + weight.
+    Llama    does not scale its embeddings; its norms multiply by their weight, Gemma's by 1 +
+    weight.
 
     gemma         two norms per block; global attention in all layers
-    gemma2        norms before and after attention and MLP; soft caps of scores and logits; every second layer is local
-    gemma3_text   as gemma2, with norms of q and k instead of soft caps; five of six layers are local, with a smaller
+    gemma2        norms before and after attention and MLP; soft caps of scores and logits; every
+    second layer is local gemma3_text   as gemma2, with norms of q and k instead of soft caps; five
+    of six layers are local, with a smaller
                   rope_theta
 
     EmbeddingGemma is a gemma3_text with bidirectional attention, an encoder of texts.
@@ -20,7 +22,8 @@ Differences from similar architectures
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
     C channels, hidden_size    H query heads    G KV heads    D head size    V vocabulary
-    W window, which includes the current position; of a bidirectional model, the positions on each side
+    W window, which includes the current position; of a bidirectional model, the positions on each
+    side
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +44,17 @@ from minhub_py.models.layers import RMSNorm
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_layer_types, check_multiple, unavailable
-from minhub_py.models.steps import Add, Attend, Embed, HiddenStates, Linear, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    Embed,
+    HiddenStates,
+    Linear,
+    Logits,
+    Norm,
+    Rotate,
+    Step,
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -50,9 +63,17 @@ class Attention(nn.Module):
     def __init__(self, config: "GemmaConfig", layer: int) -> None:
         super().__init__()
         C, size, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.num_key_value_heads
+        self.layer, self.heads, self.kv_heads = (
+            layer,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+        )
         self.window, self.kind = config.windows[layer], config.kinds[layer]
-        self.scale, self.softcap, self.dropout = config.score_scale, config.score_cap, config.attention_dropout
+        self.scale, self.softcap, self.dropout = (
+            config.score_scale,
+            config.score_cap,
+            config.attention_dropout,
+        )
         self.causal = not config.bidirectional
         normed = config.model_type == "gemma3_text"
         self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
@@ -71,14 +92,23 @@ class Attention(nn.Module):
         q, k = rotation(q, k)
         dropout = self.dropout if self.training else 0.0
         y = past.attend(
-            self.layer, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap, causal=self.causal,
+            self.layer,
+            q,
+            k,
+            v,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            causal=self.causal,
             dropout=dropout,
-        )  # fmt: skip  # (B, H, T, D)
+        )  # (B, H, T, D)
         return self.o_proj(merge_heads(y))
 
 
 class Block(nn.Module):
-    """The name `post_attention_layernorm` is ambiguous: it precedes the MLP in Gemma 1 and follows attention later."""
+    """The name `post_attention_layernorm` is ambiguous: it precedes the MLP in Gemma 1 and follows
+    attention later.
+    """
 
     def __init__(self, config: "GemmaConfig", layer: int) -> None:
         super().__init__()
@@ -105,20 +135,30 @@ class Gemma(LanguageModel):
     def __init__(self, config: "GemmaConfig") -> None:
         super().__init__()
         self.config = config
-        self.ropes = {kind: rotary.rope_of(config.ropes[kind], config.head_dim) for kind in sorted(set(config.kinds))}
+        self.ropes = {
+            kind: rotary.rope_of(config.ropes[kind], config.head_dim)
+            for kind in sorted(set(config.kinds))
+        }
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings or config.bidirectional
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.embed_tokens(idx)  # (B, T, C)
-        # The factor is rounded to the dtype of the weights, as in training: 55.5 for √3072 in bfloat16.
+        # The factor is rounded to the dtype of the weights, as in training: 55.5 for √3072 in
+        # bfloat16.
         x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype)
-        rotations = {kind: Rotation(rope, past.positions, x.dtype) for kind, rope in self.ropes.items()}
+        rotations = {
+            kind: Rotation(rope, past.positions, x.dtype) for kind, rope in self.ropes.items()
+        }
         for block, kind in zip(self.layers, self.config.kinds, strict=True):
             x = block(x, past, rotations[kind])
         return self.norm(x)
@@ -130,7 +170,8 @@ class Gemma(LanguageModel):
 
     def cache_layout(self) -> Layout:
         return [
-            KeyValues(self.config.num_key_value_heads, self.config.head_dim, window) for window in self.config.windows
+            KeyValues(self.config.num_key_value_heads, self.config.head_dim, window)
+            for window in self.config.windows
         ]
 
     def steps(self) -> Iterator[Step]:
@@ -149,7 +190,14 @@ class Gemma(LanguageModel):
             yield Norm(block.input_layernorm)
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
             yield Rotate(*heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm)
-            yield Attend(*heads, attn.scale, attn.window, attn.softcap, causal=attn.causal, dropout=attn.dropout)
+            yield Attend(
+                *heads,
+                attn.scale,
+                attn.window,
+                attn.softcap,
+                causal=attn.causal,
+                dropout=attn.dropout,
+            )
             yield Add(attn.o_proj, block.post_attention_layernorm if four else None)
             yield Norm(block.pre_feedforward_layernorm if four else block.post_attention_layernorm)
             yield from mlp.steps(block.post_feedforward_layernorm)
@@ -157,7 +205,9 @@ class Gemma(LanguageModel):
 
 
 class EmbeddingGemma(Encoder, Gemma):
-    """Gemma 3 with bidirectional attention. It computes hidden states, without a cache and without logits."""
+    """Gemma 3 with bidirectional attention. It computes hidden states, without a cache and without
+    logits.
+    """
 
     config: "GemmaConfig"
 
@@ -179,8 +229,15 @@ class EmbeddingGemma(Encoder, Gemma):
 
 NEWER = ("gemma2", "gemma3_text")  # model types with the settings of Gemma 2
 CAP: dict[str, Any] = {"range": (1e-3, 1e9), "model_types": NEWER}
-GEMMA2 = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
-          "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}  # fmt: skip
+GEMMA2 = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
 
 
 @dataclass(frozen=True)
@@ -216,17 +273,24 @@ class GemmaConfig(HeadSettings, Positions):
     )
     attention_bias: bool = False
     # scores / √query_pre_attn_scalar; None: head_dim
-    query_pre_attn_scalar: int | None = field(default=None, metadata={"range": (1, 2**24), "model_types": NEWER})
-    attn_logit_softcapping: float | None = field(default=None, metadata=CAP)  # gemma2 only: gemma3_text ignores it
+    query_pre_attn_scalar: int | None = field(
+        default=None, metadata={"range": (1, 2**24), "model_types": NEWER}
+    )
+    # gemma2 only: gemma3_text ignores it
+    attn_logit_softcapping: float | None = field(default=None, metadata=CAP)
     final_logit_softcapping: float | None = field(default=None, metadata=CAP)
-    sliding_window: int | None = field(default=None, metadata={"range": (1, 2**31), "model_types": NEWER})
+    sliding_window: int | None = field(
+        default=None, metadata={"range": (1, 2**31), "model_types": NEWER}
+    )
     # n: every n-th layer is global
     sliding_window_pattern: int | None = field(
         default=None, metadata={"range": (1, 4096), "model_types": ("gemma3_text",)}
     )
     # "full_attention" or "sliding_attention"
     layer_types: list[str] | None = field(default=None, metadata={"model_types": NEWER})
-    use_bidirectional_attention: bool | None = field(default=None, metadata={"model_types": ("gemma3_text",)})
+    use_bidirectional_attention: bool | None = field(
+        default=None, metadata={"model_types": ("gemma3_text",)}
+    )
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
@@ -238,15 +302,21 @@ class GemmaConfig(HeadSettings, Positions):
         self.drop_unused_labels()
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim % 2:
-            raise ValueError(f"Gemma: head_dim ({self.head_dim}) must be even: positions rotate pairs")
+            raise ValueError(
+                f"Gemma: head_dim ({self.head_dim}) must be even: positions rotate pairs"
+            )
         if SLIDING in self.kinds and self.sliding_window is None:
-            raise ValueError("Gemma: there are layers of sliding_attention, but sliding_window is null")
+            raise ValueError(
+                "Gemma: there are layers of sliding_attention, but sliding_window is null"
+            )
         for rope in self.ropes.values():
             rotary.check("Gemma", rope)
 
     @property
     def bidirectional(self) -> bool:
-        """Whether all tokens attend to all tokens, or to those within the window on both sides: an encoder."""
+        """Whether all tokens attend to all tokens, or to those within the window on both sides: an
+        encoder.
+        """
         return bool(self.use_bidirectional_attention)
 
     @property
@@ -256,7 +326,9 @@ class GemmaConfig(HeadSettings, Positions):
 
     @property
     def activation(self) -> str:
-        """The activation of the MLP. "gelu" in a gemma file means the tanh approximation, used in training."""
+        """The activation of the MLP. "gelu" in a gemma file means the tanh approximation, used in
+        training.
+        """
         if self.model_type != "gemma":
             return self.hidden_activation or "gelu_pytorch_tanh"
         return "gelu_pytorch_tanh" if self.hidden_act == "gelu" else self.hidden_act
@@ -285,24 +357,35 @@ class GemmaConfig(HeadSettings, Positions):
     def windows(self) -> list[int | None]:
         """The window of each layer, in positions; None for all previous positions."""
         window = self.sliding_window
-        if self.bidirectional and window is not None:  # the number counts the positions on both sides
+        # the number counts the positions on both sides
+        if self.bidirectional and window is not None:
             window = window // 2 + 1
         return [window if kind == SLIDING else None for kind in self.kinds]
 
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
-        """rope_parameters of each layer type, with defaults. Older files scale the global layers only."""
+        """rope_parameters of each layer type, with defaults. Older files scale the global layers
+        only.
+        """
         parameters, context = self.rope_parameters or {}, self.max_position_embeddings
         if self.model_type != "gemma3_text":
             return dict.fromkeys((FULL, SLIDING), rotary.completed(parameters, context))
         if not any(isinstance(value, dict) for value in parameters.values()):
             parameters = {FULL: parameters}
-        if not all(name in (FULL, SLIDING) and isinstance(value, dict | None) for name, value in parameters.items()):
-            raise ValueError(f"Gemma: rope_parameters must hold settings for {FULL} and {SLIDING}, or for the first")
+        if not all(
+            name in (FULL, SLIDING) and isinstance(value, dict | None)
+            for name, value in parameters.items()
+        ):
+            raise ValueError(
+                f"Gemma: rope_parameters must hold settings for {FULL} and {SLIDING}, or for the"
+                " first"
+            )
         full, local = parameters.get(FULL) or {}, parameters.get(SLIDING) or {}
         base, theta = self.rope_local_base_freq, local.get("rope_theta")
         if None not in (base, theta) and base != theta:
-            raise ValueError(f"Gemma: config.json names two values of rope_local_base_freq: {base} and {theta}")
+            raise ValueError(
+                f"Gemma: config.json names two values of rope_local_base_freq: {base} and {theta}"
+            )
         return {
             FULL: rotary.completed({"rope_theta": 1e6, **full}, context),
             SLIDING: rotary.completed({"rope_theta": base or 10000.0, **local}, context),
@@ -311,14 +394,21 @@ class GemmaConfig(HeadSettings, Positions):
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         first, nested = self.model_type == "gemma", self.model_type == "gemma3_text"
-        dropped = {*unavailable(self, self.model_type), "rope_local_base_freq", "sliding_window_pattern",
-                   "hidden_activation" if first else "hidden_act", *HeadSettings.__dataclass_fields__}  # fmt: skip
+        dropped = {
+            *unavailable(self, self.model_type),
+            "rope_local_base_freq",
+            "sliding_window_pattern",
+            "hidden_activation" if first else "hidden_act",
+            *HeadSettings.__dataclass_fields__,
+        }
         settings = {name: value for name, value in asdict(self).items() if name not in dropped}
         settings["hidden_act" if first else "hidden_activation"] = self.activation
         settings["rope_parameters"] = self.ropes if nested else self.ropes[FULL]
         if not first:
             settings["layer_types"] = self.kinds
-        architecture = {"gemma": "Gemma", "gemma2": "Gemma2"}.get(self.model_type, "Gemma3") + "ForCausalLM"
+        architecture = {"gemma": "Gemma", "gemma2": "Gemma2"}.get(
+            self.model_type, "Gemma3"
+        ) + "ForCausalLM"
         if self.bidirectional:
             architecture = "Gemma3TextModel"
         elif nested and self.head == "sequence":

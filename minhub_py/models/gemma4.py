@@ -1,23 +1,28 @@
 """The language model of Gemma 4 in one file: E2B, E4B, 26B-A4B and 31B.
 
 Sources
-    Gemma Team (2026), "Gemma 4"; (2025), "Gemma 3n", for embeddings per layer and shared keys and values.
-    Rotary positions: Su et al. (2021); RMS norm: Zhang & Sennrich (2019); KV heads: Ainslie et al. (2023), "GQA"; soft
-    caps by tanh: Bello et al. (2016); keys and values shared by layers: Brandon et al. (2024), "Cross-Layer Attention".
-    Hub docs: `transformers`, model_types "gemma4_text" and "gemma4" (with images and sounds; only its text model).
+    Gemma Team (2026), "Gemma 4"; (2025), "Gemma 3n", for embeddings per layer and shared keys and
+    values. Rotary positions: Su et al. (2021); RMS norm: Zhang & Sennrich (2019); KV heads: Ainslie
+    et al. (2023), "GQA"; soft caps by tanh: Bello et al. (2016); keys and values shared by layers:
+    Brandon et al. (2024), "Cross-Layer Attention". Hub docs: `transformers`, model_types
+    "gemma4_text" and "gemma4" (with images and sounds; only its text model).
 
 Differences from similar architectures
-    Gemma 3    multiplies by 1 + weight in its norms, here by the weight; its v has no norm; its scores have a factor.
-               Here each layer type has its own head size, and a layer ends with a product with a number.
+    Gemma 3    multiplies by 1 + weight in its norms, here by the weight; its v has no norm; its
+    scores have a factor.
+               Here each layer type has its own head size, and a layer ends with a product with a
+               number.
 
-    E2B, E4B   each token has an additional vector for each layer, from a second embedding, which is only looked up; the
+    E2B, E4B   each token has an additional vector for each layer, from a second embedding, which is
+    only looked up; the
                last layers use the keys and values of an earlier layer of their type
     31B        the values of global layers are their keys, before norm and rotation
-    26B-A4B    as 31B; the output of experts is added to the output of each MLP, and the router has its own norm
+    26B-A4B    as 31B; the output of experts is added to the output of each MLP, and the router has
+    its own norm
 
 Notation
-    B batch rows    T new positions    C channels, hidden_size    H query heads    G KV heads    D head size
-    L layers    P numbers of a token for each layer    V vocabulary
+    B batch rows    T new positions    C channels, hidden_size    H query heads    G KV heads    D
+    head size L layers    P numbers of a token for each layer    V vocabulary
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +43,17 @@ from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_layer_types
-from minhub_py.models.steps import Add, Attend, Embed, Linear, LoadResidual, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    Embed,
+    Linear,
+    LoadResidual,
+    Logits,
+    Norm,
+    Rotate,
+    Step,
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 HALF_VARIANCE = 2**-0.5  # of the sum of two vectors for each layer
@@ -50,9 +65,21 @@ class Attention(nn.Module):
     def __init__(self, config: "Gemma4Config", layer: int) -> None:
         super().__init__()
         C, size, bias = config.hidden_size, config.head_sizes[layer], config.attention_bias
-        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads[layer]
-        self.kind, self.window, self.source = config.kinds[layer], config.windows[layer], config.sources[layer]
-        self.keeps, self.dropout, self.eps = layer in config.sources, config.attention_dropout, config.rms_norm_eps
+        self.layer, self.heads, self.kv_heads = (
+            layer,
+            config.num_attention_heads,
+            config.kv_heads[layer],
+        )
+        self.kind, self.window, self.source = (
+            config.kinds[layer],
+            config.windows[layer],
+            config.sources[layer],
+        )
+        self.keeps, self.dropout, self.eps = (
+            layer in config.sources,
+            config.attention_dropout,
+            config.rms_norm_eps,
+        )
         own = self.source is None
         has_values = own and not (config.attention_k_eq_v and self.kind == FULL)
         self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
@@ -77,7 +104,10 @@ class Attention(nn.Module):
         if self.keeps:
             past.shared[self.layer] = keys_values
         dropout = self.dropout if self.training else 0.0
-        y = past.attend_to(self.layer, q, keys_values, scale=1.0, window=self.window, dropout=dropout)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = past.attend_to(
+            self.layer, q, keys_values, scale=1.0, window=self.window, dropout=dropout
+        )
         return self.o_proj(merge_heads(y))
 
 
@@ -92,7 +122,9 @@ class ExpertBranch(nn.Module):
         assert top is not None
         assert inner is not None
         self.pre_norm = RMSNorm(C, eps)
-        self.mixture = Mixture(experts, C, inner, config.hidden_activation, Routing(top), router_norm=RMSNorm(C, eps))
+        self.mixture = Mixture(
+            experts, C, inner, config.hidden_activation, Routing(top), router_norm=RMSNorm(C, eps)
+        )
         self.post_norm = RMSNorm(C, eps)
         self.mlp_norm = RMSNorm(C, eps)
 
@@ -122,7 +154,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation, inputs: Tensor | None) -> Tensor:
         """inputs: the vectors (B, T, P) of this layer, or None."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), past, rotation))
+        x = x + self.post_attention_layernorm(
+            self.self_attn(self.input_layernorm(x), past, rotation)
+        )
         y = self.mlp(self.pre_feedforward_layernorm(x))
         x = x + self.post_feedforward_layernorm(y if self.experts is None else self.experts(x, y))
         if inputs is not None:
@@ -142,22 +176,31 @@ class Gemma4(LanguageModel):
         self.config = config
         C, L, P = config.hidden_size, config.num_hidden_layers, config.hidden_size_per_layer_input
         sizes = dict(zip(config.kinds, config.head_sizes, strict=True))
-        self.ropes = {kind: rotary.rope_of(config.ropes[kind], size) for kind, size in sorted(sizes.items())}
+        self.ropes = {
+            kind: rotary.rope_of(config.ropes[kind], size) for kind, size in sorted(sizes.items())
+        }
         self.embed_tokens = nn.Embedding(config.vocab_size, C)
         self.per_layer_model_projection = nn.Linear(C, L * P, bias=False) if P else None
         self.per_layer_projection_norm = RMSNorm(P, config.rms_norm_eps) if P else None
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(L))
         self.norm = RMSNorm(C, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(C, config.vocab_size, bias=False)
-        # The last module: a quantized model keeps its dtype, and the first parameter determines the dtype of the cache.
-        self.embed_tokens_per_layer = nn.Embedding(config.vocab_size_per_layer_input, L * P) if P else None
+        self.lm_head = (
+            None if config.tie_word_embeddings else nn.Linear(C, config.vocab_size, bias=False)
+        )
+        # The last module: a quantized model keeps its dtype, and the first parameter determines the
+        # dtype of the cache.
+        self.embed_tokens_per_layer = (
+            nn.Embedding(config.vocab_size_per_layer_input, L * P) if P else None
+        )
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
         x = scaled(self.embed_tokens(idx), self.config.hidden_size**0.5)  # (B, T, C)
         inputs = self.layer_inputs(idx, x)
-        rotations = {kind: Rotation(rope, past.positions, x.dtype) for kind, rope in self.ropes.items()}
+        rotations = {
+            kind: Rotation(rope, past.positions, x.dtype) for kind, rope in self.ropes.items()
+        }
         for layer, (block, kind) in enumerate(zip(self.layers, self.config.kinds, strict=True)):
             x = block(x, past, rotations[kind], None if inputs is None else inputs[:, :, layer])
         return self.norm(x)
@@ -173,7 +216,9 @@ class Gemma4(LanguageModel):
         assert self.per_layer_projection_norm is not None
         L, P = self.config.num_hidden_layers, self.config.hidden_size_per_layer_input
         rows = scaled(self.embed_tokens_per_layer(idx), P**0.5).unflatten(2, (L, P))
-        projected = (self.per_layer_model_projection(x) * self.config.hidden_size**-0.5).unflatten(2, (L, P))
+        projected = (self.per_layer_model_projection(x) * self.config.hidden_size**-0.5).unflatten(
+            2, (L, P)
+        )
         return (self.per_layer_projection_norm(projected) + rows) * HALF_VARIANCE
 
     def logits(self, x: Tensor) -> Tensor:
@@ -196,20 +241,34 @@ class Gemma4(LanguageModel):
             assert self.per_layer_projection_norm is not None
             yield Linear([self.per_layer_model_projection])
             yield steps.LayerInputs(
-                self.embed_tokens_per_layer, self.per_layer_projection_norm, config.hidden_size**-0.5, P**0.5,
+                self.embed_tokens_per_layer,
+                self.per_layer_projection_norm,
+                config.hidden_size**-0.5,
+                P**0.5,
                 HALF_VARIANCE,
-            )  # fmt: skip
+            )
         for layer, block in enumerate(self.layers):
             attn, mlp = block.self_attn, block.mlp
             yield Norm(block.input_layernorm)
             if attn.source is None:
-                yield Linear([attn.q_proj, attn.k_proj, attn.k_proj if attn.v_proj is None else attn.v_proj])
-                yield Rotate(attn.heads, attn.kv_heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm)
+                yield Linear(
+                    [attn.q_proj, attn.k_proj, attn.k_proj if attn.v_proj is None else attn.v_proj]
+                )
+                yield Rotate(
+                    attn.heads, attn.kv_heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm
+                )
                 yield steps.NormValues(attn.heads, attn.kv_heads, attn.eps)
             else:
                 yield Linear([attn.q_proj])
                 yield Rotate(attn.heads, 0, self.ropes[attn.kind], attn.q_norm)
-            yield Attend(attn.heads, attn.kv_heads, 1.0, attn.window, source=attn.source, dropout=attn.dropout)
+            yield Attend(
+                attn.heads,
+                attn.kv_heads,
+                1.0,
+                attn.window,
+                source=attn.source,
+                dropout=attn.dropout,
+            )
             yield Add(attn.o_proj, block.post_attention_layernorm)
             if (experts := block.experts) is not None:
                 yield steps.SaveResidual()
@@ -217,7 +276,9 @@ class Gemma4(LanguageModel):
                 yield experts.mixture.step()
                 yield Norm(experts.post_norm, to_residual=True)
             yield Norm(block.pre_feedforward_layernorm, saved=experts is not None)
-            yield from mlp.steps(block.post_feedforward_layernorm if experts is None else experts.mlp_norm)
+            yield from mlp.steps(
+                block.post_feedforward_layernorm if experts is None else experts.mlp_norm
+            )
             if experts is not None:
                 yield steps.AddToSaved(block.post_feedforward_layernorm)
             if P:
@@ -228,7 +289,8 @@ class Gemma4(LanguageModel):
             yield steps.ScaleResidual(block.layer_scalar)
         yield Norm(self.norm)
         yield Logits(
-            self.embed_tokens if self.lm_head is None else self.lm_head, softcap=config.final_logit_softcapping
+            self.embed_tokens if self.lm_head is None else self.lm_head,
+            softcap=config.final_logit_softcapping,
         )
 
 
@@ -250,17 +312,21 @@ class Gemma4Config(Positions):
     num_kv_shared_layers: int = field(default=0, metadata={"range": (0, 4095)})  # the last layers
     num_attention_heads: int = 8
     num_key_value_heads: int = 4
-    num_global_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # if attention_k_eq_v
+    # if attention_k_eq_v
+    num_global_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})
     head_dim: int = field(default=256, metadata={"range": (2, 2**16)})
     global_head_dim: int = field(default=512, metadata={"range": (2, 2**16)})
     # Newer files have both global settings here: layer number -> head_dim, num_key_value_heads.
     per_layer_config: dict | None = None  # type: ignore[type-arg]
     attention_k_eq_v: bool = False  # the values of global layers are their keys
-    enable_moe_block: bool = False  # experts in parallel with each MLP; the next three settings describe them
+    # experts in parallel with each MLP; the next three settings describe them
+    enable_moe_block: bool = False
     num_experts: int | None = field(default=None, metadata={"range": (1, 1024)})
     top_k_experts: int | None = field(default=None, metadata={"range": (1, 16)})
     moe_intermediate_size: int | None = field(default=None, metadata={"range": (1, 2**24)})
-    hidden_activation: str = field(default="gelu_pytorch_tanh", metadata={"choices": tuple(ACTIVATIONS)})
+    hidden_activation: str = field(
+        default="gelu_pytorch_tanh", metadata={"choices": tuple(ACTIVATIONS)}
+    )
     hidden_size_per_layer_input: int = field(default=256, metadata={"range": (0, 2**24)})  # P
     vocab_size_per_layer_input: int = 262144
     max_position_embeddings: int = field(default=131072, metadata={"range": (1, 2**31)})
@@ -270,7 +336,8 @@ class Gemma4Config(Positions):
     attention_dropout: float = 0.0
     final_logit_softcapping: float | None = field(default=None, metadata={"range": (1e-3, 1e9)})
     sliding_window: int = field(default=512, metadata={"range": (1, 2**31)})
-    layer_types: list[str] | None = None  # "full_attention" or "sliding_attention"; the last layer is always full
+    # "full_attention" or "sliding_attention"; the last layer is always full
+    layer_types: list[str] | None = None
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     bos_token_id: int | None = 2
@@ -281,29 +348,37 @@ class Gemma4Config(Positions):
         check_layer_types("Gemma 4", self.kinds, (FULL, SLIDING), self.num_hidden_layers)
         for size, heads in zip(self.head_sizes, self.kv_heads, strict=True):
             if size % 2:
-                raise ValueError(f"Gemma 4: the head size ({size}) must be even: positions rotate pairs")
+                raise ValueError(
+                    f"Gemma 4: the head size ({size}) must be even: positions rotate pairs"
+                )
             if self.num_attention_heads % heads:
                 raise ValueError(
-                    f"Gemma 4: num_attention_heads ({self.num_attention_heads}) must be a multiple of the KV heads of "
-                    f"each layer ({heads})"
+                    f"Gemma 4: num_attention_heads ({self.num_attention_heads}) must be a multiple"
+                    f" of the KV heads of each layer ({heads})"
                 )
         if missing := sorted(set(self.kinds) - set(self.kinds[: self.caching_layers])):
             raise ValueError(
-                f"Gemma 4: num_kv_shared_layers ({self.num_kv_shared_layers}) leaves no layer of {missing[0]} with its "
-                "own keys and values"
+                f"Gemma 4: num_kv_shared_layers ({self.num_kv_shared_layers}) leaves no layer of"
+                f" {missing[0]} with its own keys and values"
             )
         if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
             raise ValueError(
-                f"Gemma 4: vocab_size_per_layer_input ({self.vocab_size_per_layer_input}) cannot be less than "
-                f"vocab_size ({self.vocab_size})"
+                f"Gemma 4: vocab_size_per_layer_input ({self.vocab_size_per_layer_input}) cannot be"
+                f" less than vocab_size ({self.vocab_size})"
             )
-        if self.enable_moe_block and None in (self.num_experts, self.top_k_experts, self.moe_intermediate_size):
+        if self.enable_moe_block and None in (
+            self.num_experts,
+            self.top_k_experts,
+            self.moe_intermediate_size,
+        ):
             raise ValueError(
-                "Gemma 4: with enable_moe_block, num_experts, top_k_experts and moe_intermediate_size are required"
+                "Gemma 4: with enable_moe_block, num_experts, top_k_experts and"
+                " moe_intermediate_size are required"
             )
         if self.enable_moe_block and (self.top_k_experts or 0) > (self.num_experts or 0):
             raise ValueError(
-                f"Gemma 4: top_k_experts ({self.top_k_experts}) cannot be more than num_experts ({self.num_experts})"
+                f"Gemma 4: top_k_experts ({self.top_k_experts}) cannot be more than num_experts"
+                f" ({self.num_experts})"
             )
         for rope in self.ropes.values():
             rotary.check("Gemma 4", rope, proportional=True)
@@ -312,7 +387,9 @@ class Gemma4Config(Positions):
     def kinds(self) -> list[str]:
         """The type of each layer. As in transformers, the last layer is always full."""
         count = self.num_hidden_layers
-        kinds = self.layer_types or [FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(count)]
+        kinds = self.layer_types or [
+            FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(count)
+        ]
         return [*kinds[:-1], FULL]
 
     @property
@@ -322,31 +399,44 @@ class Gemma4Config(Positions):
 
     @property
     def sources(self) -> list[int | None]:
-        """For each layer, the layer whose keys and values it shares: the last caching layer of its type; or None."""
+        """For each layer, the layer whose keys and values it shares: the last caching layer of its
+        type; or None.
+        """
         kinds, own = self.kinds, self.caching_layers
         last = {kind: layer for layer, kind in enumerate(kinds[:own])}
         return [None if layer < own else last[kind] for layer, kind in enumerate(kinds)]
 
     @property
     def global_sizes(self) -> tuple[int, int]:
-        """Head size and number of KV heads of the full layers. ValueError: per_layer_config has other differences."""
+        """Head size and number of KV heads of the full layers. ValueError: per_layer_config has
+        other differences.
+        """
         full = {str(layer) for layer, kind in enumerate(self.kinds) if kind == FULL}
         heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
-        own = {"head_dim": self.global_head_dim, "num_key_value_heads": heads or self.num_key_value_heads}
+        own = {
+            "head_dim": self.global_head_dim,
+            "num_key_value_heads": heads or self.num_key_value_heads,
+        }
         if self.per_layer_config is None:
             return own["head_dim"], own["num_key_value_heads"]
         sliding = {"head_dim": self.head_dim, "num_key_value_heads": self.num_key_value_heads}
         entries = list(self.per_layer_config.values())
         first = entries[0] if entries else {}
-        same = all(entry == first for entry in entries) and set(self.per_layer_config) in (full, set())
+        same = all(entry == first for entry in entries) and set(self.per_layer_config) in (
+            full,
+            set(),
+        )
         if (
             not same
             or not isinstance(first, dict)
-            or not all(name in sliding and type(value) is int and 1 <= value <= 2**16 for name, value in first.items())
+            or not all(
+                name in sliding and type(value) is int and 1 <= value <= 2**16
+                for name, value in first.items()
+            )
         ):
             raise ValueError(
-                "Gemma 4: per_layer_config must hold the same head_dim and num_key_value_heads for all layers of "
-                "full_attention, and nothing else"
+                "Gemma 4: per_layer_config must hold the same head_dim and num_key_value_heads for"
+                " all layers of full_attention, and nothing else"
             )
         merged = {**sliding, **first}
         return merged["head_dim"], merged["num_key_value_heads"]
@@ -359,13 +449,18 @@ class Gemma4Config(Positions):
     @property
     def kv_heads(self) -> list[int]:
         """G of each layer."""
-        return [self.global_sizes[1] if kind == FULL else self.num_key_value_heads for kind in self.kinds]
+        return [
+            self.global_sizes[1] if kind == FULL else self.num_key_value_heads
+            for kind in self.kinds
+        ]
 
     @property
     def inner_sizes(self) -> list[int]:
         """The inner width of each layer's MLP."""
         doubled = 2 if self.use_double_wide_mlp else 1
-        return [self.intermediate_size * (1 if source is None else doubled) for source in self.sources]
+        return [
+            self.intermediate_size * (1 if source is None else doubled) for source in self.sources
+        ]
 
     @property
     def windows(self) -> list[int | None]:
@@ -374,10 +469,17 @@ class Gemma4Config(Positions):
 
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
-        """rope_parameters of each layer type, with defaults. ValueError: they are not one dict per layer type."""
+        """rope_parameters of each layer type, with defaults. ValueError: they are not one dict per
+        layer type.
+        """
         parameters = self.rope_parameters or {}
-        if not all(name in (FULL, SLIDING) and isinstance(value, dict | None) for name, value in parameters.items()):
-            raise ValueError(f"Gemma 4: rope_parameters must hold settings for {FULL} and {SLIDING}")
+        if not all(
+            name in (FULL, SLIDING) and isinstance(value, dict | None)
+            for name, value in parameters.items()
+        ):
+            raise ValueError(
+                f"Gemma 4: rope_parameters must hold settings for {FULL} and {SLIDING}"
+            )
         full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
         return {
             kind: rotary.completed(parameters.get(kind) or default, self.max_position_embeddings)
@@ -386,9 +488,15 @@ class Gemma4Config(Positions):
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = {name: value for name, value in asdict(self).items() if name != "per_layer_config"}
+        settings = {
+            name: value for name, value in asdict(self).items() if name != "per_layer_config"
+        }
         size, heads = self.global_sizes
-        settings |= {"global_head_dim": size, "layer_types": self.kinds, "rope_parameters": self.ropes}
+        settings |= {
+            "global_head_dim": size,
+            "layer_types": self.kinds,
+            "rope_parameters": self.ropes,
+        }
         if self.attention_k_eq_v:
             settings["num_global_key_value_heads"] = heads
         elif heads != self.num_key_value_heads:  # not without attention_k_eq_v

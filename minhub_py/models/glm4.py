@@ -1,11 +1,13 @@
-"""GLM-4 (0414): Llama with norms before and after attention and MLP, and interleaved rotary embedding.
+"""GLM-4 (0414): Llama with norms before and after attention and MLP, and interleaved rotary
+embedding.
 
 Sources
     Team GLM (2024), "ChatGLM".
     Hub docs: `transformers`, model_type "glm4".
 
 Differences from similar architectures
-    Gemma 2    has the same four norms, of 1 + w, and rotates halves of all numbers. GLM-4 rotates adjacent numbers in
+    Gemma 2    has the same four norms, of 1 + w, and rotates halves of all numbers. GLM-4 rotates
+    adjacent numbers in
                half of each head.
 """
 

@@ -2,14 +2,17 @@
 
 Sources
     Radford et al. (2019), "Language Models are Unsupervised Multitask Learners".
-    Reference implementation: OpenAI's gpt-2 (TensorFlow); Hub docs: `transformers`, model_type "gpt2".
+    Reference implementation: OpenAI's gpt-2 (TensorFlow); Hub docs: `transformers`, model_type
+        "gpt2".
 
 Differences from similar architectures
-    GPT-Neo   has no biases in q, k and v, does not scale its scores, and alternates global and local layers.
-    LSTM      has a recurrent state of fixed size instead of a KV cache, and no positions.
+    GPT-Neo   has no biases in q, k and v, does not scale its scores, and alternates global and
+    local layers. LSTM      has a recurrent state of fixed size instead of a KV cache, and no
+    positions.
 
 Notation
-    B batch rows    T new positions    C channels, n_embd    H heads    D head size, C / H    V vocabulary
+    B batch rows    T new positions    C channels, n_embd    H heads    D head size, C / H    V
+    vocabulary
 """
 
 import math
@@ -46,7 +49,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, past: Past) -> Tensor:
         q, k, v = split_qkv(self.c_attn(x), self.heads, self.heads)  # (B, H, T, D) each
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout, upcast=self.upcast)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout, upcast=self.upcast)
         return self.resid_dropout(self.c_proj(merge_heads(y)))
 
 
@@ -88,11 +92,17 @@ class GPT2(LanguageModel):
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         # A tied head is the token embedding itself and has no parameter.
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        )
         self.apply(self._initialize)
 
     def _initialize(self, module: nn.Module) -> None:
-        """Section 2.3 of the paper: the weights of projections onto the residual stream decrease with its depth."""
+        """Section 2.3 of the paper: the weights of projections onto the residual stream decrease
+        with its depth.
+        """
         std = self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)
@@ -111,7 +121,9 @@ class GPT2(LanguageModel):
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.n_head, self.config.n_embd // self.config.n_head)] * self.config.n_layer
+        return [
+            KeyValues(self.config.n_head, self.config.n_embd // self.config.n_head)
+        ] * self.config.n_layer
 
     def steps(self) -> Iterator[Step]:
         block: Any
@@ -120,7 +132,9 @@ class GPT2(LanguageModel):
             attn, mlp = block.attn, block.mlp
             yield Norm(block.ln_1)
             yield Linear([attn.c_attn])
-            yield Attend(attn.heads, attn.heads, attn.scale, upcast=attn.upcast, dropout=attn.dropout)
+            yield Attend(
+                attn.heads, attn.heads, attn.scale, upcast=attn.upcast, dropout=attn.dropout
+            )
             yield Add(attn.c_proj, dropout=attn.resid_dropout.p)
             yield Norm(block.ln_2)
             yield Linear([mlp.c_fc], self.config.activation_function)
@@ -134,7 +148,8 @@ class GPT2Config(HeadSettings):
     """The settings of config.json that change the result. Defaults: GPT-2 124M."""
 
     TITLE: ClassVar = "GPT-2"
-    NO_EFFECT: ClassVar = SUMMARY | {"n_ctx", "n_special", "predict_special_tokens"}  # n_ctx: a copy of n_positions
+    # n_ctx: a copy of n_positions
+    NO_EFFECT: ClassVar = SUMMARY | {"n_ctx", "n_special", "predict_special_tokens"}
 
     vocab_size: int = 50257
     n_positions: int = 1024

@@ -2,12 +2,12 @@
 
 Sources
     Ben Allal et al. (2023), "SantaCoder"; Li et al. (2023), "StarCoder".
-    Multi-query attention: Shazeer (2019), "Fast Transformer Decoding: One Write-Head is All You Need".
-    Hub docs: `transformers`, model_type "gpt_bigcode".
+    Multi-query attention: Shazeer (2019), "Fast Transformer Decoding: One Write-Head is All You
+    Need". Hub docs: `transformers`, model_type "gpt_bigcode".
 
 Differences from similar architectures
-    GPT-2    has a KV head for each query head; here there is one, so the KV cache is H times smaller.
-    Llama    has several KV heads, and rotary instead of learned positions.
+    GPT-2    has a KV head for each query head; here there is one, so the KV cache is H times
+    smaller. Llama    has several KV heads, and rotary instead of learned positions.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
@@ -42,7 +42,8 @@ class Attention(nn.Module):
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        q, k, v = split_qkv(self.c_attn(x), self.heads, self.kv_heads)  # (B, H, T, D), (B, G, T, D) twice
+        # (B, H, T, D), (B, G, T, D) twice
+        q, k, v = split_qkv(self.c_attn(x), self.heads, self.kv_heads)
         dropout = self.dropout if self.training else 0.0
         y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout)  # (B, H, T, D)
         return self.resid_dropout(self.c_proj(merge_heads(y)))
@@ -86,7 +87,11 @@ class GPTBigCode(LanguageModel):
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         # A tied head is the token embedding itself and has no parameter.
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        )
         self.apply(self._initialize)
 
     def _initialize(self, module: nn.Module) -> None:
@@ -109,7 +114,9 @@ class GPTBigCode(LanguageModel):
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.kv_heads, self.config.n_embd // self.config.n_head)] * self.config.n_layer
+        return [
+            KeyValues(self.config.kv_heads, self.config.n_embd // self.config.n_head)
+        ] * self.config.n_layer
 
     def steps(self) -> Iterator[Step]:
         block: Any
@@ -134,9 +141,15 @@ class GPTBigCodeConfig(HeadSettings):
     TITLE: ClassVar = "GPT-BigCode"
     # The softmax is float32 here; the other settings belong to an old inference server.
     NO_EFFECT: ClassVar = SUMMARY | {
-        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "max_batch_size",
-        "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input",
-    }  # fmt: skip
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
+        "inference_runner",
+        "max_batch_size",
+        "max_sequence_length",
+        "pad_key_length",
+        "pre_allocate_kv_cache",
+        "validate_runner_input",
+    }
     DERIVED: ClassVar = ("num_key_value_heads", "heads_in_turn")
 
     vocab_size: int = 50257
@@ -145,7 +158,9 @@ class GPTBigCodeConfig(HeadSettings):
     n_layer: int = field(default=12, metadata={"range": (1, 4096)})
     n_head: int = 12
     n_inner: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: 4 * n_embd
-    activation_function: str = field(default="gelu_pytorch_tanh", metadata={"choices": tuple(ACTIVATIONS)})
+    activation_function: str = field(
+        default="gelu_pytorch_tanh", metadata={"choices": tuple(ACTIVATIONS)}
+    )
     multi_query: bool = True
     resid_pdrop: float = 0.1
     embd_pdrop: float = 0.1
@@ -179,7 +194,11 @@ class GPTBigCodeConfig(HeadSettings):
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        return {**self.hub_head("GPTBigCodeForCausalLM"), "model_type": "gpt_bigcode", **self.without_head()}
+        return {
+            **self.hub_head("GPTBigCodeForCausalLM"),
+            "model_type": "gpt_bigcode",
+            **self.without_head(),
+        }
 
     @property
     def context_length(self) -> int:

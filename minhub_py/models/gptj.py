@@ -1,11 +1,12 @@
 """GPT-J, with a parallel residual: attention and MLP read the same norm of the stream. In one file.
 
 Sources
-    Wang & Komatsuzaki (2021), "GPT-J-6B"; its mesh-transformer-jax. Rotary positions: Su et al. (2021), "RoFormer".
-    Hub docs: `transformers`, model_type "gptj".
+    Wang & Komatsuzaki (2021), "GPT-J-6B"; its mesh-transformer-jax. Rotary positions: Su et al.
+    (2021), "RoFormer". Hub docs: `transformers`, model_type "gptj".
 
 Differences from similar architectures
-    GPT-NeoX    has a norm for attention and another for the MLP, and rotates the pairs (i, i + R/2); GPT-J rotates
+    GPT-NeoX    has a norm for attention and another for the MLP, and rotates the pairs (i, i +
+    R/2); GPT-J rotates
                 (2i, 2i + 1). Only the MLP and the head have biases.
     Phi         has one norm, too, rotates the pairs (i, i + R/2), and has biases in all layers.
 
@@ -28,13 +29,27 @@ from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import SUMMARY, check_multiple
-from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    Embed,
+    Linear,
+    Logits,
+    Norm,
+    Rotate,
+    SaveResidual,
+    Step,
+)
 
 
 class Attention(nn.Module):
     def __init__(self, config: "GPTJConfig", layer: int) -> None:
         super().__init__()
-        self.layer, self.heads, self.scale = layer, config.n_head, (config.n_embd // config.n_head) ** -0.5
+        self.layer, self.heads, self.scale = (
+            layer,
+            config.n_head,
+            (config.n_embd // config.n_head) ** -0.5,
+        )
         self.dropout = config.attn_pdrop
         self.q_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.k_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
@@ -48,7 +63,8 @@ class Attention(nn.Module):
         q, k = rotation(q, k)
         dropout = self.dropout if self.training else 0.0
         # In float32: scores in float16 can overflow.
-        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout, upcast=True)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout, upcast=True)
         return self.out_proj(merge_heads(y))
 
 
@@ -106,7 +122,9 @@ class GPTJ(LanguageModel):
         return F.linear(x, self.wte.weight if tied else self.lm_head.weight, self.lm_head.bias)
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.n_head, self.config.n_embd // self.config.n_head)] * self.config.n_layer
+        return [
+            KeyValues(self.config.n_head, self.config.n_embd // self.config.n_head)
+        ] * self.config.n_layer
 
     def steps(self) -> Iterator[Step]:
         block: Any
@@ -124,7 +142,9 @@ class GPTJ(LanguageModel):
             yield Add(mlp.fc_out, dropout=p)
         yield Norm(self.ln_f)
         if self.lm_head is not None:
-            yield Logits(self.wte if self.config.tie_word_embeddings else self.lm_head, self.lm_head.bias)
+            yield Logits(
+                self.wte if self.config.tie_word_embeddings else self.lm_head, self.lm_head.bias
+            )
 
 
 @dataclass(frozen=True)
@@ -158,7 +178,10 @@ class GPTJConfig(HeadSettings):
         check_multiple(self, "n_embd", "n_head")
         size = self.n_embd // self.n_head
         if self.rotary_dim % 2 or self.rotary_dim > size:
-            raise ValueError(f"GPT-J: rotary_dim ({self.rotary_dim}) must be even, and at most a head's {size} numbers")
+            raise ValueError(
+                f"GPT-J: rotary_dim ({self.rotary_dim}) must be even, and at most a head's {size}"
+                " numbers"
+            )
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

@@ -1,12 +1,14 @@
 """GPT-Neo, a GPT with alternating global and local attention, in one file.
 
 Sources
-    Black et al. (2021), "GPT-Neo: Large Scale Autoregressive Language Modeling with Mesh-Tensorflow".
-    Reference implementation: EleutherAI's gpt-neo; Hub docs: `transformers`, model_type "gpt_neo".
+    Black et al. (2021), "GPT-Neo: Large Scale Autoregressive Language Modeling with
+    Mesh-Tensorflow". Reference implementation: EleutherAI's gpt-neo; Hub docs: `transformers`,
+    model_type "gpt_neo".
 
 Differences from similar architectures
-    GPT-2     scales its scores by 1 / √D, has q, k and v in one matrix with biases, and attends globally in all layers.
-    LSTM      has a recurrent state of fixed size instead of a KV cache, and no positions.
+    GPT-2     scales its scores by 1 / √D, has q, k and v in one matrix with biases, and attends
+    globally in all layers. LSTM      has a recurrent state of fixed size instead of a KV cache, and
+    no positions.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
@@ -50,8 +52,11 @@ class Attention(nn.Module):
         k = split_heads(self.k_proj(x), self.heads)
         v = split_heads(self.v_proj(x), self.heads)
         dropout = self.dropout if self.training else 0.0
-        # GPT-Neo was trained without the factor 1 / √D. Its scores are large, so the softmax is in float32.
-        y = past.attend(self.layer, q, k, v, scale=1.0, window=self.window, dropout=dropout, upcast=True)
+        # GPT-Neo was trained without the factor 1 / √D. Its scores are large, so the softmax is in
+        # float32.
+        y = past.attend(
+            self.layer, q, k, v, scale=1.0, window=self.window, dropout=dropout, upcast=True
+        )
         return self.resid_dropout(self.out_proj(merge_heads(y)))
 
 
@@ -94,7 +99,9 @@ class GPTNeo(LanguageModel):
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.apply(self._initialize)
 
     def _initialize(self, module: nn.Module) -> None:
@@ -129,7 +136,9 @@ class GPTNeo(LanguageModel):
             attn, mlp = block.attn, block.mlp
             yield Norm(block.ln_1)
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
-            yield Attend(attn.heads, attn.heads, 1.0, window=attn.window, upcast=True, dropout=attn.dropout)
+            yield Attend(
+                attn.heads, attn.heads, 1.0, window=attn.window, upcast=True, dropout=attn.dropout
+            )
             yield Add(attn.out_proj, dropout=attn.resid_dropout.p)
             yield Norm(block.ln_2)
             yield Linear([mlp.c_fc], self.config.activation_function)
@@ -153,7 +162,8 @@ class GPTNeoConfig(HeadSettings, Positions):
     num_heads: int = 16
     attention_types: list | None = None  # type: ignore[type-arg]  # [[["global", "local"], 12]]; None: alternating
     window_size: int = 256
-    intermediate_size: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: 4 * hidden_size
+    # None: 4 * hidden_size
+    intermediate_size: int | None = field(default=None, metadata={"range": (1, 2**24)})
     activation_function: str = field(default="gelu_new", metadata={"choices": tuple(ACTIVATIONS)})
     resid_dropout: float = 0.0
     embed_dropout: float = 0.0
@@ -172,7 +182,9 @@ class GPTNeoConfig(HeadSettings, Positions):
 
     @property
     def attention_layers(self) -> list[str]:
-        """The attention type of each layer: attention_types expanded, so [[["local"], 2]] is local, local."""
+        """The attention type of each layer: attention_types expanded, so [[["local"], 2]] is local,
+        local.
+        """
         if self.attention_types is None:
             return [("global", "local")[layer % 2] for layer in range(self.num_layers)]
         try:
@@ -184,16 +196,23 @@ class GPTNeoConfig(HeadSettings, Positions):
             valid = False
         if not valid:
             form = '[[["global", "local"], 12]]'
-            raise ValueError(f"GPT-Neo: attention_types must look like {form}, not {brief(self.attention_types)}")
+            raise ValueError(
+                f"GPT-Neo: attention_types must look like {form}, not {brief(self.attention_types)}"
+            )
         total = sum(len(kinds) * count for kinds, count in self.attention_types)
         if total != self.num_layers:  # before the expansion: a count can be any number
             raise ValueError(
-                f"GPT-Neo: attention_types describes {brief(total)} layers, num_layers is {self.num_layers}"
+                f"GPT-Neo: attention_types describes {brief(total)} layers, num_layers is"
+                f" {self.num_layers}"
             )
         for kind in (kind for kinds, _ in self.attention_types for kind in kinds):
             if kind not in ("global", "local"):
-                raise ValueError(f"GPT-Neo: attention_types must contain global and local, not {brief(kind)}")
-        return [kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds]
+                raise ValueError(
+                    f"GPT-Neo: attention_types must contain global and local, not {brief(kind)}"
+                )
+        return [
+            kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds
+        ]
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

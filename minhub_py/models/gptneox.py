@@ -1,17 +1,21 @@
-"""GPT-NeoX, a GPT with rotary positions and a parallel residual: attention and MLP read the same stream. In one file.
+"""GPT-NeoX, a GPT with rotary positions and a parallel residual: attention and MLP read the same
+stream. In one file.
 
 Sources
     Black et al. (2022), "GPT-NeoX-20B"; Biderman et al. (2023), "Pythia".
-    Parallel residual: Wang & Komatsuzaki (2021), GPT-J. Rotary positions: Su et al. (2021), "RoFormer".
+    Parallel residual: Wang & Komatsuzaki (2021), GPT-J. Rotary positions: Su et al. (2021),
+        "RoFormer".
     Hub docs: `transformers`, model_type "gpt_neox".
 
 Differences from similar architectures
     GPT-2    has learned positions, and its MLP reads the stream after attention.
-    Llama    rotates whole heads, NeoX a quarter of them; Llama has RMS norm, no biases, and a gated MLP.
+    Llama    rotates whole heads, NeoX a quarter of them; Llama has RMS norm, no biases, and a gated
+    MLP.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
-    C channels, hidden_size    H heads    D head size, C / H    R rotated numbers of a head    V vocabulary
+    C channels, hidden_size    H heads    D head size, C / H    R rotated numbers of a head    V
+    vocabulary
 """
 
 from collections.abc import Iterator
@@ -28,16 +32,33 @@ from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_multiple, check_rotated
-from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    Embed,
+    Linear,
+    Logits,
+    Norm,
+    Rotate,
+    SaveResidual,
+    Step,
+)
 
 
 class Attention(nn.Module):
     def __init__(self, config: "GPTNeoXConfig", layer: int) -> None:
         super().__init__()
-        self.layer, self.heads, self.scale = layer, config.num_attention_heads, config.head_size**-0.5
+        self.layer, self.heads, self.scale = (
+            layer,
+            config.num_attention_heads,
+            config.head_size**-0.5,
+        )
         self.dropout = config.attention_dropout
-        # The Hub's rows are sorted by head, with q, k and v of each; the weight table sorts them by q, k and v.
-        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
+        # The Hub's rows are sorted by head, with q, k and v of each; the weight table sorts them by
+        # q, k and v.
+        self.query_key_value = nn.Linear(
+            config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias
+        )
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
@@ -84,11 +105,15 @@ class GPTNeoX(LanguageModel):
         self.rope = rotary.rope_of(config.rope, config.rotated)
         self.embed_in = nn.Embedding(config.vocab_size, config.hidden_size)
         self.drop = nn.Dropout(config.hidden_dropout)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.embed_out = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.embed_out = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
@@ -102,7 +127,9 @@ class GPTNeoX(LanguageModel):
         return F.linear(x, self.embed_in.weight) if self.embed_out is None else self.embed_out(x)
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.num_attention_heads, self.config.head_size)] * self.config.num_hidden_layers
+        return [
+            KeyValues(self.config.num_attention_heads, self.config.head_size)
+        ] * self.config.num_hidden_layers
 
     def remove_head(self) -> None:
         """See `LanguageModel.remove_head`."""
@@ -173,7 +200,10 @@ class GPTNeoXConfig(HeadSettings, Positions):
     @property
     def rope(self) -> dict[str, Any]:
         """rope_parameters with defaults."""
-        return {"partial_rotary_factor": 0.25, **rotary.completed(self.rope_parameters, self.max_position_embeddings)}
+        return {
+            "partial_rotary_factor": 0.25,
+            **rotary.completed(self.rope_parameters, self.max_position_embeddings),
+        }
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

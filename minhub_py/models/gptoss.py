@@ -1,19 +1,22 @@
-"""GPT-OSS, a mixture of experts: a router selects a few of the many MLPs of a layer for each token. In one file.
+"""GPT-OSS, a mixture of experts: a router selects a few of the many MLPs of a layer for each token.
+In one file.
 
 Sources
     OpenAI (2025), "gpt-oss-120b & gpt-oss-20b Model Card".
-    Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Xiao et al. (2023), "Efficient Streaming
-    Language Models with Attention Sinks"; Peng et al. (2023), "YaRN"; Beltagy et al. (2020), for alternate windows.
+    Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Xiao et al. (2023),
+        "Efficient Streaming Language Models with Attention Sinks"; Peng et al. (2023), "YaRN";
+        Beltagy et al. (2020), for alternate windows.
     Hub docs: `transformers`, model_type "gpt_oss".
 
 Differences from similar architectures
-    Llama    has one MLP per layer, and attention weights that sum to 1. Here each head has a sink: a learned score in
-             the softmax without a value.
+    Llama    has one MLP per layer, and attention weights that sum to 1. Here each head has a sink:
+             a learned score in the softmax without a value.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)    N = B * T
     C channels, hidden_size    H query heads    G KV heads    D head size    V vocabulary
-    E experts    K experts of a token    I channels inside an expert    W window, which includes the current position
+    E experts    K experts of a token    I channels inside an expert    W window, which includes the
+    current position
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +45,11 @@ class Attention(nn.Module):
         super().__init__()
         C, size, bias = config.hidden_size, config.head_size, config.attention_bias
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
-        self.scale, self.window, self.dropout = size**-0.5, config.windows[layer], config.attention_dropout
+        self.scale, self.window, self.dropout = (
+            size**-0.5,
+            config.windows[layer],
+            config.attention_dropout,
+        )
         self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
         self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
         self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
@@ -55,7 +62,16 @@ class Attention(nn.Module):
         v = split_heads(self.v_proj(x), self.kv_heads)
         q, k = rotation(q, k)
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, sinks=self.sinks, dropout=dropout)
+        y = past.attend(
+            self.layer,
+            q,
+            k,
+            v,
+            scale=self.scale,
+            window=self.window,
+            sinks=self.sinks,
+            dropout=dropout,
+        )
         return self.o_proj(merge_heads(y))
 
 
@@ -79,7 +95,9 @@ class Experts(nn.Module):
         return gated_mlp(x, gate_up, biases[0], down, biases[1], self.alpha, self.limit)
 
 
-def new_weights(config: "GPTOSSConfig", experts: int, inputs: int, outputs: int) -> nn.Parameter | Packed:
+def new_weights(
+    config: "GPTOSSConfig", experts: int, inputs: int, outputs: int
+) -> nn.Parameter | Packed:
     """New weights (E, in, out), in MXFP4 if the config is quantized."""
     if config.quantization_config is not None:
         return Packed(experts, inputs, outputs, config.initializer_range)
@@ -95,7 +113,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)  # (N, C)
-        weights, chosen = route(tokens, self.router.weight, self.router.bias, self.routing.top)  # (N, K) each
+        # (N, K) each
+        weights, chosen = route(tokens, self.router.weight, self.router.bias, self.routing.top)
         return mixture(tokens, weights, chosen, self.experts).view_as(x)
 
 
@@ -120,11 +139,15 @@ class GPTOSS(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -142,7 +165,10 @@ class GPTOSS(LanguageModel):
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.kv_heads, self.config.head_size, window) for window in self.config.windows]
+        return [
+            KeyValues(self.config.kv_heads, self.config.head_size, window)
+            for window in self.config.windows
+        ]
 
     def steps(self) -> Iterator[Step]:
         block: Any
@@ -157,15 +183,28 @@ class GPTOSS(LanguageModel):
             yield Add(attn.o_proj)
             yield Norm(block.post_attention_layernorm)
             yield steps.Experts(
-                mlp.router, mlp.routing, [experts.gate_up_proj], experts.down_proj, experts.gate_up_proj_bias,
-                experts.down_proj_bias, alpha=experts.alpha, limit=experts.limit,
-            )  # fmt: skip
+                mlp.router,
+                mlp.routing,
+                [experts.gate_up_proj],
+                experts.down_proj,
+                experts.gate_up_proj_bias,
+                experts.down_proj_bias,
+                alpha=experts.alpha,
+                limit=experts.limit,
+            )
         yield Norm(self.norm)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
-        "truncate": False, "original_max_position_embeddings": 4096}  # fmt: skip
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 # The published files quantize the experts and exclude these layers.
 FLOATS = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
 
@@ -175,7 +214,8 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
     """The settings of config.json that change the result. Defaults: GPT-OSS 120B."""
 
     TITLE: ClassVar = "GPT-OSS"
-    NO_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef"})  # a term of the loss in training
+    # a term of the loss in training
+    NO_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef"})
     ROPE_DEFAULT: ClassVar = YARN
     DERIVED: ClassVar = ("experts_per_token", "initial_context_length", "num_experts")
 
@@ -186,14 +226,18 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
     num_local_experts: int = 128
     num_experts_per_tok: int = 4
     num_attention_heads: int = 64
-    num_key_value_heads: int | None = field(default=8, metadata={"range": (1, 2**24)})  # None: num_attention_heads
-    head_dim: int | None = field(default=64, metadata={"range": (2, 2**16)})  # None: hidden_size / heads
+    # None: num_attention_heads
+    num_key_value_heads: int | None = field(default=8, metadata={"range": (1, 2**24)})
+    # None: hidden_size / heads
+    head_dim: int | None = field(default=64, metadata={"range": (2, 2**16)})
     max_position_embeddings: int = field(default=131072, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-5
     rope_parameters: dict | None = None  # type: ignore[type-arg]  # None: YARN
     sliding_window: int | None = field(default=128, metadata={"range": (1, 2**31)})
-    layer_types: list[str] | None = None  # "sliding_attention" or "full_attention"; None: alternating
-    hidden_act: str = field(default="silu", metadata={"choices": ("silu",)})  # with swiglu_alpha and swiglu_limit
+    # "sliding_attention" or "full_attention"; None: alternating
+    layer_types: list[str] | None = None
+    # with swiglu_alpha and swiglu_limit
+    hidden_act: str = field(default="silu", metadata={"choices": ("silu",)})
     attention_bias: bool = True
     attention_dropout: float = 0.0
     swiglu_alpha: float = field(default=1.702, metadata={"range": (0.0, 1e6)})
@@ -214,7 +258,9 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
                 f"num_local_experts ({self.num_local_experts})"
             )
         if self.head_size % 2:
-            raise ValueError(f"GPT-OSS: head_dim ({self.head_size}) must be even: positions rotate pairs")
+            raise ValueError(
+                f"GPT-OSS: head_dim ({self.head_size}) must be even: positions rotate pairs"
+            )
         rotary.check("GPT-OSS", self.rope)
         self.windows  # noqa: B018  # checks the pattern
         if self.quantization_config is not None:
@@ -224,27 +270,38 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
         method = settings.get("quant_method")
         if method != "mxfp4":
             raise ValueError(
-                f"GPT-OSS: quantization_config's quant_method {brief(method)} is not supported; use the repository "
-                "of the same model in mxfp4 or in BF16"
+                f"GPT-OSS: quantization_config's quant_method {brief(method)} is not supported; use"
+                " the repository of the same model in mxfp4 or in BF16"
             )
         # dequantize is a setting of transformers' loader without effect on the result.
         choices: dict[str, Any] = {"quant_method": [method], "dequantize": [True, False]}
         for name, value in settings.items():
             if name == "modules_to_not_convert" and isinstance(value, list | None):
                 if unsupported := [module for module in value or () if module not in FLOATS]:
-                    raise ValueError(f"GPT-OSS: quantization_config leaves {brief(unsupported[0])} unpacked; in a file "
-                                     "in mxfp4 all experts are packed, and nothing else")  # fmt: skip
+                    raise ValueError(
+                        f"GPT-OSS: quantization_config leaves {brief(unsupported[0])} unpacked; in"
+                        " a file in mxfp4 all experts are packed, and nothing else"
+                    )
             elif value not in choices.get(name, ()):
-                raise ValueError(f"GPT-OSS: quantization_config sets {brief(name)} to {brief(value)}, which this "
-                                 "package does not support")  # fmt: skip
+                raise ValueError(
+                    f"GPT-OSS: quantization_config sets {brief(name)} to {brief(value)}, which this"
+                    " package does not support"
+                )
         for name in ("hidden_size", "intermediate_size"):
             if getattr(self, name) % BLOCK:
-                raise ValueError(f"GPT-OSS: in mxfp4 {name} must be a multiple of {BLOCK}, not {getattr(self, name)}")
+                raise ValueError(
+                    f"GPT-OSS: in mxfp4 {name} must be a multiple of {BLOCK}, not"
+                    f" {getattr(self, name)}"
+                )
 
     @property
     def rope(self) -> dict[str, Any]:
         """rope_parameters with defaults."""
-        settings = YARN if self.rope_parameters is None else {"rope_theta": 150000.0, **self.rope_parameters}
+        settings = (
+            YARN
+            if self.rope_parameters is None
+            else {"rope_theta": 150000.0, **self.rope_parameters}
+        )
         return rotary.completed(settings, self.max_position_embeddings)
 
     @property
@@ -275,7 +332,9 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
     def effective(self) -> dict[str, Any]:
         """See `Effective.effective`."""
         rope = rotary.rope_of(self.rope, self.head_size)
-        settings = {name: value for name, value in super().effective.items() if name != "layer_types"}
+        settings = {
+            name: value for name, value in super().effective.items() if name != "layer_types"
+        }
         settings |= {"windows": self.windows, "rope_parameters": (rope.frequencies, rope.amplitude)}
         return {**settings, "quantization_config": self.quantization_config is not None}
 
@@ -286,5 +345,9 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
             del settings["layer_types"]  # transformers has the same default and accepts no null
         if self.quantization_config is None:
             del settings["quantization_config"]
-        own = {"rope_parameters": self.rope, "head_dim": self.head_size, "num_key_value_heads": self.kv_heads}
+        own = {
+            "rope_parameters": self.rope,
+            "head_dim": self.head_size,
+            "num_key_value_heads": self.kv_heads,
+        }
         return {**self.hub_head("GptOssForCausalLM"), "model_type": "gpt_oss", **settings, **own}

@@ -1,12 +1,14 @@
 """Heads of encoders: masked language model, classification of sequences, classification of tokens.
 
-A head is called with the hidden states (B, T, C), the token embedding, and the attention mask (B, T) or None.
+A head is called with the hidden states (B, T, C), the token embedding, and the attention mask (B,
+T) or None.
 
 Sources
     Devlin et al. (2019), "BERT": the masked-LM head, and the pooled first token for classification.
 
 Notation
-    B batch rows    T positions    C channels    E size of the token embedding    V vocabulary    L labels
+    B batch rows    T positions    C channels    E size of the token embedding    V vocabulary    L
+    labels
 """
 
 from collections.abc import Callable
@@ -21,22 +23,39 @@ from minhub_py.models.settings import HEAD_SETTINGS, Effective
 
 Activation = Callable[[Tensor], Tensor]
 # The class of a transformers model, after the architecture's name -> the head.
-HEADS = {"Model": None, "ForMaskedLM": "masked_lm", "ForPreTraining": "masked_lm",
-         "ForSequenceClassification": "sequence", "ForTokenClassification": "tokens"}  # fmt: skip
-SUFFIXES = {None: "Model", "masked_lm": "ForMaskedLM", "sequence": "ForSequenceClassification",
-            "tokens": "ForTokenClassification"}  # fmt: skip
+HEADS = {
+    "Model": None,
+    "ForMaskedLM": "masked_lm",
+    "ForPreTraining": "masked_lm",
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "tokens",
+}
+SUFFIXES = {
+    None: "Model",
+    "masked_lm": "ForMaskedLM",
+    "sequence": "ForSequenceClassification",
+    "tokens": "ForTokenClassification",
+}
 
 
 class MaskedLMHead(nn.Module):
-    """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a separate weight.
+    """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a
+    separate weight.
 
     own_bias: whether an untied decoder has a separate bias, as in BERT; `bias` then has no effect.
     """
 
     def __init__(
-        self, size: int, embedding_size: int, vocab_size: int, act: Activation, norm: nn.Module, bias: bool, tied: bool,
+        self,
+        size: int,
+        embedding_size: int,
+        vocab_size: int,
+        act: Activation,
+        norm: nn.Module,
+        bias: bool,
+        tied: bool,
         own_bias: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.transform = nn.Linear(size, embedding_size, bias=bias)
         self.act, self.norm = act, norm
@@ -59,20 +78,34 @@ class SequenceHead(nn.Module):
     """Scores (B, L) of the labels, from one hidden state per text.
 
     pooling: the first token's hidden state ("cls"), the last token's, or the mean of all.
-    norm: between the activation and the output layer, or None.    input_dropout: before the first layer.
+    norm: between the activation and the output layer, or None.    input_dropout: before the first
+    layer.
     """
 
     def __init__(
-        self, size: int, labels: int, act: Activation, norm: nn.Module | None = None, bias: bool = True,
-        pooling: Literal["cls", "last", "mean"] = "cls", dropout: float = 0.0, input_dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        size: int,
+        labels: int,
+        act: Activation,
+        norm: nn.Module | None = None,
+        bias: bool = True,
+        pooling: Literal["cls", "last", "mean"] = "cls",
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.dense, self.act, self.norm = nn.Linear(size, size, bias=bias), act, norm
         self.out, self.pooling = nn.Linear(size, labels), pooling
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
     def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
-        x = mean_of(x, mask) if self.pooling == "mean" else last_of(x, mask) if self.pooling == "last" else x[:, 0]
+        x = (
+            mean_of(x, mask)
+            if self.pooling == "mean"
+            else last_of(x, mask)
+            if self.pooling == "last"
+            else x[:, 0]
+        )
         x = self.act(self.dense(self.input_dropout(x)))  # (B, C)
         return self.out(self.dropout(x if self.norm is None else self.norm(x)))
 
@@ -89,10 +122,17 @@ class LastTokenHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Scores (B, T, L) of the labels of each token. act, norm: of an additional layer without bias, or None."""
+    """Scores (B, T, L) of the labels of each token. act, norm: of an additional layer without bias,
+    or None.
+    """
 
     def __init__(
-        self, size: int, labels: int, dropout: float = 0.0, act: Activation | None = None, norm: nn.Module | None = None
+        self,
+        size: int,
+        labels: int,
+        dropout: float = 0.0,
+        act: Activation | None = None,
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.dense = None if act is None else nn.Linear(size, size, bias=False)
@@ -123,7 +163,9 @@ def last_of(x: Tensor, mask: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class HeadSettings(Effective):
-    """The settings of config.json that determine the head. The config of each encoder contains them."""
+    """The settings of config.json that determine the head. The config of each encoder contains
+    them.
+    """
 
     IS_ENCODER: ClassVar = False
     architectures: list[str] | None = None
@@ -133,7 +175,9 @@ class HeadSettings(Effective):
 
     @property
     def head(self) -> str | None:
-        """The head of the checkpoint, from the class of the transformers model; None for other classes."""
+        """The head of the checkpoint, from the class of the transformers model; None for other
+        classes.
+        """
         name = (self.architectures or [""])[0]
         return next((head for suffix, head in HEADS.items() if name.endswith(suffix)), None)
 
@@ -150,13 +194,17 @@ class HeadSettings(Effective):
         return [f"LABEL_{number}" for number in range(self.num_labels or 2)]
 
     def drop_unused_labels(self) -> None:
-        """Reset the settings of a decoder without a classification head, so that they do not distinguish configs."""
+        """Reset the settings of a decoder without a classification head, so that they do not
+        distinguish configs.
+        """
         if self.head != "sequence":
             for setting in HEAD_SETTINGS:
                 object.__setattr__(self, setting, None)
 
     def hub_head(self, name: str) -> dict[str, Any]:
-        """The settings of the head of a decoder or of T5 for config.json. name: the class without the head."""
+        """The settings of the head of a decoder or of T5 for config.json. name: the class without
+        the head.
+        """
         if self.head is None:
             return {"architectures": [name]}
         for suffix in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "EncoderModel"):
@@ -170,10 +218,16 @@ class HeadSettings(Effective):
 
     def without_head(self) -> dict[str, Any]:
         """All settings except the head's."""
-        return {name: value for name, value in asdict(self).items() if name not in HeadSettings.__dataclass_fields__}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in HeadSettings.__dataclass_fields__
+        }
 
     def hub_settings(self, name: str) -> dict[str, Any]:
-        """All settings for config.json, with the class of the transformers model. name: the class without its end."""
+        """All settings for config.json, with the class of the transformers model. name: the class
+        without its end.
+        """
         settings = asdict(self)
         for setting in ("id2label", "num_labels", "problem_type"):
             if settings[setting] is None:

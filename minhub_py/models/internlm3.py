@@ -5,7 +5,8 @@ Sources
     Hub docs: `transformers`, model_type "internlm3".
 
 Differences from similar architectures
-    Llama    names the settings of biases attention_bias and mlp_bias; InternLM 3's own code has qkv_bias and
+    Llama    names the settings of biases attention_bias and mlp_bias; InternLM 3's own code has
+    qkv_bias and
              bias, which agree in the published files.
 """
 
@@ -45,11 +46,15 @@ class InternLM3Config(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attention_bias != self.mlp_bias:
-            raise ValueError("InternLM 3: qkv_bias and bias must be equal: their meaning differs between libraries")
+            raise ValueError(
+                "InternLM 3: qkv_bias and bias must be equal: their meaning differs between"
+                " libraries"
+            )
 
     @property
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            eps=self.rms_norm_eps, biases=biases(self.attention_bias, self.attention_bias, self.mlp_bias)
+            eps=self.rms_norm_eps,
+            biases=biases(self.attention_bias, self.attention_bias, self.mlp_bias),
         )

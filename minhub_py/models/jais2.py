@@ -1,4 +1,5 @@
-"""Jais 2: Llama with layer norms, biases, and an MLP without a gate, whose activation is the square of ReLU.
+"""Jais 2: Llama with layer norms, biases, and an MLP without a gate, whose activation is the square
+of ReLU.
 
 Sources
     Inception, MBZUAI and Cerebras (2025), "Jais 2"; the activation: So et al. (2021), "Primer".
@@ -47,5 +48,8 @@ class Jais2Config(DecoderConfig):
         """What distinguishes this model from Llama."""
         qkvo = self.attention_bias
         return self.declared(
-            norm="layer", eps=self.layer_norm_eps, gated=False, biases=biases(qkvo, qkvo, self.mlp_bias)
+            norm="layer",
+            eps=self.layer_norm_eps,
+            gated=False,
+            biases=biases(qkvo, qkvo, self.mlp_bias),
         )

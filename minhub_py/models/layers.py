@@ -1,13 +1,15 @@
 """Operations shared by the models: RMS norm, rotary embedding, positions, and biases of attention.
 
-These are the only PyTorch implementations; inference/native contains the C implementations. Model files call them in
-`forward`, and torchscript.py compiles the same functions, so their types and operators are restricted to TorchScript's.
+These are the only PyTorch implementations; inference/native contains the C implementations. Model
+files call them in `forward`, and torchscript.py compiles the same functions, so their types and
+operators are restricted to TorchScript's.
 
 Sources
     RMS norm: Zhang & Sennrich (2019). Rotary embedding: Su et al. (2021), "RoFormer".
 
 Notation
-    B batch rows    T queries    S attended positions    H query heads    D head size    R rotated numbers
+    B batch rows    T queries    S attended positions    H query heads    D head size    R rotated
+    numbers
 """
 
 import math
@@ -18,10 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, mean: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean of x²) · (weight + offset) over the last dimension, computed in float32 and rounded once.
+def rms_norm(
+    x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, mean: Tensor | None = None
+) -> Tensor:
+    """x / sqrt(mean of x²) · (weight + offset) over the last dimension, computed in float32 and
+    rounded once.
 
-    weight: None for a factor of 1.    mean: the mean of x², if x is a part of the channels (tensor parallelism).
+    weight: None for a factor of 1.    mean: the mean of x², if x is a part of the channels (tensor
+    parallelism).
     """
     y = x.float()
     y = y * torch.rsqrt((y.square().mean(dim=-1, keepdim=True) if mean is None else mean) + eps)
@@ -31,7 +37,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, 
 
 
 class RMSNorm(nn.Module):
-    """`rms_norm` as a module. offset: 1 for models that store the difference of the weight from 1 (Gemma)."""
+    """`rms_norm` as a module. offset: 1 for models that store the difference of the weight from 1
+    (Gemma).
+    """
 
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
@@ -64,11 +72,13 @@ def scaled(x: Tensor, scale: float) -> Tensor:
     return x * torch.tensor(scale, dtype=x.dtype, device=x.device)
 
 
-def rotary_angles(positions: Tensor, frequencies: list[float], amplitude: float) -> tuple[Tensor, Tensor]:
+def rotary_angles(
+    positions: Tensor, frequencies: list[float], amplitude: float
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angles at `positions` (…), times the amplitude: (…, R/2) each.
 
-    frequencies: the angle per position of each of the R/2 pairs. The result is float32: in 16 bits, distant positions
-    would share an angle.
+    frequencies: the angle per position of each of the R/2 pairs. The result is float32: in 16 bits,
+    distant positions would share an angle.
     """
     pairs = torch.tensor(frequencies, dtype=torch.float32, device=positions.device)
     angles = positions.float().unsqueeze(-1) * pairs
@@ -76,14 +86,18 @@ def rotary_angles(positions: Tensor, frequencies: list[float], amplitude: float)
 
 
 def query_growth(positions: Tensor, growth: float, original: float) -> Tensor:
-    """The factor 1 + growth · ln(1 + floor(position / original)) of queries at `positions`, as in Ministral 3."""
+    """The factor 1 + growth · ln(1 + floor(position / original)) of queries at `positions`, as in
+    Ministral 3.
+    """
     return 1 + growth * torch.log(1 + torch.floor(positions / original))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Rotate the first R numbers of each head of x (B, H, T, D) in pairs; cos, sin (B or 1, 1, T, R/2).
+    """Rotate the first R numbers of each head of x (B, H, T, D) in pairs; cos, sin (B or 1, 1, T,
+    R/2).
 
-    A pair is (i, i + R/2), or (2i, 2i + 1) if interleaved. The dtype of cos and sin is the dtype of the products.
+    A pair is (i, i + R/2), or (2i, 2i + 1) if interleaved. The dtype of cos and sin is the dtype of
+    the products.
     """
     half = cos.size(-1)
     remaining = x[..., 2 * half :]
@@ -92,26 +106,36 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
         pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return torch.cat((pairs.flatten(-2), remaining), dim=-1).to(x.dtype)
     first, second = x[..., :half], x[..., half : 2 * half]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, remaining), dim=-1).to(x.dtype)
+    return torch.cat(
+        (first * cos - second * sin, second * cos + first * sin, remaining), dim=-1
+    ).to(x.dtype)
 
 
-def distance_buckets(distances: Tensor, count: int, max_distance: int, bidirectional: bool) -> Tensor:
-    """The bucket, below `count`, of each distance: key position minus query position. Raffel et al. (2020), "T5".
+def distance_buckets(
+    distances: Tensor, count: int, max_distance: int, bidirectional: bool
+) -> Tensor:
+    """The bucket, below `count`, of each distance: key position minus query position. Raffel et al.
+    (2020), "T5".
 
-    Small distances have a bucket each. Larger distances share buckets on a logarithmic scale; the last bucket contains
-    all distances from `max_distance`. bidirectional: half of the buckets are for keys before the query, half for keys
-    after it.
+    Small distances have a bucket each. Larger distances share buckets on a logarithmic scale; the
+    last bucket contains all distances from `max_distance`. bidirectional: half of the buckets are
+    for keys before the query, half for keys after it.
     """
     half = count // 2 if bidirectional else count
     back = distances.abs() if bidirectional else (-distances).clamp(min=0)
     exact = half // 2
     beyond = (back.float() / exact).log() / math.log(max_distance / exact) * (half - exact)
-    buckets = torch.where(back < exact, back, (exact + beyond.clamp(min=0).long()).clamp(max=half - 1))
+    buckets = torch.where(
+        back < exact, back, (exact + beyond.clamp(min=0).long()).clamp(max=half - 1)
+    )
     return buckets + half * (distances > 0) if bidirectional else buckets
 
 
-def relative_bias(weight: Tensor, queries: Tensor, keys: Tensor, max_distance: int, bidirectional: bool) -> Tensor:
-    """The bias (B or 1, H, T, S) of scores for queries and keys at these positions, (B or 1, T) and (B or 1, S).
+def relative_bias(
+    weight: Tensor, queries: Tensor, keys: Tensor, max_distance: int, bidirectional: bool
+) -> Tensor:
+    """The bias (B or 1, H, T, S) of scores for queries and keys at these positions, (B or 1, T) and
+    (B or 1, S).
 
     weight: (buckets, H); see `distance_buckets`.
     """
@@ -121,9 +145,13 @@ def relative_bias(weight: Tensor, queries: Tensor, keys: Tensor, max_distance: i
 
 
 def alibi_bias(slopes: list[float], queries: Tensor, keys: Tensor) -> Tensor:
-    """The bias (B or 1, H, T, S) of scores: slope · (key position - query position). Press et al. (2022), "ALiBi"."""
+    """The bias (B or 1, H, T, S) of scores: slope · (key position - query position). Press et al.
+    (2022), "ALiBi".
+    """
     distances = (keys.unsqueeze(1) - queries.unsqueeze(2)).float().unsqueeze(1)
-    return distances * torch.tensor(slopes, dtype=torch.float32, device=keys.device).view(1, -1, 1, 1)
+    return distances * torch.tensor(slopes, dtype=torch.float32, device=keys.device).view(
+        1, -1, 1, 1
+    )
 
 
 def sinusoidal_positions(positions: Tensor, frequencies: list[float]) -> Tensor:
@@ -133,7 +161,8 @@ def sinusoidal_positions(positions: Tensor, frequencies: list[float]) -> Tensor:
 
 
 def counted_positions(idx: Tensor, pad: int) -> Tensor:
-    """The row of the position embedding for each token (B, T), as in RoBERTa: pad + 1 for the first.
+    """The row of the position embedding for each token (B, T), as in RoBERTa: pad + 1 for the
+    first.
 
     Tokens with the ID `pad` are not counted, and have row `pad`.
     """
@@ -149,7 +178,9 @@ class ALiBi:
 
     @staticmethod
     def of(heads: int) -> "ALiBi":
-        """The usual slopes: powers of two, and for other numbers of heads every second slope of twice as many."""
+        """The usual slopes: powers of two, and for other numbers of heads every second slope of
+        twice as many.
+        """
         power = 2 ** int(math.log2(heads))
         first = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
         between = [2.0 ** (-4.0 * (2 * head + 1) / power) for head in range(heads - power)]

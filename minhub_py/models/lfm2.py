@@ -1,7 +1,9 @@
-"""LFM2 in one file: short convolutions in most layers, attention in the others; LFM2 MoE with a mixture of experts.
+"""LFM2 in one file: short convolutions in most layers, attention in the others; LFM2 MoE with a
+mixture of experts.
 
 Sources
-    Liquid AI (2025), "LFM2 Technical Report". Rotary positions: Su et al. (2021); KV heads: Ainslie et al. (2023).
+    Liquid AI (2025), "LFM2 Technical Report". Rotary positions: Su et al. (2021); KV heads: Ainslie
+        et al. (2023).
     Hub docs: `transformers`, model_types "lfm2" and "lfm2_moe".
 
 Differences from similar architectures
@@ -11,8 +13,8 @@ Differences from similar architectures
     lfm2_moe    experts after the first layers; a sigmoid scores them, and a bias balances their choice
 
 Notation
-    B batch rows    T new positions    C channels, hidden_size    H query heads    G KV heads    D head size
-    V vocabulary    L taps of the convolution
+    B batch rows    T new positions    C channels, hidden_size    H query heads    G KV heads    D
+    head size V vocabulary    L taps of the convolution
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +44,8 @@ class ShortConvolution(nn.Module):
     def __init__(self, config: "Lfm2Config", layer: int) -> None:
         super().__init__()
         C, bias = config.hidden_size, config.conv_bias
-        self.layer, self.reach = layer, config.conv_L_cache - 1  # previous positions that the convolution reads
+        # previous positions that the convolution reads
+        self.layer, self.reach = layer, config.conv_L_cache - 1
         self.in_proj = nn.Linear(C, 3 * C, bias=bias)
         self.conv = nn.Conv1d(C, C, config.conv_L_cache, groups=C, bias=bias)  # depthwise
         self.out_proj = nn.Linear(C, C, bias=bias)
@@ -50,7 +53,9 @@ class ShortConvolution(nn.Module):
     def forward(self, x: Tensor, past: Past) -> Tensor:
         b, c, x = self.in_proj(x).chunk(3, dim=2)  # (B, T, C) each
         inputs = b * x
-        [before] = past.state(self.layer) or [inputs.new_zeros(inputs.size(0), self.reach, inputs.size(2))]
+        [before] = past.state(self.layer) or [
+            inputs.new_zeros(inputs.size(0), self.reach, inputs.size(2))
+        ]
         inputs = torch.cat((before.to(inputs.dtype), inputs), dim=1)  # (B, L - 1 + T, C)
         past.set_state(self.layer, [inputs[:, x.size(1) :]])
         return self.out_proj(c * self.conv(inputs.transpose(1, 2)).transpose(1, 2))
@@ -60,7 +65,11 @@ class Attention(nn.Module):
     def __init__(self, config: "Lfm2Config", layer: int) -> None:
         super().__init__()
         C, size = config.hidden_size, config.head_size
-        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.num_key_value_heads
+        self.layer, self.heads, self.kv_heads = (
+            layer,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+        )
         self.scale = size**-0.5
         self.q_proj = nn.Linear(C, self.heads * size, bias=False)
         self.k_proj = nn.Linear(C, self.kv_heads * size, bias=False)
@@ -85,9 +94,18 @@ class Block(nn.Module):
         self.self_attn = Attention(config, layer) if attends else None
         self.conv = None if attends else ShortConvolution(config, layer)
         self.ffn_norm = RMSNorm(C, config.norm_eps)
-        routing = Routing(config.num_experts_per_tok, config.norm_topk_prob, True, config.routed_scaling_factor)
+        routing = Routing(
+            config.num_experts_per_tok, config.norm_topk_prob, True, config.routed_scaling_factor
+        )
         self.mlp = (
-            Mixture(config.num_experts, C, config.moe_intermediate_size, "silu", routing, config.use_expert_bias)
+            Mixture(
+                config.num_experts,
+                C,
+                config.moe_intermediate_size,
+                "silu",
+                routing,
+                config.use_expert_bias,
+            )
             if config.is_sparse(layer)
             else GatedMLP(C, config.inner_size, "silu")
         )
@@ -109,11 +127,15 @@ class Lfm2(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
@@ -187,19 +209,24 @@ class Lfm2Config(Positions):
     vocab_size: int = 65536
     hidden_size: int = 2560
     intermediate_size: int = 12288
-    block_ff_dim: int | None = field(default=None, metadata={"range": (1, 2**24), **DENSE})  # older name, has priority
+    # older name, has priority
+    block_ff_dim: int | None = field(default=None, metadata={"range": (1, 2**24), **DENSE})
     block_auto_adjust_ff_dim: bool = field(default=True, metadata=DENSE)
-    block_ffn_dim_multiplier: float | None = field(default=1.0, metadata={"range": (0.0, 1e3), **DENSE})
+    block_ffn_dim_multiplier: float | None = field(
+        default=1.0, metadata={"range": (0.0, 1e3), **DENSE}
+    )
     block_multiple_of: int = field(default=256, metadata=DENSE)
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 32
     num_key_value_heads: int = 8
     layer_types: list[str] | None = None  # "full_attention" or "conv"
-    full_attn_idxs: list[int] | None = field(default=None, metadata=DENSE)  # without layer_types; None: all layers
+    # without layer_types; None: all layers
+    full_attn_idxs: list[int] | None = field(default=None, metadata=DENSE)
     conv_L_cache: int = field(default=3, metadata={"range": (2, 1024)})  # noqa: N815  # taps of the convolution
     conv_bias: bool = False
     moe_intermediate_size: int = field(default=1792, metadata=SPARSE)  # of an expert
-    num_dense_layers: int = field(default=2, metadata={"range": (0, 4096), **SPARSE})  # layers before the experts
+    # layers before the experts
+    num_dense_layers: int = field(default=2, metadata={"range": (0, 4096), **SPARSE})
     num_experts: int = field(default=32, metadata={"range": (1, 1024), **SPARSE})
     num_experts_per_tok: int = field(default=4, metadata={"range": (1, 16), **SPARSE})
     norm_topk_prob: bool = field(default=True, metadata=SPARSE)
@@ -218,11 +245,13 @@ class Lfm2Config(Positions):
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         check_multiple(self, "hidden_size", "num_attention_heads")
         if self.head_size % 2:
-            raise ValueError(f"LFM2: the head size ({self.head_size}) must be even: positions rotate pairs")
+            raise ValueError(
+                f"LFM2: the head size ({self.head_size}) must be even: positions rotate pairs"
+            )
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
-                f"LFM2: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than num_experts "
-                f"({self.num_experts})"
+                f"LFM2: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than"
+                f" num_experts ({self.num_experts})"
             )
         check_layer_types("LFM2", self.kinds, ("full_attention", "conv"), self.num_hidden_layers)
         rotary.check("LFM2", self.rope)
@@ -237,7 +266,10 @@ class Lfm2Config(Positions):
         if self.layer_types is not None:
             return self.layer_types
         layers = range(self.num_hidden_layers)
-        return ["full_attention" if layer in (self.full_attn_idxs or layers) else "conv" for layer in layers]
+        return [
+            "full_attention" if layer in (self.full_attn_idxs or layers) else "conv"
+            for layer in layers
+        ]
 
     @property
     def inner_size(self) -> int:
@@ -246,7 +278,11 @@ class Lfm2Config(Positions):
         if self.model_type == "lfm2_moe" or not self.block_auto_adjust_ff_dim:
             return size
         size, unit = int(2 * size / 3), self.block_multiple_of
-        size = size if self.block_ffn_dim_multiplier is None else int(self.block_ffn_dim_multiplier * size)
+        size = (
+            size
+            if self.block_ffn_dim_multiplier is None
+            else int(self.block_ffn_dim_multiplier * size)
+        )
         return -(-size // unit) * unit
 
     @property
@@ -268,7 +304,11 @@ class Lfm2Config(Positions):
     @property
     def effective(self) -> dict[str, Any]:
         """See `Effective.effective`."""
-        settings = {name: value for name, value in super().effective.items() if not name.startswith("block_")}
+        settings = {
+            name: value
+            for name, value in super().effective.items()
+            if not name.startswith("block_")
+        }
         return {**settings, "intermediate_size": self.inner_size}
 
     def to_hub(self) -> dict[str, Any]:

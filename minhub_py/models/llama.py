@@ -1,18 +1,21 @@
-"""Llama in one file, with Mistral, Ministral, Ministral 3, Qwen 2 and Qwen 3, which differ by settings only.
+"""Llama in one file, with Mistral, Ministral, Ministral 3, Qwen 2 and Qwen 3, which differ by
+settings only.
 
 Sources
     Touvron et al. (2023), "LLaMA"; Grattafiori et al. (2024), "The Llama 3 Herd of Models".
-    Su et al. (2021), "RoFormer", for rotary positions; Zhang & Sennrich (2019) for RMS norm; Shazeer (2020), "GLU
-    Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV heads; Peng et al. (2023), "YaRN".
-    Jiang et al. (2023), "Mistral 7B", for the window; Yang et al. (2024, 2025), "Qwen2" and "Qwen3".
-    Hub docs: `transformers`, model_types "llama", "mistral", "ministral", "ministral3", "qwen2" and "qwen3".
+    Su et al. (2021), "RoFormer", for rotary positions; Zhang & Sennrich (2019) for RMS norm;
+    Shazeer (2020), "GLU Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV heads;
+    Peng et al. (2023), "YaRN". Jiang et al. (2023), "Mistral 7B", for the window; Yang et al.
+    (2024, 2025), "Qwen2" and "Qwen3". Hub docs: `transformers`, model_types "llama", "mistral",
+    "ministral", "ministral3", "qwen2" and "qwen3".
 
 Differences from similar architectures
-    GPT-2     has learned positions instead of rotary embeddings, layer norm instead of RMS norm, and biases.
+    GPT-2     has learned positions instead of rotary embeddings, layer norm instead of RMS norm,
+    and biases.
 
-    mistral      a window in every layer         qwen2    biases in q, k and v; optional windows in the last layers
-    ministral    a window in some layers         qwen3    a norm of each head of q and k before the rotation
-    ministral3   queries that grow with their position
+    mistral      a window in every layer         qwen2    biases in q, k and v; optional windows in
+    the last layers ministral    a window in some layers         qwen3    a norm of each head of q
+    and k before the rotation ministral3   queries that grow with their position
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
@@ -46,13 +49,32 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 WINDOWED = tuple(name for name in ARCHITECTURES if name != "llama")  # model types with a window
-MISTRAL = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 2**17,
-           "sliding_window": 4096}  # fmt: skip
-QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 2**15,
-        "sliding_window": 4096, "bos_token_id": None, "eos_token_id": None}  # fmt: skip
-MINISTRAL3_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0,
-                   "original_max_position_embeddings": 16384, "mscale": 1.0, "mscale_all_dim": 1.0,
-                   "llama_4_scaling_beta": 0.1}  # fmt: skip
+MISTRAL = {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2**17,
+    "sliding_window": 4096,
+}
+QWEN = {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 2**15,
+    "sliding_window": 4096,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 class Attention(nn.Module):
@@ -60,7 +82,11 @@ class Attention(nn.Module):
         super().__init__()
         C, D = config.hidden_size, config.head_size
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
-        self.scale, self.window, self.dropout = D**-0.5, config.windows[layer], config.attention_dropout
+        self.scale, self.window, self.dropout = (
+            D**-0.5,
+            config.windows[layer],
+            config.attention_dropout,
+        )
         self.q_proj = nn.Linear(C, self.heads * D, bias=config.qkv_bias)
         self.k_proj = nn.Linear(C, self.kv_heads * D, bias=config.qkv_bias)
         self.v_proj = nn.Linear(C, self.kv_heads * D, bias=config.qkv_bias)
@@ -76,7 +102,8 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotation(q, k)
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)
         return self.o_proj(merge_heads(y))
 
 
@@ -114,11 +141,15 @@ class Llama(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
@@ -132,7 +163,10 @@ class Llama(LanguageModel):
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.kv_heads, self.config.head_size, window) for window in self.config.windows]
+        return [
+            KeyValues(self.config.kv_heads, self.config.head_size, window)
+            for window in self.config.windows
+        ]
 
     def steps(self) -> Iterator[Step]:
         block: Any
@@ -176,18 +210,24 @@ class LlamaConfig(HeadSettings, GroupedHeads):
     intermediate_size: int = 11008
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: num_attention_heads
-    head_dim: int | None = field(default=None, metadata={"range": (2, 2**16)})  # None: hidden_size / heads
+    # None: num_attention_heads
+    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})
+    # None: hidden_size / heads
+    head_dim: int | None = field(default=None, metadata={"range": (2, 2**16)})
     hidden_act: str = field(default="silu", metadata={"choices": tuple(ACTIVATIONS)})
     max_position_embeddings: int = field(default=2048, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-6
     rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and others
     attention_bias: bool = field(default=False, metadata={"model_types": ("llama", "qwen3")})
     mlp_bias: bool = field(default=False, metadata={"model_types": ("llama",)})
-    sliding_window: int | None = field(default=None, metadata={"range": (1, 2**31), "model_types": WINDOWED})
+    sliding_window: int | None = field(
+        default=None, metadata={"range": (1, 2**31), "model_types": WINDOWED}
+    )
     use_sliding_window: bool = field(default=False, metadata={"model_types": ("qwen2", "qwen3")})
     # Layers before the first window
-    max_window_layers: int = field(default=28, metadata={"range": (0, 4096), "model_types": ("qwen2", "qwen3")})
+    max_window_layers: int = field(
+        default=28, metadata={"range": (0, 4096), "model_types": ("qwen2", "qwen3")}
+    )
     layer_types: list[str] | None = None  # "full_attention" or "sliding_attention"
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
@@ -205,7 +245,10 @@ class LlamaConfig(HeadSettings, GroupedHeads):
                 f"num_attention_heads ({self.num_attention_heads})"
             )
         if self.head_size % 2:
-            raise ValueError(f"Llama: head_dim ({self.head_size}) must be even, because rotary embeddings rotate pairs")
+            raise ValueError(
+                f"Llama: head_dim ({self.head_size}) must be even, because rotary embeddings rotate"
+                " pairs"
+            )
         rotary.check("Llama", self.rope, grows=self.model_type == "ministral3")
         self.windows  # noqa: B018  # checks the pattern
 
@@ -253,6 +296,7 @@ class LlamaConfig(HeadSettings, GroupedHeads):
         dropped |= dict.fromkeys(HeadSettings.__dataclass_fields__)
         settings = {name: value for name, value in asdict(self).items() if name not in dropped}
         settings |= {"rope_parameters": self.rope, "head_dim": self.head_size}
-        if self.layer_types is None:  # transformers reads a mistral model with layer_types, even null, as a ministral
+        # transformers reads a mistral model with layer_types, even null, as a ministral
+        if self.layer_types is None:
             del settings["layer_types"]
         return settings | self.hub_head(ARCHITECTURES[self.model_type])

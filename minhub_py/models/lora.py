@@ -3,8 +3,9 @@
 Sources
     Hu et al. (2022), "LoRA": y = W x + s B A x, with s = alpha / r.
     Kalajdzievski (2023), rsLoRA: s = alpha / sqrt(r).
-    Liu et al. (2024), "DoRA": W' = m / ‖W + s B A‖ · (W + s B A), with the norm of each row, a constant for gradients.
-    Greenewald et al. (2025), "Activated LoRA": y = W x for the tokens before the invocation, a sequence of tokens.
+    Liu et al. (2024), "DoRA": W' = m / ‖W + s B A‖ · (W + s B A), with the norm of each row, a
+    constant for gradients. Greenewald et al. (2025), "Activated LoRA": y = W x for the tokens
+    before the invocation, a sequence of tokens.
 
 Notation
     r rank    in, out sizes of the layer    R rows of the Hub's tensor
@@ -27,8 +28,8 @@ from minhub_py.models.cache import Cache
 
 NEVER = sys.maxsize  # of the first token that an adapter changes, in a text without the invocation
 NOT_MERGEABLE = (
-    "an activated adapter cannot be merged, because it does not change the tokens before its invocation: load the "
-    "model with adapter=, or serve it with --adapter"
+    "an activated adapter cannot be merged, because it does not change the tokens before its"
+    " invocation: load the model with adapter=, or serve it with --adapter"
 )
 
 
@@ -39,7 +40,12 @@ class LoRAFactors(nn.Module):
     """
 
     def __init__(
-        self, a: Tensor, b: Tensor, scale: float, magnitude: Tensor | None = None, dropout: float = 0.0
+        self,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        magnitude: Tensor | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.lora_A, self.lora_B = nn.Parameter(a), nn.Parameter(b)
@@ -48,7 +54,8 @@ class LoRAFactors(nn.Module):
 
 
 class Invocation:
-    """Where an activated adapter starts: at the last invocation in the prompt of each text, as in PEFT's `generate`.
+    """Where an activated adapter starts: at the last invocation in the prompt of each text, as in
+    PEFT's `generate`.
 
     tokens: the invocation, at least one token ID. A text without it is computed by the base.
 
@@ -66,16 +73,19 @@ class Invocation:
 
     @property
     def active(self) -> Tensor | None:
-        """(B, T), whether the adapter changes each token of the latest call; None before the first call.
+        """(B, T), whether the adapter changes each token of the latest call; None before the first
+        call.
 
-        PyTorch's threads for the backward pass, which compute blocks again with gradient checkpointing, make no calls:
-        they use the latest call of another thread.
+        PyTorch's threads for the backward pass, which compute blocks again with gradient
+        checkpointing, make no calls: they use the latest call of another thread.
         """
         return getattr(self._thread, "active", self._latest)
 
     @property
     def starts(self) -> Sequence[int | None] | None:
-        """Of the texts of calls without a cache, None for `NEVER`; without starts, the last invocation in each text."""
+        """Of the texts of calls without a cache, None for `NEVER`; without starts, the last
+        invocation in each text.
+        """
         return getattr(self._thread, "starts", None)
 
     @starts.setter
@@ -83,7 +93,9 @@ class Invocation:
         self._thread.starts = starts
 
     def start(self, prompt: Sequence[int], continuation: Sequence[int] = ()) -> int:
-        """The position of the last invocation in a prompt, or else in the text with its continuation, or `NEVER`."""
+        """The position of the last invocation in a prompt, or else in the text with its
+        continuation, or `NEVER`.
+        """
         size = len(self.tokens)
         for ids in (list(prompt), [*prompt, *continuation] if continuation else []):
             for start in range(len(ids) - size, -1, -1):
@@ -92,18 +104,28 @@ class Invocation:
         return NEVER
 
     def begin(self, idx: Tensor, past: Past) -> None:
-        """Set `active` for a call with token IDs (B, T). A cache has the start of each row from an earlier call."""
+        """Set `active` for a call with token IDs (B, T). A cache has the start of each row from an
+        earlier call.
+        """
         starts: Sequence[int | None]
         if past.cache is not None:
             starts = self._cached_starts(idx, past.cache)
         elif self.starts is not None:
             starts = self.starts
         else:
-            texts = idx[0].split([text.length for text in past.texts]) if isinstance(past, PackedPast) else idx
+            texts = (
+                idx[0].split([text.length for text in past.texts])
+                if isinstance(past, PackedPast)
+                else idx
+            )
             starts = [self.start(ids.tolist()) for ids in texts]
-        first = torch.tensor([NEVER if start is None else start for start in starts], device=idx.device)
+        first = torch.tensor(
+            [NEVER if start is None else start for start in starts], device=idx.device
+        )
         if isinstance(past, PackedPast):
-            first = first.repeat_interleave(torch.tensor([text.length for text in past.texts], device=idx.device))
+            first = first.repeat_interleave(
+                torch.tensor([text.length for text in past.texts], device=idx.device)
+            )
         else:
             first = first.unsqueeze(1)
         self._thread.active = self._latest = past.positions >= first
@@ -142,7 +164,11 @@ class LoRALinear(nn.Module):
     rows: Tensor | None
 
     def __init__(
-        self, base: Any, factors: LoRAFactors, rows: Tensor | None = None, invocation: Invocation | None = None
+        self,
+        base: Any,
+        factors: LoRAFactors,
+        rows: Tensor | None = None,
+        invocation: Invocation | None = None,
     ) -> None:
         super().__init__()
         self.base, self.factors, self.invocation = base, factors, invocation
@@ -160,7 +186,8 @@ class LoRALinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The merged weight (out, in), computed at each access in float32 and rounded to the dtype of the layer.
+        """The merged weight (out, in), computed at each access in float32 and rounded to the dtype
+        of the layer.
 
         ValueError: the adapter is activated by the invocation, so that there is no single weight.
         """
@@ -173,7 +200,8 @@ class LoRALinear(nn.Module):
         return merged.to(weight.dtype)
 
     def gain(self) -> Tensor:
-        """DoRA's factor of each output: m / ‖W + s B A‖, (out,). The norm is a constant for the gradient.
+        """DoRA's factor of each output: m / ‖W + s B A‖, (out,). The norm is a constant for the
+        gradient.
 
         ‖W + s B A‖² = ‖W‖² + 2 s W·(B A) + s² ‖B A‖² needs no matrix of the size of W.
         """
@@ -187,7 +215,9 @@ class LoRALinear(nn.Module):
         weight = self.base.weight.to(a.dtype)
         inner = F.linear(a, weight).t()  # W Aᵀ, (out, r)
         squares = (
-            weight.square().sum(dim=1) + 2 * s * (inner * b).sum(dim=1) + s * s * ((b @ (a @ a.t())) * b).sum(dim=1)
+            weight.square().sum(dim=1)
+            + 2 * s * (inner * b).sum(dim=1)
+            + s * s * ((b @ (a @ a.t())) * b).sum(dim=1)
         )
         return squares.clamp_min(0).sqrt()
 
@@ -201,7 +231,8 @@ class LoRALinear(nn.Module):
         if factors.magnitude is None:
             return y + low.to(y.dtype)
         gain = self.gain()
-        if factors.dropout and self.training:  # as in PEFT: dropout does not affect the product with W
+        # as in PEFT: dropout does not affect the product with W
+        if factors.dropout and self.training:
             return y + ((gain - 1) * F.linear(dropped, self.base.weight) + gain * low).to(y.dtype)
         if self.bias is None:
             return (gain * (y + low)).to(y.dtype)
@@ -212,10 +243,16 @@ class LoRALinear(nn.Module):
 
 
 def new_factors(
-    columns: int, rows: int, rank: int, scale: float, generator: torch.Generator, dropout: float = 0.0,
+    columns: int,
+    rows: int,
+    rank: int,
+    scale: float,
+    generator: torch.Generator,
+    dropout: float = 0.0,
     magnitude: Tensor | None = None,
-) -> LoRAFactors:  # fmt: skip
-    """Initial factors in float32 that leave the model unchanged: A uniform in ±1/√in, as in PEFT, and B zero.
+) -> LoRAFactors:
+    """Initial factors in float32 that leave the model unchanged: A uniform in ±1/√in, as in PEFT,
+    and B zero.
 
     magnitude: ‖W‖ of each Hub row, for DoRA.
     """
@@ -226,7 +263,9 @@ def new_factors(
 
 @cache
 def activated(decoder: Any) -> type[LanguageModel]:
-    """The class of a decoder with an activated adapter: `body` first finds the tokens that the adapter changes."""
+    """The class of a decoder with an activated adapter: `body` first finds the tokens that the
+    adapter changes.
+    """
 
     def body(self: LanguageModel, idx: Tensor, past: Past) -> Tensor:
         assert self.invocation is not None

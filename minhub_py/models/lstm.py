@@ -1,16 +1,17 @@
 """An LSTM language model, the recurrent baseline, in one file.
 
 Sources
-    Hochreiter & Schmidhuber (1997), "Long Short-Term Memory"; Graves (2013), "Generating Sequences With RNNs".
-    Tied weights: Press & Wolf (2017), "Using the Output Embedding to Improve Language Models".
-    Not in transformers: names and settings follow PyTorch's word language model example.
+    Hochreiter & Schmidhuber (1997), "Long Short-Term Memory"; Graves (2013), "Generating Sequences
+    With RNNs". Tied weights: Press & Wolf (2017), "Using the Output Embedding to Improve Language
+    Models". Not in transformers: names and settings follow PyTorch's word language model example.
 
 Differences from similar architectures
-    GPT-2, GPT-Neo    cache keys and values of every position and have a context length. An LSTM has a recurrent state
-    of fixed size, h and c, and no context length.
+    GPT-2, GPT-Neo    cache keys and values of every position and have a context length. An LSTM has
+    a recurrent state of fixed size, h and c, and no context length.
 
 Notation
-    B batch rows    T positions read in this call    E embedding_size    H hidden_size    L num_layers    V vocabulary
+    B batch rows    T positions read in this call    E embedding_size    H hidden_size    L
+    num_layers    V vocabulary
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,7 +45,8 @@ class LSTM(LanguageModel):
             config.hidden_size,
             config.num_layers,
             batch_first=True,
-            dropout=config.dropout if config.num_layers > 1 else 0.0,  # PyTorch warns about dropout with one layer
+            # PyTorch warns about dropout with one layer
+            dropout=config.dropout if config.num_layers > 1 else 0.0,
         )
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
         nn.init.uniform_(self.embedding.weight, -config.initializer_range, config.initializer_range)
@@ -57,10 +59,13 @@ class LSTM(LanguageModel):
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
         layers = range(self.config.num_layers)
-        states = [state for layer in layers if (state := past.state(layer)) is not None]  # [h, c] of each layer
-        h, c = map(torch.stack, zip(*states, strict=True)) if states else (None, None)  # (L, B, H), (L, B, H)
+        # [h, c] of each layer
+        states = [state for layer in layers if (state := past.state(layer)) is not None]
+        # (L, B, H), (L, B, H)
+        h, c = map(torch.stack, zip(*states, strict=True)) if states else (None, None)
         x = self.drop(self.embedding(idx))  # (B, T, E)
-        # Autocast selects oneDNN's LSTM in 16 bits, and fails on processors without it: they compute in float32.
+        # Autocast selects oneDNN's LSTM in 16 bits, and fails on processors without it: they
+        # compute in float32.
         with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and ONEDNN_BFLOAT16):
             x, (h, c) = self.lstm(x, None if h is None else (h, c))  # (B, T, H)
         for layer in layers:
@@ -78,7 +83,9 @@ class LSTM(LanguageModel):
         p = self.config.dropout
         yield Embed(self.embedding, dropout=p)
         yield Recurrent(self.lstm, dropout=p)
-        yield Logits(self.embedding if self.config.tie_word_embeddings else self.head, self.head.bias)
+        yield Logits(
+            self.embedding if self.config.tie_word_embeddings else self.head, self.head.bias
+        )
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,9 @@ class LSTMConfig:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-        """The sizes of a state dict with the tensor names of this file, for checkpoints without config.json."""
+        """The sizes of a state dict with the tensor names of this file, for checkpoints without
+        config.json.
+        """
         for name in ("embedding.weight", "lstm.weight_hh_l0"):
             if len(shapes[name]) != 2:
                 raise ValueError(f"LSTM: {name} should be a matrix, not of shape {shapes[name]}")

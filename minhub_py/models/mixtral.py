@@ -1,17 +1,19 @@
-"""Mixtral in one file, with Qwen 3 MoE, OLMoE and Granite MoE, which differ by settings: Llama with experts.
+"""Mixtral in one file, with Qwen 3 MoE, OLMoE and Granite MoE, which differ by settings: Llama with
+experts.
 
 Sources
-    Jiang et al. (2024), "Mixtral of Experts"; Muennighoff et al. (2024), "OLMoE: Open Mixture-of-Experts Language
-    Models"; Yang et al. (2025), "Qwen3 Technical Report"; models/llama.py for the rest.
-    Hub docs: `transformers`, model_types "mixtral", "olmoe", "qwen3_moe" and "granitemoe".
+    Jiang et al. (2024), "Mixtral of Experts"; Muennighoff et al. (2024), "OLMoE: Open
+    Mixture-of-Experts Language Models"; Yang et al. (2025), "Qwen3 Technical Report";
+    models/llama.py for the rest. Hub docs: `transformers`, model_types "mixtral", "olmoe",
+    "qwen3_moe" and "granitemoe".
 
 Differences from similar architectures
     Llama        has one MLP per layer.
     GPT-OSS      has sinks in attention, biases, and another gate of its experts.
 
     mixtral      the weights of a token's experts sum to 1
-    olmoe        one norm over all heads of q, and one over all heads of k; the weights of all experts sum to 1
-    qwen3_moe    a norm of each head of q and k; some layers may have one MLP
+    olmoe        one norm over all heads of q, and one over all heads of k; the weights of all
+    experts sum to 1 qwen3_moe    a norm of each head of q and k; some layers may have one MLP
     granitemoe   factors of the embedding, the scores, both branches of a layer, and the logits
 
 Notation
@@ -40,16 +42,29 @@ from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
 
-CLASSES = {"mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
-           "granitemoe": "GraniteMoeForCausalLM"}  # fmt: skip
+CLASSES = {
+    "mixtral": "MixtralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+}
 
 
 class Attention(nn.Module):
     def __init__(self, config: "MixtralConfig", layer: int) -> None:
         super().__init__()
-        C, size, kind, bias = config.hidden_size, config.head_size, config.model_type, config.attention_bias
+        C, size, kind, bias = (
+            config.hidden_size,
+            config.head_size,
+            config.model_type,
+            config.attention_bias,
+        )
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
-        self.scale, self.window, self.dropout = config.scale, config.window, config.attention_dropout
+        self.scale, self.window, self.dropout = (
+            config.scale,
+            config.window,
+            config.attention_dropout,
+        )
         self.all_heads = kind == "olmoe"  # one norm of all heads
         self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
         self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
@@ -71,7 +86,8 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotation(q, k)
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)
         return self.o_proj(merge_heads(y))
 
 
@@ -83,7 +99,9 @@ class Block(nn.Module):
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(C, config.rms_norm_eps)
         self.factor = config.residual_multiplier
-        routing = Routing(config.num_experts_per_tok, normalize=config.norm_topk_prob, factor=self.factor)
+        routing = Routing(
+            config.num_experts_per_tok, normalize=config.norm_topk_prob, factor=self.factor
+        )
         sparse = config.is_sparse(layer)
         self.mlp = (
             Mixture(config.num_experts, C, inner, config.hidden_act, routing)
@@ -104,11 +122,15 @@ class Mixtral(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
@@ -124,12 +146,17 @@ class Mixtral(LanguageModel):
 
     def cache_layout(self) -> list[KeyValues]:
         config = self.config
-        return [KeyValues(config.kv_heads, config.head_size, config.window)] * config.num_hidden_layers
+        return [
+            KeyValues(config.kv_heads, config.head_size, config.window)
+        ] * config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
         block: Any
         config = self.config
-        yield Embed(self.embed_tokens, scale=None if config.embedding_multiplier == 1 else config.embedding_multiplier)
+        yield Embed(
+            self.embed_tokens,
+            scale=None if config.embedding_multiplier == 1 else config.embedding_multiplier,
+        )
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
             heads = attn.heads, attn.kv_heads
@@ -144,10 +171,16 @@ class Mixtral(LanguageModel):
             else:
                 yield from mlp.steps()
         yield Norm(self.norm)
-        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head, scale=1 / config.logits_scaling)
+        yield Logits(
+            self.embed_tokens if self.lm_head is None else self.lm_head,
+            scale=1 / config.logits_scaling,
+        )
 
 
-QWEN, GRANITE = {"model_types": ("qwen3_moe",)}, {"range": (0.0, 1e6), "model_types": ("granitemoe",)}
+QWEN, GRANITE = (
+    {"model_types": ("qwen3_moe",)},
+    {"range": (0.0, 1e6), "model_types": ("granitemoe",)},
+)
 
 
 @dataclass(frozen=True)
@@ -156,7 +189,9 @@ class MixtralConfig(HeadSettings, GroupedHeads):
 
     TITLE: ClassVar = "Mixtral"
     ONLY_VALUE: ClassVar = {"clip_qkv": None, "router_jitter_noise": 0.0}
-    NO_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef", "max_window_layers"})
+    NO_EFFECT: ClassVar = frozenset(
+        {"output_router_logits", "router_aux_loss_coef", "max_window_layers"}
+    )
     ALIASES: ClassVar = {name: {"num_local_experts": "num_experts"} for name in CLASSES}
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "mixtral": {},
@@ -179,12 +214,14 @@ class MixtralConfig(HeadSettings, GroupedHeads):
     moe_intermediate_size: int = field(default=768, metadata=QWEN)  # of an expert
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = field(default=8, metadata={"range": (1, 2**24)})  # None: num_attention_heads
+    # None: num_attention_heads
+    num_key_value_heads: int | None = field(default=8, metadata={"range": (1, 2**24)})
     # None: hidden_size / heads
     head_dim: int | None = field(
         default=None, metadata={"range": (2, 2**16), "model_types": ("mixtral", "qwen3_moe")}
-    )  # fmt: skip
-    num_experts: int = field(default=8, metadata={"range": (1, 1024)})  # num_local_experts in mixtral's config.json
+    )
+    # num_local_experts in mixtral's config.json
+    num_experts: int = field(default=8, metadata={"range": (1, 1024)})
     num_experts_per_tok: int = field(default=2, metadata={"range": (1, 16)})
     norm_topk_prob: bool = field(default=True, metadata={"model_types": ("olmoe", "qwen3_moe")})
     decoder_sparse_step: int = field(default=1, metadata=QWEN)  # each n-th layer has experts
@@ -193,12 +230,15 @@ class MixtralConfig(HeadSettings, GroupedHeads):
     max_position_embeddings: int = field(default=2**17, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-5
     rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and others
-    attention_bias: bool = field(default=False, metadata={"model_types": ("olmoe", "qwen3_moe", "granitemoe")})
+    attention_bias: bool = field(
+        default=False, metadata={"model_types": ("olmoe", "qwen3_moe", "granitemoe")}
+    )
     sliding_window: int | None = field(
         default=None, metadata={"range": (1, 2**31), "model_types": ("mixtral", "qwen3_moe")}
-    )  # fmt: skip
+    )
     use_sliding_window: bool = field(default=False, metadata=QWEN)
-    attention_multiplier: float = field(default=1.0, metadata=GRANITE)  # of the scores, in place of 1 / √D
+    # of the scores, in place of 1 / √D
+    attention_multiplier: float = field(default=1.0, metadata=GRANITE)
     embedding_multiplier: float = field(default=1.0, metadata=GRANITE)
     residual_multiplier: float = field(default=1.0, metadata=GRANITE)
     logits_scaling: float = field(default=1.0, metadata=GRANITE)  # divides the logits
@@ -215,45 +255,60 @@ class MixtralConfig(HeadSettings, GroupedHeads):
         if self.head_dim is None:
             check_multiple(self, "hidden_size", "num_attention_heads")
         if self.head_size % 2:
-            raise ValueError(f"Mixtral: head_dim ({self.head_size}) must be even: positions rotate pairs")
+            raise ValueError(
+                f"Mixtral: head_dim ({self.head_size}) must be even: positions rotate pairs"
+            )
         if self.logits_scaling == 0:
             raise ValueError("Mixtral: logits_scaling must be above 0")
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
-                f"Mixtral: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than the number of experts "
-                f"({self.num_experts})"
+                f"Mixtral: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than the"
+                f" number of experts ({self.num_experts})"
             )
         rotary.check("Mixtral", self.rope)
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        return layer not in (self.mlp_only_layers or ()) and (layer + 1) % self.decoder_sparse_step == 0
+        return (
+            layer not in (self.mlp_only_layers or ())
+            and (layer + 1) % self.decoder_sparse_step == 0
+        )
 
     @property
     def scale(self) -> float:
         """The factor of attention scores."""
-        return self.attention_multiplier if self.model_type == "granitemoe" else self.head_size**-0.5
+        return (
+            self.attention_multiplier if self.model_type == "granitemoe" else self.head_size**-0.5
+        )
 
     @property
     def expert_size(self) -> int:
         """I."""
-        return self.moe_intermediate_size if self.model_type == "qwen3_moe" else self.intermediate_size
+        return (
+            self.moe_intermediate_size if self.model_type == "qwen3_moe" else self.intermediate_size
+        )
 
     @property
     def window(self) -> int | None:
         """The window of all layers, in positions; None for all previous positions."""
-        return self.sliding_window if self.use_sliding_window or self.model_type == "mixtral" else None
+        return (
+            self.sliding_window if self.use_sliding_window or self.model_type == "mixtral" else None
+        )
 
     @property
     def rope(self) -> dict[str, Any]:
         """rope_parameters with defaults."""
         theta = {"mixtral": 1e6}.get(self.model_type, 10000.0)
-        return rotary.completed({"rope_theta": theta, **(self.rope_parameters or {})}, self.max_position_embeddings)
+        return rotary.completed(
+            {"rope_theta": theta, **(self.rope_parameters or {})}, self.max_position_embeddings
+        )
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)
-        settings = {name: value for name, value in self.without_head().items() if name not in absent}
+        settings = {
+            name: value for name, value in self.without_head().items() if name not in absent
+        }
         if self.model_type in ("mixtral", "granitemoe"):
             settings["num_local_experts"] = settings.pop("num_experts")
         own = {"rope_parameters": self.rope, "num_key_value_heads": self.kv_heads}

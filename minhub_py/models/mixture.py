@@ -1,8 +1,10 @@
-"""The mixture of experts that replaces the MLP of a block: a router, and E gated MLPs without biases.
+"""The mixture of experts that replaces the MLP of a block: a router, and E gated MLPs without
+biases.
 
 GPT-OSS has its own in models/gptoss.py. `experts.route` documents the choice of the experts.
 
-Notation: B batch rows, T positions, N = B * T, C channels, E experts, K experts of a token, I channels of an expert.
+Notation: B batch rows, T positions, N = B * T, C channels, E experts, K experts of a token, I
+channels of an expert.
 """
 
 from collections.abc import Iterator
@@ -32,12 +34,16 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
         """The output (n, C) of an expert for x (n, C)."""
-        gate, up, down = (matrices.expert(expert) for matrices in (self.gate_proj, self.up_proj, self.down_proj))
+        gate, up, down = (
+            matrices.expert(expert) for matrices in (self.gate_proj, self.up_proj, self.down_proj)
+        )
         return F.linear(self.act(F.linear(x, gate)) * F.linear(x, up), down)
 
 
 class SharedExpert(GatedMLP):
-    """An MLP that all tokens use in addition to their experts, multiplied by a sigmoid of each token."""
+    """An MLP that all tokens use in addition to their experts, multiplied by a sigmoid of each
+    token.
+    """
 
     def __init__(self, channels: int, inner: int, activation: str) -> None:
         super().__init__(channels, inner, activation)
@@ -52,24 +58,34 @@ class SharedExpert(GatedMLP):
         yield Add(self.down_proj, norm)
 
     def parallel_steps(self, norm: Any) -> Iterator[Step]:
-        """The operations for h = norm(x), and again h = norm(x) with the x before them, for the experts."""
+        """The operations for h = norm(x), and again h = norm(x) with the x before them, for the
+        experts.
+        """
         yield SaveResidual()
         yield from self.steps()
         yield Norm(norm, saved=True)
 
 
 class Mixture(nn.Module):
-    """The weighted sum of the outputs of each token's experts. choice_bias: whether the choice has a bias.
+    """The weighted sum of the outputs of each token's experts. choice_bias: whether the choice has
+    a bias.
 
-    router_norm: a norm of the router's input, which is then another one than the experts'; each expert has a factor.
+    router_norm: a norm of the router's input, which is then another one than the experts'; each
+    expert has a factor.
     """
 
     expert_bias: Tensor | None
 
     def __init__(
-        self, experts: int, channels: int, inner: int, activation: str, routing: Routing, choice_bias: bool = False,
+        self,
+        experts: int,
+        channels: int,
+        inner: int,
+        activation: str,
+        routing: Routing,
+        choice_bias: bool = False,
         router_norm: RMSNorm | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.routing, self.activation = routing, activation
         self.gate = nn.Linear(channels, experts, bias=False)
@@ -85,14 +101,23 @@ class Mixture(nn.Module):
         if self.router_norm is not None and residual is not None:
             routed = (self.router_norm(residual) * x.size(2) ** -0.5).flatten(0, 1)
         settings = rule.top, rule.normalize, rule.sigmoid, rule.factor
-        weights, chosen = route(routed, self.gate.weight, None, *settings, self.expert_bias, self.factors)  # (N, K)
+        # (N, K)
+        weights, chosen = route(
+            routed, self.gate.weight, None, *settings, self.expert_bias, self.factors
+        )
         return mixture(tokens, weights, chosen, self.experts).view_as(x)
 
     def step(self) -> steps.Experts:
         """The operation. With a `router_norm`, the sum replaces the residual stream."""
         experts = self.experts
         return steps.Experts(
-            self.gate, self.routing, [experts.gate_proj, experts.up_proj], experts.down_proj,
-            activation=self.activation, choice_bias=self.expert_bias, router_norm=self.router_norm,
-            factors=self.factors, replaces=self.router_norm is not None,
-        )  # fmt: skip
+            self.gate,
+            self.routing,
+            [experts.gate_proj, experts.up_proj],
+            experts.down_proj,
+            activation=self.activation,
+            choice_bias=self.expert_bias,
+            router_norm=self.router_norm,
+            factors=self.factors,
+            replaces=self.router_norm is not None,
+        )

@@ -1,19 +1,24 @@
 """ModernBERT, an encoder with rotary positions and local attention.
 
 Sources
-    Warner et al. (2024), "Smarter, Better, Faster, Longer" (ModernBERT); Su et al. (2021), "RoFormer", for rotary
-    positions; Shazeer (2020), "GLU Variants", for the gated MLP; Beltagy et al. (2020), "Longformer", for local
-    attention.
-    Hub docs: `transformers`, model_type "modernbert".
+    Warner et al. (2024), "Smarter, Better, Faster, Longer" (ModernBERT); Su et al. (2021),
+    "RoFormer", for rotary positions; Shazeer (2020), "GLU Variants", for the gated MLP; Beltagy et
+    al. (2020), "Longformer", for local attention. Hub docs: `transformers`, model_type
+    "modernbert".
 
 Differences from similar architectures
-    bert      has learned positions, token types and biases, and norms the sums with the residual stream. ModernBERT
-              norms the input of attention and MLP; layer 0 has no norm before attention, as the embeddings are normed.
-    gemma3    is a decoder. Both alternate global and local layers with a rope_theta each; here the first of three
-              layers is global, and a local layer attends to local_attention // 2 positions on both sides.
+    bert      has learned positions, token types and biases, and norms the sums with the residual
+    stream. ModernBERT
+              norms the input of attention and MLP; layer 0 has no norm before attention, as the
+              embeddings are normed.
+    gemma3    is a decoder. Both alternate global and local layers with a rope_theta each; here the
+    first of three
+              layers is global, and a local layer attends to local_attention // 2 positions on both
+              sides.
 
 Notation
-    B batch rows    T positions    C channels, hidden_size    H heads    D head size, C / H    V vocabulary
+    B batch rows    T positions    C channels, hidden_size    H heads    D head size, C / H    V
+    vocabulary
 """
 
 from collections.abc import Iterator
@@ -30,7 +35,17 @@ from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions
-from minhub_py.models.steps import Add, Attend, Embed, Gate, HiddenStates, Linear, Norm, Rotate, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    Embed,
+    Gate,
+    HiddenStates,
+    Linear,
+    Norm,
+    Rotate,
+    Step,
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -39,8 +54,16 @@ class Attention(nn.Module):
     def __init__(self, config: "ModernBertConfig", layer: int) -> None:
         super().__init__()
         C = config.hidden_size
-        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
-        self.kind, self.window, self.scale = config.kinds[layer], config.windows[layer], (C // self.heads) ** -0.5
+        self.layer, self.heads, self.dropout = (
+            layer,
+            config.num_attention_heads,
+            config.attention_dropout,
+        )
+        self.kind, self.window, self.scale = (
+            config.kinds[layer],
+            config.windows[layer],
+            (C // self.heads) ** -0.5,
+        )
         self.qkv, self.o = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
         self.drop = nn.Dropout(config.attention_dropout)
 
@@ -61,7 +84,10 @@ class MLP(nn.Module):
         super().__init__()
         self.wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.act, self.dropout = ACTIVATIONS[config.hidden_activation], nn.Dropout(config.mlp_dropout)
+        self.act, self.dropout = (
+            ACTIVATIONS[config.hidden_activation],
+            nn.Dropout(config.mlp_dropout),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x, gate = self.wi(x).chunk(2, dim=-1)
@@ -76,7 +102,9 @@ class Block(nn.Module):
         self.mlp_norm, self.mlp = norm_of(config), MLP(config)
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
-        x = x + self.attention(x if self.attention_norm is None else self.attention_norm(x), past, rotation)
+        x = x + self.attention(
+            x if self.attention_norm is None else self.attention_norm(x), past, rotation
+        )
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -87,10 +115,14 @@ class ModernBert(Encoder):
         super().__init__()
         self.config = config
         size = config.hidden_size // config.num_attention_heads
-        self.ropes = {kind: rotary.rope_of(config.ropes[kind], size) for kind in sorted(set(config.kinds))}
+        self.ropes = {
+            kind: rotary.rope_of(config.ropes[kind], size) for kind in sorted(set(config.kinds))
+        }
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = norm_of(config)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.final_norm = norm_of(config)
         self.drop = nn.Dropout(config.embedding_dropout)
         self.head = head_of(config)
@@ -103,7 +135,9 @@ class ModernBert(Encoder):
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
         x = self.drop(self.norm(self.embed_tokens(idx)))  # (B, T, C)
         # Products in float32, as in training.
-        rotations = {kind: Rotation(rope, past.positions, torch.float32) for kind, rope in self.ropes.items()}
+        rotations = {
+            kind: Rotation(rope, past.positions, torch.float32) for kind, rope in self.ropes.items()
+        }
         for block, kind in zip(self.layers, self.config.kinds, strict=True):
             x = block(x, past, rotations[kind])
         return self.final_norm(x)
@@ -118,7 +152,9 @@ class ModernBert(Encoder):
                 yield Norm(block.attention_norm)
             yield Linear([attn.qkv])
             yield Rotate(attn.heads, attn.heads, self.ropes[attn.kind])
-            yield Attend(attn.heads, attn.heads, attn.scale, attn.window, causal=False, dropout=attn.dropout)
+            yield Attend(
+                attn.heads, attn.heads, attn.scale, attn.window, causal=False, dropout=attn.dropout
+            )
             yield Add(attn.o, dropout=attn.dropout)
             yield Norm(block.mlp_norm)
             yield Linear([mlp.wi])
@@ -143,7 +179,11 @@ def head_of(config: "ModernBertConfig") -> nn.Module | None:
     if config.head == "sequence":
         pooling: Literal["cls", "mean"] = "mean" if config.classifier_pooling == "mean" else "cls"
         return SequenceHead(C, labels, act, norm_of(config), False, pooling, dropout=p)
-    return TokenHead(C, labels, dropout=p, act=act, norm=norm_of(config)) if config.head == "tokens" else None
+    return (
+        TokenHead(C, labels, dropout=p, act=act, norm=norm_of(config))
+        if config.head == "tokens"
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -152,8 +192,15 @@ class ModernBertConfig(HeadSettings, Positions):
 
     TITLE: ClassVar = "ModernBERT"
     IS_ENCODER: ClassVar = True
-    ONLY_VALUE: ClassVar = {"norm_bias": False, "attention_bias": False, "mlp_bias": False, "classifier_bias": False,
-                            "decoder_bias": True, "is_decoder": False, "is_causal": False}  # fmt: skip
+    ONLY_VALUE: ClassVar = {
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "classifier_bias": False,
+        "decoder_bias": True,
+        "is_decoder": False,
+        "is_causal": False,
+    }
     NO_EFFECT: ClassVar = frozenset(
         """
         reference_compile repad_logits_with_grad sparse_prediction sparse_pred_ignore_index deterministic_flash_attn
@@ -192,8 +239,9 @@ class ModernBertConfig(HeadSettings, Positions):
     def __post_init__(self) -> None:
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
-                f"ModernBERT: hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads "
-                f"({self.num_attention_heads}), with an even head size: positions rotate pairs"
+                f"ModernBERT: hidden_size ({self.hidden_size}) must be a multiple of"
+                f" num_attention_heads ({self.num_attention_heads}), with an even head size:"
+                " positions rotate pairs"
             )
         for kind in sorted(set(self.kinds)):
             rotary.check("ModernBERT", self.ropes[kind])
@@ -203,29 +251,46 @@ class ModernBertConfig(HeadSettings, Positions):
         """The type of each layer."""
         count = self.num_hidden_layers
         if self.layer_types is None:
-            return [SLIDING if layer % self.global_attn_every_n_layers else FULL for layer in range(count)]
+            return [
+                SLIDING if layer % self.global_attn_every_n_layers else FULL
+                for layer in range(count)
+            ]
         if len(self.layer_types) != count or not set(self.layer_types) <= {FULL, SLIDING}:
-            raise ValueError(f"ModernBERT: layer_types must be {FULL} or {SLIDING} for each of {count} layers")
+            raise ValueError(
+                f"ModernBERT: layer_types must be {FULL} or {SLIDING} for each of {count} layers"
+            )
         return list(self.layer_types)
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer, on both sides and with the current position; None for all positions."""
+        """The window of each layer, on both sides and with the current position; None for all
+        positions.
+        """
         return [self.local_attention // 2 + 1 if kind == SLIDING else None for kind in self.kinds]
 
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
         """rope_parameters of each layer type, with defaults."""
         parameters = self.rope_parameters or {}
-        if not all(kind in (FULL, SLIDING) and isinstance(rope, dict | None) for kind, rope in parameters.items()):
-            raise ValueError(f"ModernBERT: rope_parameters must contain settings for {FULL} and {SLIDING}")
+        if not all(
+            kind in (FULL, SLIDING) and isinstance(rope, dict | None)
+            for kind, rope in parameters.items()
+        ):
+            raise ValueError(
+                f"ModernBERT: rope_parameters must contain settings for {FULL} and {SLIDING}"
+            )
         ropes = {}
         older = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
         for kind, (name, default) in older.items():
             rope, theta = parameters.get(kind) or {}, getattr(self, name)
             if theta is not None and rope.get("rope_theta", theta) != theta:
-                raise ValueError(f"ModernBERT: config.json has two values of {name}: {theta} and {rope['rope_theta']}")
-            ropes[kind] = rotary.completed({"rope_theta": theta or default, **rope}, self.max_position_embeddings)
+                raise ValueError(
+                    f"ModernBERT: config.json has two values of {name}: {theta} and"
+                    f" {rope['rope_theta']}"
+                )
+            ropes[kind] = rotary.completed(
+                {"rope_theta": theta or default, **rope}, self.max_position_embeddings
+            )
         return ropes
 
     def to_hub(self) -> dict[str, Any]:
@@ -233,5 +298,8 @@ class ModernBertConfig(HeadSettings, Positions):
         settings = {"model_type": "modernbert", **self.hub_settings("ModernBert")}
         del settings["global_attn_every_n_layers"]
         ropes = self.ropes
-        thetas = {"global_rope_theta": ropes[FULL]["rope_theta"], "local_rope_theta": ropes[SLIDING]["rope_theta"]}
+        thetas = {
+            "global_rope_theta": ropes[FULL]["rope_theta"],
+            "local_rope_theta": ropes[SLIDING]["rope_theta"],
+        }
         return {**settings, **thetas, "layer_types": self.kinds, "rope_parameters": ropes}

@@ -1,17 +1,19 @@
 """MPNet, an encoder with bidirectional attention and relative positions.
 
 Sources
-    Song et al. (2020), "MPNet: Masked and Permuted Pre-training for Language Understanding"; Raffel et al. (2020),
-    "T5", for the relative positions.
-    Hub docs: `transformers`, model_type "mpnet".
+    Song et al. (2020), "MPNet: Masked and Permuted Pre-training for Language Understanding"; Raffel
+    et al. (2020), "T5", for the relative positions. Hub docs: `transformers`, model_type "mpnet".
 
 Differences from similar architectures
-    bert      has no relative positions, but token types. MPNet adds a bias per head and distance to the scores, with
+    bert      has no relative positions, but token types. MPNet adds a bias per head and distance to
+    the scores, with
               one table for all layers.
-    roberta   counts positions in the same way, without padding tokens; its ID of the padding token is a setting.
+    roberta   counts positions in the same way, without padding tokens; its ID of the padding token
+    is a setting.
 
 Notation
-    B batch rows    T positions    C channels, hidden_size    H heads    D head size, C / H    V vocabulary
+    B batch rows    T positions    C channels, hidden_size    H heads    D head size, C / H    V
+    vocabulary
 """
 
 from collections.abc import Iterator
@@ -26,7 +28,16 @@ from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
 from minhub_py.models.layers import RelativeBias, counted_positions
-from minhub_py.models.steps import Add, AddPositions, Attend, Embed, HiddenStates, Linear, Norm, Step
+from minhub_py.models.steps import (
+    Add,
+    AddPositions,
+    Attend,
+    Embed,
+    HiddenStates,
+    Linear,
+    Norm,
+    Step,
+)
 
 PAD = 1  # ID of the padding token. transformers has the same constant and ignores pad_token_id.
 BUCKETS, MAX_DISTANCE = 32, 128  # of the relative positions
@@ -36,15 +47,22 @@ class Attention(nn.Module):
     def __init__(self, config: "MPNetConfig", layer: int) -> None:
         super().__init__()
         C = config.hidden_size
-        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_probs_dropout_prob
+        self.layer, self.heads, self.dropout = (
+            layer,
+            config.num_attention_heads,
+            config.attention_probs_dropout_prob,
+        )
         self.scale = (C // self.heads) ** -0.5
         self.q, self.k, self.v, self.o = (nn.Linear(C, C) for _ in range(4))
 
     def forward(self, x: Tensor, past: Past, bias: Tensor) -> Tensor:
         """Attention of x (B, T, C). bias: (1, H, T, T)."""
-        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.q, self.k, self.v))  # (B, H, T, D) each
+        # (B, H, T, D) each
+        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.q, self.k, self.v))
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, bias=bias, causal=False, dropout=dropout)
+        y = past.attend(
+            self.layer, q, k, v, scale=self.scale, bias=bias, causal=False, dropout=dropout
+        )
         return self.o(merge_heads(y))
 
 
@@ -56,7 +74,10 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(C, eps=eps)
         self.fc1, self.fc2 = nn.Linear(C, inner), nn.Linear(inner, C)
         self.mlp_norm = nn.LayerNorm(C, eps=eps)
-        self.act, self.dropout = ACTIVATIONS[config.hidden_act], nn.Dropout(config.hidden_dropout_prob)
+        self.act, self.dropout = (
+            ACTIVATIONS[config.hidden_act],
+            nn.Dropout(config.hidden_dropout_prob),
+        )
 
     def forward(self, x: Tensor, past: Past, bias: Tensor) -> Tensor:
         x = self.attention_norm(x + self.dropout(self.attention(x, past, bias)))
@@ -73,8 +94,12 @@ class MPNet(Encoder):
         self.embed_tokens = nn.Embedding(config.vocab_size, C)
         self.embed_positions = nn.Embedding(config.max_position_embeddings, C)
         self.norm = nn.LayerNorm(C, eps=config.layer_norm_eps)
-        self.relative_bias = RelativeBias(BUCKETS, config.num_attention_heads, MAX_DISTANCE, bidirectional=True)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.relative_bias = RelativeBias(
+            BUCKETS, config.num_attention_heads, MAX_DISTANCE, bidirectional=True
+        )
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.drop = nn.Dropout(config.hidden_dropout_prob)
         self.head = head_of(config)
         self.init_weights(config.initializer_range)
@@ -101,7 +126,12 @@ class MPNet(Encoder):
             attn = block.attention
             yield Linear([attn.q, attn.k, attn.v])
             yield Attend(
-                attn.heads, attn.heads, attn.scale, bias=self.relative_bias, causal=False, dropout=attn.dropout
+                attn.heads,
+                attn.heads,
+                attn.scale,
+                bias=self.relative_bias,
+                causal=False,
+                dropout=attn.dropout,
             )
             yield Add(attn.o, dropout=p)
             yield Norm(block.attention_norm, to_residual=True)
@@ -117,7 +147,9 @@ def head_of(config: "MPNetConfig") -> nn.Module | None:
     if config.head == "masked_lm":
         norm = nn.LayerNorm(C, eps=config.layer_norm_eps)
         tied = config.tie_word_embeddings
-        return MaskedLMHead(C, C, config.vocab_size, F.gelu, norm, bias=True, tied=tied, own_bias=True)
+        return MaskedLMHead(
+            C, C, config.vocab_size, F.gelu, norm, bias=True, tied=tied, own_bias=True
+        )
     if config.head == "sequence":
         return SequenceHead(C, labels, ACTIVATIONS["tanh"], dropout=p, input_dropout=p)
     return TokenHead(C, labels, dropout=p) if config.head == "tokens" else None
@@ -129,8 +161,14 @@ class MPNetConfig(HeadSettings):
 
     TITLE: ClassVar = "MPNet"
     IS_ENCODER: ClassVar = True
-    ONLY_VALUE: ClassVar = {"relative_attention_num_buckets": BUCKETS, "is_decoder": False, "is_causal": False}
-    NO_EFFECT: ClassVar = frozenset({"classifier_dropout", "gradient_checkpointing", "layer_norm_epsilon"})
+    ONLY_VALUE: ClassVar = {
+        "relative_attention_num_buckets": BUCKETS,
+        "is_decoder": False,
+        "is_causal": False,
+    }
+    NO_EFFECT: ClassVar = frozenset(
+        {"classifier_dropout", "gradient_checkpointing", "layer_norm_epsilon"}
+    )
 
     vocab_size: int = 30527
     hidden_size: int = 768
@@ -151,8 +189,8 @@ class MPNetConfig(HeadSettings):
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"MPNet: hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads "
-                f"({self.num_attention_heads})"
+                f"MPNet: hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads"
+                f" ({self.num_attention_heads})"
             )
 
     @property

@@ -1,16 +1,17 @@
 """OLMo 2 and 3: Llama with norms after attention and MLP instead of before them.
 
 Sources
-    Team OLMo (2024), "2 OLMo 2 Furious"; Team OLMo (2025), "Olmo 3". Norms after the layers: Liu et al. (2022), "Swin
-    Transformer V2"; norms of q and k: Henry et al. (2020), "Query-Key Normalization".
-    Hub docs: `transformers`, model_types "olmo2" and "olmo3".
+    Team OLMo (2024), "2 OLMo 2 Furious"; Team OLMo (2025), "Olmo 3". Norms after the layers: Liu et
+    al. (2022), "Swin Transformer V2"; norms of q and k: Henry et al. (2020), "Query-Key
+    Normalization". Hub docs: `transformers`, model_types "olmo2" and "olmo3".
 
 Differences from similar architectures
     Llama     has norms before attention and MLP, and no norms of q and k.
     Qwen 3    norms each head of q and k; OLMo 2 norms all heads of q together, and all heads of k.
     Gemma 2   has norms before and after attention and MLP.
 
-    olmo3     a window in all layers but each fourth; a scaled rotation only in the layers without a window
+    olmo3     a window in all layers but each fourth; a scaled rotation only in the layers without a
+    window
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,9 +46,12 @@ class Olmo2Config(DecoderConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            eps=self.rms_norm_eps, biases=biases(self.attention_bias, self.attention_bias), head_norms="joint",
-            exact_rotation=True, norms="after",
-        )  # fmt: skip
+            eps=self.rms_norm_eps,
+            biases=biases(self.attention_bias, self.attention_bias),
+            head_norms="joint",
+            exact_rotation=True,
+            norms="after",
+        )
 
 
 class Olmo3(Decoder):
@@ -56,7 +60,9 @@ class Olmo3(Decoder):
 
 @dataclass(frozen=True)
 class Olmo3Config(Olmo2Config):
-    """The settings of config.json that change the result. Defaults: OLMo 3 7B, except the sizes of the context."""
+    """The settings of config.json that change the result. Defaults: OLMo 3 7B, except the sizes of
+    the context.
+    """
 
     TITLE: ClassVar = "OLMo 3"
     MODEL_TYPE: ClassVar = "olmo3"
@@ -76,13 +82,15 @@ class Olmo3Config(Olmo2Config):
 
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
-        """rope_parameters of each layer type, with defaults. A flat file is about the layers without a window."""
+        """rope_parameters of each layer type, with defaults. A flat file is about the layers
+        without a window.
+        """
         parameters = self.rope_parameters or {}
         if not any(isinstance(value, dict) for value in parameters.values()):
             if parameters.get("rope_theta", self.THETA) != self.THETA:
                 raise ValueError(
-                    f"OLMo 3: rope_theta is not {self.THETA:g}, so rope_parameters must have settings for {FULL} and "
-                    f"{SLIDING}"
+                    f"OLMo 3: rope_theta is not {self.THETA:g}, so rope_parameters must have"
+                    f" settings for {FULL} and {SLIDING}"
                 )
             parameters = {FULL: parameters}
         if not set(parameters) <= {FULL, SLIDING}:
@@ -101,7 +109,9 @@ class Olmo3Config(Olmo2Config):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         windows, ropes = self.windows_of(self.types, self.sliding_window), self.ropes
-        return replace(super().structure, windows=windows, ropes=[ropes[name] for name in self.types])
+        return replace(
+            super().structure, windows=windows, ropes=[ropes[name] for name in self.types]
+        )
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

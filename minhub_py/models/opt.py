@@ -5,13 +5,14 @@ Sources
     Taylor et al. (2022), "Galactica". Hub docs: `transformers`, model_type "opt".
 
 Differences from similar architectures
-    GPT-2    has norms before attention and MLP, as most OPT models; OPT 350M has them after, and an embedding narrower
+    GPT-2    has norms before attention and MLP, as most OPT models; OPT 350M has them after, and an
+    embedding narrower
              than its stream. The first two rows of OPT's position embedding are unused. ReLU.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
-    C channels, hidden_size    E width of the embedding, word_embed_proj_dim    H heads    D head size, C / H
-    V vocabulary
+    C channels, hidden_size    E width of the embedding, word_embed_proj_dim    H heads    D head
+    size, C / H V vocabulary
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,17 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.settings import Positions, check_multiple
-from minhub_py.models.steps import Add, AddPositions, Attend, Embed, Linear, LoadResidual, Logits, Norm, Step
+from minhub_py.models.steps import (
+    Add,
+    AddPositions,
+    Attend,
+    Embed,
+    Linear,
+    LoadResidual,
+    Logits,
+    Norm,
+    Step,
+)
 
 FIRST = 2  # row of the position 0
 
@@ -89,11 +100,15 @@ class OPT(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, E)
         self.embed_positions = nn.Embedding(config.max_position_embeddings + FIRST, C)
         self.project_in = None if E == C else nn.Linear(E, C, bias=False)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.final_layer_norm = norm_of(config) if config.ends_with_norm else None
         self.project_out = None if E == C else nn.Linear(C, E, bias=False)
         # A tied head is the token embedding itself and has no parameter.
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(E, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if config.tie_word_embeddings else nn.Linear(E, config.vocab_size, bias=False)
+        )
         self.init_weights(config.init_std)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
@@ -127,7 +142,10 @@ class OPT(LanguageModel):
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
             yield Attend(attn.heads, attn.heads, attn.scale, dropout=attn.dropout)
             yield Add(attn.out_proj, dropout=p)
-            yield Norm(block.final_layer_norm if before else block.self_attn_layer_norm, to_residual=not before)
+            yield Norm(
+                block.final_layer_norm if before else block.self_attn_layer_norm,
+                to_residual=not before,
+            )
             yield Linear([block.fc1], self.config.activation_function)
             yield Add(block.fc2, dropout=p)
             if not before:
@@ -146,8 +164,12 @@ class OPTConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: OPT 125M."""
 
     TITLE: ClassVar = "OPT"
-    ONLY_VALUE: ClassVar = {"layerdrop": 0.0, "activation_dropout": 0.0,
-                            "learned_embeddings": True, "scale_embeddings": False}  # fmt: skip
+    ONLY_VALUE: ClassVar = {
+        "layerdrop": 0.0,
+        "activation_dropout": 0.0,
+        "learned_embeddings": True,
+        "scale_embeddings": False,
+    }
 
     vocab_size: int = 50272
     hidden_size: int = 768
@@ -156,7 +178,8 @@ class OPTConfig(HeadSettings, Positions):
     max_position_embeddings: int = field(default=2048, metadata={"range": (1, 2**31)})
     do_layer_norm_before: bool = True
     _remove_final_layer_norm: bool = False  # the name in config.json, with the underscore
-    word_embed_proj_dim: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: hidden_size
+    # None: hidden_size
+    word_embed_proj_dim: int | None = field(default=None, metadata={"range": (1, 2**24)})
     dropout: float = 0.1
     attention_dropout: float = 0.0
     num_attention_heads: int = 12
@@ -180,7 +203,9 @@ class OPTConfig(HeadSettings, Positions):
 
     @property
     def ends_with_norm(self) -> bool:
-        """Whether a norm follows the last block: blocks with norms after attention and MLP end with a norm."""
+        """Whether a norm follows the last block: blocks with norms after attention and MLP end with
+        a norm.
+        """
         return self.do_layer_norm_before and not self._remove_final_layer_norm
 
     def to_hub(self) -> dict[str, Any]:

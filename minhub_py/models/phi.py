@@ -1,8 +1,10 @@
-"""Phi, small models with a parallel residual: attention and MLP read the same norm of the stream. In one file.
+"""Phi, small models with a parallel residual: attention and MLP read the same norm of the stream.
+In one file.
 
 Sources
-    Gunasekar et al. (2023), "Textbooks Are All You Need" (phi-1); Li et al. (2023), phi-1.5; Javaheripi et al. (2023),
-    phi-2. Hub docs: `transformers`, model_type "phi". Phi-3 and Phi-4 have another model_type.
+    Gunasekar et al. (2023), "Textbooks Are All You Need" (phi-1); Li et al. (2023), phi-1.5;
+    Javaheripi et al. (2023), phi-2. Hub docs: `transformers`, model_type "phi". Phi-3 and Phi-4
+    have another model_type.
 
 Differences from similar architectures
     GPT-J       has one norm, too, rotates the pairs (2i, 2i + 1), and has no biases in attention.
@@ -28,7 +30,17 @@ from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_multiple, check_rotated
-from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    Embed,
+    Linear,
+    Logits,
+    Norm,
+    Rotate,
+    SaveResidual,
+    Step,
+)
 
 
 class Attention(nn.Module):
@@ -84,7 +96,9 @@ class Phi(LanguageModel):
         self.rope = rotary.rope_of(config.rope, config.rotated)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.drop = nn.Dropout(config.embd_pdrop)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.init_weights(config.initializer_range)
@@ -101,10 +115,14 @@ class Phi(LanguageModel):
 
     def logits(self, x: Tensor) -> Tensor:
         tied = self.config.tie_word_embeddings
-        return F.linear(x, self.embed_tokens.weight if tied else self.lm_head.weight, self.lm_head.bias)
+        return F.linear(
+            x, self.embed_tokens.weight if tied else self.lm_head.weight, self.lm_head.bias
+        )
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.kv_heads, self.config.head_size)] * self.config.num_hidden_layers
+        return [
+            KeyValues(self.config.kv_heads, self.config.head_size)
+        ] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
         block: Any
@@ -123,7 +141,10 @@ class Phi(LanguageModel):
             yield Add(mlp.fc2, dropout=p)
         yield Norm(self.final_layernorm)
         if self.lm_head is not None:
-            yield Logits(self.embed_tokens if self.config.tie_word_embeddings else self.lm_head, self.lm_head.bias)
+            yield Logits(
+                self.embed_tokens if self.config.tie_word_embeddings else self.lm_head,
+                self.lm_head.bias,
+            )
 
 
 @dataclass(frozen=True)
@@ -139,7 +160,8 @@ class PhiConfig(HeadSettings, Positions):
     intermediate_size: int = 8192
     num_hidden_layers: int = field(default=24, metadata={"range": (1, 4096)})
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: num_attention_heads
+    # None: num_attention_heads
+    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})
     hidden_act: str = field(default="gelu_new", metadata={"choices": tuple(ACTIVATIONS)})
     rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta, partial_rotary_factor
     attention_dropout: float = 0.0
@@ -178,7 +200,10 @@ class PhiConfig(HeadSettings, Positions):
     @property
     def rope(self) -> dict[str, Any]:
         """rope_parameters with defaults."""
-        return {"partial_rotary_factor": 0.5, **rotary.completed(self.rope_parameters, self.max_position_embeddings)}
+        return {
+            "partial_rotary_factor": 0.5,
+            **rotary.completed(self.rope_parameters, self.max_position_embeddings),
+        }
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

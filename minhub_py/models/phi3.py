@@ -5,10 +5,12 @@ Sources
     Hub docs: `transformers`, model_type "phi3".
 
 Differences from similar architectures
-    Llama    rotates all numbers of a head; Phi-4-mini rotates 3/4 of them. With rope_type longrope, short_factor
-             divides the frequencies if the cache has at most original_max_position_embeddings positions, otherwise
-             long_factor. The size of the cache decides for all positions, as in llama.cpp. In transformers the length
-             of the text decides; its cache is discarded at a change. The Hub's files fuse q, k and v, and gate and up.
+    Llama    rotates all numbers of a head; Phi-4-mini rotates 3/4 of them. With rope_type longrope,
+    short_factor
+             divides the frequencies if the cache has at most original_max_position_embeddings
+             positions, otherwise long_factor. The size of the cache decides for all positions, as
+             in llama.cpp. In transformers the length of the text decides; its cache is discarded at
+             a change. The Hub's files fuse q, k and v, and gate and up.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +32,8 @@ class Phi3Config(DecoderConfig):
     MODEL_TYPE: ClassVar = "phi3"
     ARCHITECTURE: ClassVar = "Phi3ForCausalLM"
     ONLY_VALUE: ClassVar = {"attention_bias": False, "mlp_bias": False, "lm_head_bias": False}
-    NO_EFFECT: ClassVar = frozenset({"full_attn_mod", "interpolate_factor"})  # of Microsoft's own code
+    # of Microsoft's own code
+    NO_EFFECT: ClassVar = frozenset({"full_attn_mod", "interpolate_factor"})
     ROPE_NAMES: ClassVar = {
         "partial_rotary_factor": "partial_rotary_factor",
         "original_max_position_embeddings": "original_max_position_embeddings",
@@ -53,7 +56,9 @@ class Phi3Config(DecoderConfig):
         pairs = self.rotated // 2
         for name in ("short_factor", "long_factor"):
             if (count := len(self.rope.get(name, [0] * pairs))) != pairs:
-                raise ValueError(f"Phi-3: rope_parameters' {name} has {count} factors for {pairs} rotated pairs")
+                raise ValueError(
+                    f"Phi-3: rope_parameters' {name} has {count} factors for {pairs} rotated pairs"
+                )
 
     @property
     def rope(self) -> dict[str, Any]:
@@ -76,9 +81,11 @@ class Phi3Config(DecoderConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            windows=[self.sliding_window] * self.num_hidden_layers, eps=self.rms_norm_eps, dropout=self.resid_pdrop,
+            windows=[self.sliding_window] * self.num_hidden_layers,
+            eps=self.rms_norm_eps,
+            dropout=self.resid_pdrop,
             embedding_dropout=self.embd_pdrop,
-        )  # fmt: skip
+        )
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

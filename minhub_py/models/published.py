@@ -1,12 +1,13 @@
 """Settings of published checkpoints, as data: the sizes that are known without the network.
 
-Each dict maps a repository, or its name if all belong to one owner, to the settings that differ from the defaults of
-the architecture's config.
+Each dict maps a repository, or its name if all belong to one owner, to the settings that differ
+from the defaults of the architecture's config.
 """
 
 from typing import Any
 
 Sizes = dict[str, dict[str, Any]]
+# fmt: off
 
 GPT2: Sizes = {
     "gpt2": {},
@@ -26,12 +27,12 @@ GPTBIGCODE: Sizes = {
     "starcoderbase-1b": {"n_embd": 2048, "n_layer": 24, "n_head": 16, **_STARCODER},
     "starcoderbase": {"n_embd": 6144, "n_layer": 40, "n_head": 48, **_STARCODER},
     "starcoder": {"n_embd": 6144, "n_layer": 40, "n_head": 48, **_STARCODER},
-}  # fmt: skip
+}
 
 
 def _pythia(C: int, layers: int, heads: int, vocab_size: int = 50304) -> dict[str, Any]:
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "vocab_size": vocab_size, "eos_token_id": 0}  # fmt: skip
+            "vocab_size": vocab_size, "eos_token_id": 0}
 
 
 GPTNEOX: Sizes = {
@@ -53,7 +54,7 @@ PHI: Sizes = {
     "phi-1_5": _PHI,
     "phi-2": {**_PHI, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32, "resid_pdrop": 0.1,
               "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4}},
-}  # fmt: skip
+}
 
 
 def _opt(C: int, layers: int, heads: int, **settings: Any) -> dict[str, Any]:
@@ -74,7 +75,7 @@ OPT: Sizes = {
 
 def llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, **settings}  # fmt: skip
+            "num_key_value_heads": kv_heads, **settings}
 
 
 def rope(theta: float, **settings: Any) -> dict[str, Any]:
@@ -82,9 +83,9 @@ def rope(theta: float, **settings: Any) -> dict[str, Any]:
 
 
 _SMOL = {"vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
-         "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+         "bos_token_id": 0, "eos_token_id": 0}
 _LLAMA3 = {"vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "head_dim": 128,
-           "bos_token_id": 128000, "eos_token_id": 128001}  # fmt: skip
+           "bos_token_id": 128000, "eos_token_id": 128001}
 WAVES = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _QWEN = {"bos_token_id": 151643, "eos_token_id": 151643, "rope_parameters": rope(1e6), "tie_word_embeddings": True}
 _QWEN25, _QWEN3 = {"model_type": "qwen2", **_QWEN}, {"model_type": "qwen3", **_QWEN}
@@ -110,11 +111,11 @@ LLAMA: Sizes = {
     "Qwen/Qwen3-1.7B-Base": llama(2048, 6144, 28, 16, 8, **_QWEN3),
     "Qwen/Qwen3-4B-Base": llama(2560, 9728, 36, 32, 8, **_QWEN3),
     "Qwen/Qwen3-8B-Base": llama(4096, 12288, 36, 32, 8, **{**_QWEN3, "tie_word_embeddings": False}),
-}  # fmt: skip
+}
 _GEMMA2 = {"model_type": "gemma2"}
 _GEMMA3 = {"model_type": "gemma3_text", "sliding_window": 512, "vocab_size": 262144, "max_position_embeddings": 32768}
 _GEMMA3_LARGE = {"model_type": "gemma3_text", "sliding_window": 1024,
-                 "rope_parameters": {"full_attention": rope(1e6, rope_type="linear", factor=8.0)}}  # fmt: skip
+                 "rope_parameters": {"full_attention": rope(1e6, rope_type="linear", factor=8.0)}}
 GEMMA: Sizes = {
     "gemma-2b": llama(2048, 16384, 18, 8, 1),
     "gemma-7b": {},
@@ -129,7 +130,7 @@ GEMMA: Sizes = {
 }
 _GEMMA4 = {"final_logit_softcapping": 30.0, "eos_token_id": [1, 106]}
 _GEMMA4_DENSE = {"num_global_key_value_heads": 4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
-                 "sliding_window": 1024, "max_position_embeddings": 262144}  # fmt: skip
+                 "sliding_window": 1024, "max_position_embeddings": 262144}
 GEMMA4: Sizes = {
     "gemma-4-E2B": llama(1536, 6144, 35, 8, 1, **_GEMMA4, num_kv_shared_layers=20, use_double_wide_mlp=True,
                          layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7),
@@ -139,7 +140,7 @@ GEMMA4: Sizes = {
         num_experts=128, top_k_experts=8, moe_intermediate_size=704,
     ),
     "gemma-4-31B": llama(5376, 21504, 60, 32, 16, **_GEMMA4, **_GEMMA4_DENSE),
-}  # fmt: skip
+}
 _MXFP4 = {
     "quantization_config": {
         "modules_to_not_convert": [
@@ -149,7 +150,7 @@ _MXFP4 = {
     },
     "eos_token_id": 200002,
     "pad_token_id": 199999,
-}  # fmt: skip
+}
 GPTOSS: Sizes = {"gpt-oss-20b": {"num_hidden_layers": 24, "num_local_experts": 32, **_MXFP4}, "gpt-oss-120b": _MXFP4}
 BLOOM: Sizes = {
     name: {"hidden_size": C, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -157,7 +158,7 @@ BLOOM: Sizes = {
         ("bloom-560m", 1024, 24, 16), ("bloom-1b1", 1536, 24, 16), ("bloom-1b7", 2048, 24, 16),
         ("bloom-3b", 2560, 30, 32), ("bloom-7b1", 4096, 30, 32),
     )
-}  # fmt: skip
+}
 XGLM: Sizes = {
     "xglm-564M": {},
     "xglm-1.7B": {"hidden_size": 2048, "intermediate_size": 8192},
@@ -169,7 +170,7 @@ XGLM: Sizes = {
 def _qwen35(C: int, inner: int, layers: int, heads: int, kv_heads: int, values: int, tied: bool) -> dict[str, Any]:
     rotary = {**rope(1e7), "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
     return llama(C, inner, layers, heads, kv_heads, linear_num_value_heads=values, max_position_embeddings=262144,
-                 tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rotary)  # fmt: skip
+                 tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rotary)
 
 
 QWEN35: Sizes = {
@@ -210,12 +211,12 @@ T5: Sizes = {
 
 
 _QWEN3MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True,
-             "bos_token_id": 151643, "eos_token_id": 151645}  # fmt: skip
+             "bos_token_id": 151643, "eos_token_id": 151645}
 QWEN35MOE: Sizes = {"Qwen3.5-35B-A3B": {"model_type": "qwen3_5_moe_text", "max_position_embeddings": 2**18,
-                                        "rope_parameters": rope(1e7, partial_rotary_factor=0.25)}}  # fmt: skip
+                                        "rope_parameters": rope(1e7, partial_rotary_factor=0.25)}}
 QWEN3NEXT: Sizes = {"Qwen3-Next-80B-A3B-Instruct": {"model_type": "qwen3_next", "max_position_embeddings": 2**18,
                                                     "rope_parameters": rope(1e7, partial_rotary_factor=0.25),
-                                                    "bos_token_id": 151643, "eos_token_id": 151645}}  # fmt: skip
+                                                    "bos_token_id": 151643, "eos_token_id": 151645}}
 _LFM2 = {"num_hidden_layers": 16, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "eos_token_id": 7}
 LFM2: Sizes = {
     "LFM2-350M": {**_LFM2, "hidden_size": 1024, "intermediate_size": 6656, "num_attention_heads": 16},
@@ -227,12 +228,12 @@ LFM2MOE: Sizes = {
         "model_type": "lfm2_moe", "num_hidden_layers": 24, "eos_token_id": 7,
         "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
     },
-}  # fmt: skip
+}
 MIXTRAL: Sizes = {
     "mistralai/Mixtral-8x7B-v0.1": {"max_position_embeddings": 2**15},
     "mistralai/Mixtral-8x22B-v0.1": {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,
                                      "num_attention_heads": 48, "max_position_embeddings": 2**16},
-}  # fmt: skip
+}
 OLMOE: Sizes = {"allenai/OLMoE-1B-7B-0924": {"model_type": "olmoe", "intermediate_size": 1024}}
 GRANITEMOE: Sizes = {
     "ibm-granite/granite-3.0-1b-a400m-base": {
@@ -242,22 +243,22 @@ GRANITEMOE: Sizes = {
         "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
         "logits_scaling": 6.0, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
     },
-}  # fmt: skip
+}
 QWEN3MOE: Sizes = {
     "Qwen/Qwen3-30B-A3B": {**_QWEN3MOE, "max_position_embeddings": 40960, "rope_parameters": {"rope_theta": 1e6}},
-}  # fmt: skip
+}
 
 
 def _encoder(C: int, layers: int, heads: int, head: str = "", **settings: Any) -> dict[str, Any]:
     """head: the class of the transformers model; none for a body without a head."""
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "architectures": [head] if head else None, **settings}  # fmt: skip
+            "architectures": [head] if head else None, **settings}
 
 
 def _roberta(C: int, layers: int, heads: int, model_type: str, vocab_size: int) -> dict[str, Any]:
     head = "RobertaForMaskedLM" if model_type == "roberta" else "XLMRobertaForMaskedLM"
     return _encoder(C, layers, heads, head, model_type=model_type, vocab_size=vocab_size, layer_norm_eps=1e-5,
-                    max_position_embeddings=514, type_vocab_size=1)  # fmt: skip
+                    max_position_embeddings=514, type_vocab_size=1)
 
 
 BERT: Sizes = {
@@ -275,7 +276,7 @@ DISTILBERT: Sizes = {
     "distilbert/distilbert-base-uncased": {
         "num_hidden_layers": 6, "model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"]
     },
-}  # fmt: skip
+}
 ELECTRA: Sizes = {  # without the head, which detects replaced tokens
     "google/electra-small-discriminator": {"model_type": "electra"},
     "google/electra-base-discriminator": _encoder(768, 12, 12, model_type="electra", embedding_size=768),
@@ -284,10 +285,10 @@ MPNET: Sizes = {
     "microsoft/mpnet-base": {"layer_norm_eps": 1e-5, "max_position_embeddings": 514,
                              "architectures": ["MPNetForMaskedLM"]},
     "sentence-transformers/all-mpnet-base-v2": {"layer_norm_eps": 1e-5, "max_position_embeddings": 514},
-}  # fmt: skip
+}
 MODERNBERT: Sizes = {
     "ModernBERT-base": {"classifier_pooling": "mean", "architectures": ["ModernBertForMaskedLM"]},
     "ModernBERT-large": {"hidden_size": 1024, "intermediate_size": 2624, "num_hidden_layers": 28,
                          "num_attention_heads": 16, "classifier_pooling": "mean",
                          "architectures": ["ModernBertForMaskedLM"]},
-}  # fmt: skip
+}

@@ -1,24 +1,29 @@
-"""The language model of Qwen 3.5, in one file: three layers of linear attention for each layer of softmax attention.
+"""The language model of Qwen 3.5, in one file: three layers of linear attention for each layer of
+softmax attention.
 
 Qwen 3.5 MoE and Qwen 3 Next have experts, and a shared expert, in place of the MLP.
 
 Sources
-    Qwen Team (2026), "Qwen3.5". Gated DeltaNet: Yang, Kautz & Hatamizadeh (2024); the rule is in delta.py.
-    Gated attention: Qiu et al. (2025), "Gated Attention for Large Language Models". Rotary positions: Su et al. (2021).
-    Hub docs: `transformers`, model_types "qwen3_5_text", "qwen3_5_moe_text" and "qwen3_next", and "qwen3_5" and
-    "qwen3_5_moe" (with images; only their text model is supported).
+    Qwen Team (2026), "Qwen3.5". Gated DeltaNet: Yang, Kautz & Hatamizadeh (2024); the rule is in
+        delta.py.
+    Gated attention: Qiu et al. (2025), "Gated Attention for Large Language Models". Rotary
+        positions: Su et al. (2021).
+    Hub docs: `transformers`, model_types "qwen3_5_text", "qwen3_5_moe_text" and "qwen3_next", and
+        "qwen3_5" and "qwen3_5_moe" (with images; only their text model is supported).
 
     The head for multi-token prediction (mtp.py) is loaded on request only.
 
 Differences from similar architectures
-    Qwen 3    has softmax attention in every layer, without a gate, and rotates whole heads. Its norms multiply by their
-              weight; here they multiply by 1 + weight, except the norm of DeltaNet.
+    Qwen 3    has softmax attention in every layer, without a gate, and rotates whole heads. Its
+              norms multiply by their weight; here they multiply by 1 + weight, except the norm of
+              DeltaNet.
     LSTM      has a recurrent state of fixed size, too, and computes it sequentially.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)    C channels
-    H heads    G KV heads, or heads of q and k in DeltaNet    D head size    R rotated numbers of a head
-    K, V key and value size of DeltaNet    N channels of the convolution, 2GK + HV    V also: vocabulary
+    H heads    G KV heads, or heads of q and k in DeltaNet    D head size    R rotated numbers of a
+    head K, V key and value size of DeltaNet    N channels of the convolution, 2GK + HV    V also:
+    vocabulary
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +47,18 @@ from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.mtp import MultiTokenPrediction
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated, unavailable
-from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, Linear, Logits, Norm, PredictionStep, Rotate, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    DeltaRule,
+    Embed,
+    Linear,
+    Logits,
+    Norm,
+    PredictionStep,
+    Rotate,
+    Step,
+)
 
 
 class GatedNorm(nn.Module):
@@ -62,15 +78,21 @@ class GatedDeltaNet(nn.Module):
 
     def __init__(self, config: "Qwen35Config", layer: int) -> None:
         super().__init__()
-        self.layer, self.heads, self.key_heads = layer, config.linear_num_value_heads, config.linear_num_key_heads
+        self.layer, self.heads, self.key_heads = (
+            layer,
+            config.linear_num_value_heads,
+            config.linear_num_key_heads,
+        )
         self.key_size, self.value_size = config.linear_key_head_dim, config.linear_value_head_dim
-        self.reach = config.linear_conv_kernel_dim - 1  # previous positions that the convolution reads
+        # previous positions that the convolution reads
+        self.reach = config.linear_conv_kernel_dim - 1
         C, N, values = config.hidden_size, config.conv_channels, self.heads * self.value_size
         self.in_proj_qkv = nn.Linear(C, N, bias=False)
         self.in_proj_z = nn.Linear(C, values, bias=False)
         self.in_proj_b = nn.Linear(C, self.heads, bias=False)
         self.in_proj_a = nn.Linear(C, self.heads, bias=False)
-        self.conv1d = nn.Conv1d(N, N, config.linear_conv_kernel_dim, groups=N, bias=False)  # depthwise
+        # depthwise
+        self.conv1d = nn.Conv1d(N, N, config.linear_conv_kernel_dim, groups=N, bias=False)
         self.act = ACTIVATIONS[config.hidden_act]
         self.A_log = nn.Parameter(torch.empty(self.heads))
         nn.init.uniform_(self.A_log, 0.01, 16).data.log_()
@@ -89,8 +111,12 @@ class GatedDeltaNet(nn.Module):
         inputs = qkv[:, T:]
         qkv = self.act(self.conv1d(qkv.transpose(1, 2)).transpose(1, 2))  # (B, T, N)
         beta, decay = self.in_proj_b(x), self.in_proj_a(x)  # (B, T, H) each
-        with torch.autocast(x.device.type, enabled=False):  # a state in 16 bits would lose small updates
-            y, state = gated_delta(qkv, beta, decay, self.A_log, self.dt_bias, self.key_heads, state)  # (B, T, H, V)
+        # a state in 16 bits would lose small updates
+        with torch.autocast(x.device.type, enabled=False):
+            # (B, T, H, V)
+            y, state = gated_delta(
+                qkv, beta, decay, self.A_log, self.dt_bias, self.key_heads, state
+            )
         past.set_state(self.layer, (inputs, state))
         y = self.norm(y, self.in_proj_z(x).view(B, T, self.heads, self.value_size))
         return self.out_proj(y.flatten(2))
@@ -100,7 +126,11 @@ class Attention(nn.Module):
     def __init__(self, config: "Qwen35Config", layer: int) -> None:
         super().__init__()
         C, size, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.num_key_value_heads
+        self.layer, self.heads, self.kv_heads = (
+            layer,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+        )
         self.scale, self.dropout = size**-0.5, config.attention_dropout
         self.q_proj = nn.Linear(C, self.heads * 2 * size, bias=bias)  # q and gate of each head
         self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
@@ -134,7 +164,9 @@ class Block(nn.Module):
             if sparse
             else GatedMLP(C, config.intermediate_size, config.hidden_act)
         )
-        self.shared_expert = SharedExpert(C, config.shared_expert_intermediate_size, act) if sparse else None
+        self.shared_expert = (
+            SharedExpert(C, config.shared_expert_intermediate_size, act) if sparse else None
+        )
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
         h = self.input_layernorm(x)
@@ -159,7 +191,9 @@ class Block(nn.Module):
         elif delta is not None:
             yield Linear([delta.in_proj_qkv, delta.in_proj_z, delta.in_proj_b, delta.in_proj_a])
             heads = delta.heads, delta.key_heads
-            yield DeltaRule(*heads, delta.conv1d, activation, delta.A_log, delta.dt_bias, delta.norm)
+            yield DeltaRule(
+                *heads, delta.conv1d, activation, delta.A_log, delta.dt_bias, delta.norm
+            )
             yield Add(delta.out_proj)
         yield Norm(self.post_attention_layernorm)
         if self.shared_expert is not None:
@@ -185,7 +219,9 @@ class Qwen35(LanguageModel):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.mtp = None
         if config.mtp_layers:  # its cache is separate, and its layer is the first one there
             block = Block(config, 0, True, config.model_type != "qwen3_5_text")
@@ -206,20 +242,26 @@ class Qwen35(LanguageModel):
         """The head for multi-token prediction. ValueError: it is not loaded."""
         if self.mtp is None:
             raise ValueError(
-                "the model has no head for multi-token prediction: load a checkpoint that has one with "
-                "from_pretrained(…, mtp=True)"
+                "the model has no head for multi-token prediction: load a checkpoint that has one"
+                " with from_pretrained(…, mtp=True)"
             )
         return self.mtp
 
-    def predict(self, idx: Tensor, hidden: Tensor, cache: Cache | None = None) -> tuple[Tensor, Tensor]:
-        """Logits (B, T, V) of the token after idx (B, T), and h' (B, T, C), by the head for multi-token prediction.
+    def predict(
+        self, idx: Tensor, hidden: Tensor, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (B, T, V) of the token after idx (B, T), and h' (B, T, C), by the head for
+        multi-token prediction.
 
-        hidden: (B, T, C), the model's `hidden` before each token of idx, or h'.    cache: with `mtp_layout`.
+        hidden: (B, T, C), the model's `hidden` before each token of idx, or h'.    cache: with
+        `mtp_layout`.
 
         ValueError: the model has no head.
         """
         head, past = self.prediction_head(), Past(idx, cache)
-        x = head(self.embed_tokens(idx), hidden, past, Rotation(self.rope, past.positions, hidden.dtype))
+        x = head(
+            self.embed_tokens(idx), hidden, past, Rotation(self.rope, past.positions, hidden.dtype)
+        )
         past.finish()
         return self.logits(x), x
 
@@ -230,7 +272,11 @@ class Qwen35(LanguageModel):
         config = self.config
         [keys] = self.mtp_layout()
         inputs = (config.linear_conv_kernel_dim - 1, config.conv_channels)
-        matrices = (config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
+        matrices = (
+            config.linear_num_value_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+        )
         state = State((inputs, matrices), torch.float32)
         return [keys if kind == "full_attention" else state for kind in config.kinds]
 
@@ -243,12 +289,17 @@ class Qwen35(LanguageModel):
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
     def mtp_steps(self) -> Iterator[PredictionStep]:
-        yield from self.prediction_head().steps(self.embed_tokens, self.rope, self.config.hidden_act)
+        yield from self.prediction_head().steps(
+            self.embed_tokens, self.rope, self.config.hidden_act
+        )
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
-CLASSES = {"qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-           "qwen3_next": "Qwen3NextForCausalLM"}  # fmt: skip
+CLASSES = {
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+}
 SPARSE = {"model_types": ("qwen3_5_moe_text", "qwen3_next")}
 NEXT = {"model_types": ("qwen3_next",)}
 
@@ -263,29 +314,51 @@ class Qwen35Config(HeadSettings):
     ONLY_VALUE: ClassVar = {"attn_output_gate": True, "mamba_ssm_dtype": "float32"}
     # mtp_num_hidden_layers: see mtp_layers.
     NO_EFFECT: ClassVar = frozenset(
-        {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "output_router_logits", "router_aux_loss_coef"}
+        {
+            "mtp_num_hidden_layers",
+            "mtp_use_dedicated_embeddings",
+            "output_router_logits",
+            "router_aux_loss_coef",
+        }
     )
-    ALIASES: ClassVar = {name: {"num_local_experts": "num_experts"} for name in SPARSE["model_types"]}
+    ALIASES: ClassVar = {
+        name: {"num_local_experts": "num_experts"} for name in SPARSE["model_types"]
+    }
     DERIVED: ClassVar = ("delta_sizes",)  # of GGUF files
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "qwen3_5_text": {},
-        "qwen3_5_moe_text": {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2},
-        "qwen3_next": {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48,
-                       "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10},
-    }  # fmt: skip
+        "qwen3_5_moe_text": {
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 2,
+        },
+        "qwen3_next": {
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 2,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+        },
+    }
 
     model_type: str = "qwen3_5_text"
     vocab_size: int = 248320
     hidden_size: int = 4096
-    intermediate_size: int = field(default=12288, metadata={"model_types": ("qwen3_5_text", "qwen3_next")})
+    intermediate_size: int = field(
+        default=12288, metadata={"model_types": ("qwen3_5_text", "qwen3_next")}
+    )
     num_experts: int = field(default=256, metadata={"range": (1, 1024), **SPARSE})
     num_experts_per_tok: int = field(default=8, metadata={"range": (1, 16), **SPARSE})
     moe_intermediate_size: int = field(default=512, metadata=SPARSE)  # of an expert
     shared_expert_intermediate_size: int = field(default=512, metadata=SPARSE)
     norm_topk_prob: bool = field(default=True, metadata=NEXT)
     decoder_sparse_step: int = field(default=1, metadata=NEXT)  # each n-th layer has experts
-    mlp_only_layers: list[int] | None = field(default_factory=list)  # layers without experts, of qwen3_next
-    mtp_layers: int = field(default=0, metadata={"range": (0, 1)})  # of multi-token prediction; on request
+    # layers without experts, of qwen3_next
+    mlp_only_layers: list[int] | None = field(default_factory=list)
+    # of multi-token prediction; on request
+    mtp_layers: int = field(default=0, metadata={"range": (0, 1)})
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 16
     num_key_value_heads: int = 4
@@ -314,11 +387,15 @@ class Qwen35Config(HeadSettings):
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         check_multiple(self, "linear_num_value_heads", "linear_num_key_heads")
         if self.mlp_only_layers and self.model_type != "qwen3_next":
-            raise ValueError(f"Qwen 3.5: config.json sets mlp_only_layers to {self.mlp_only_layers}; this "
-                             f"implementation has [] only for {self.model_type}")  # fmt: skip
+            raise ValueError(
+                f"Qwen 3.5: config.json sets mlp_only_layers to {self.mlp_only_layers}; this "
+                f"implementation has [] only for {self.model_type}"
+            )
         if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"Qwen 3.5: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than "
-                             f"num_experts ({self.num_experts})")  # fmt: skip
+            raise ValueError(
+                f"Qwen 3.5: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than "
+                f"num_experts ({self.num_experts})"
+            )
         if self.layer_types is not None:
             choices = "full_attention", "linear_attention"
             check_layer_types("Qwen 3.5", self.layer_types, choices, self.num_hidden_layers)
@@ -327,14 +404,22 @@ class Qwen35Config(HeadSettings):
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        sparse = layer not in (self.mlp_only_layers or ()) and (layer + 1) % self.decoder_sparse_step == 0
+        sparse = (
+            layer not in (self.mlp_only_layers or ())
+            and (layer + 1) % self.decoder_sparse_step == 0
+        )
         return sparse and self.model_type != "qwen3_5_text"
 
     @property
     def delta_sizes(self) -> tuple[int, int, int, int]:
         """Key heads, and K, V and value heads of each in DeltaNet."""
         G = self.linear_num_key_heads
-        return G, self.linear_key_head_dim, self.linear_value_head_dim, self.linear_num_value_heads // G
+        return (
+            G,
+            self.linear_key_head_dim,
+            self.linear_value_head_dim,
+            self.linear_num_value_heads // G,
+        )
 
     @property
     def rotated(self) -> int:
@@ -360,7 +445,11 @@ class Qwen35Config(HeadSettings):
     def rope(self) -> dict[str, Any]:
         """rope_parameters with defaults, without mrope, which is for images."""
         rope = rotary.completed(self.rope_parameters, self.max_position_embeddings)
-        text = {name: value for name, value in rope.items() if name not in ("mrope_section", "mrope_interleaved")}
+        text = {
+            name: value
+            for name, value in rope.items()
+            if name not in ("mrope_section", "mrope_interleaved")
+        }
         return {"partial_rotary_factor": 0.25, **text}
 
     @property
@@ -371,14 +460,19 @@ class Qwen35Config(HeadSettings):
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)
-        settings = {name: value for name, value in self.without_head().items() if name not in absent}
+        settings = {
+            name: value for name, value in self.without_head().items() if name not in absent
+        }
         del settings["full_attention_interval"]
         if settings.pop("mtp_layers"):
             settings["mtp_num_hidden_layers"] = 1
         settings["mlp_only_layers"] = settings["mlp_only_layers"] or []
         if self.model_type != "qwen3_next":
             del settings["mlp_only_layers"]
-        settings |= {"layer_types": self.kinds, "rope_parameters": {**(self.rope_parameters or {}), **self.rope}}
+        settings |= {
+            "layer_types": self.kinds,
+            "rope_parameters": {**(self.rope_parameters or {}), **self.rope},
+        }
         return {**self.hub_head(CLASSES[self.model_type]), **settings}
 
     @property

@@ -3,9 +3,12 @@
 `layers.rotate` applies the angles. A head rotates R of its D numbers.
 
 Sources
-    Su et al. (2021), "RoFormer". llama3: Grattafiori et al. (2024). yarn: Peng et al. (2023), equations 18 to 23.
-    linear: Chen et al. (2023). dynamic: equal to default within the context length, the maximum in this package.
-    longrope: Ding et al. (2024). proportional: default, but only a part of the pairs rotates (Gemma 4).
+    Su et al. (2021), "RoFormer". llama3: Grattafiori et al. (2024). yarn: Peng et al. (2023),
+        equations 18 to 23.
+    linear: Chen et al. (2023). dynamic: equal to default within the context length, the maximum in
+        this package.
+    longrope: Ding et al. (2024). proportional: default, but only a part of the pairs rotates (Gemma
+        4).
 """
 
 import math
@@ -20,30 +23,50 @@ from torch import Tensor
 from minhub_py.models.layers import query_growth, rotary_angles, rotate
 from minhub_py.system.shapes import convert, fits
 
-NUMBERS: Any = float | list[float] | object  # large integers become floats; `check` rejects other values
+# large integers become floats; `check` rejects other values
+NUMBERS: Any = float | list[float] | object
 
-# Settings of each rope_type in addition to rope_theta and partial_rotary_factor: (required, optional).
+# Settings of each rope_type in addition to rope_theta and partial_rotary_factor: (required,
+# optional).
 ROPE_TYPES: dict[str, tuple[set[str], set[str]]] = {
     "default": (set(), set()),
     "linear": ({"factor"}, set()),
     "dynamic": ({"factor"}, {"original_max_position_embeddings"}),
-    "llama3": ({"factor", "low_freq_factor", "high_freq_factor"}, {"original_max_position_embeddings"}),
+    "llama3": (
+        {"factor", "low_freq_factor", "high_freq_factor"},
+        {"original_max_position_embeddings"},
+    ),
     "yarn": (
         {"factor"},
-        {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-         "truncate", "llama_4_scaling_beta", "max_position_embeddings"},
+        {
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+            "llama_4_scaling_beta",
+            "max_position_embeddings",
+        },
     ),
-    "longrope": ({"short_factor", "long_factor", "original_max_position_embeddings"}, {"factor", "attention_factor"}),
+    "longrope": (
+        {"short_factor", "long_factor", "original_max_position_embeddings"},
+        {"factor", "attention_factor"},
+    ),
     "proportional": (set(), {"factor", "partial_rotary_factor"}),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Angles of positions. Plain numbers, not buffers: there is nothing to load, move or round to 16 bits.
+    """Angles of positions. Plain numbers, not buffers: there is nothing to load, move or round to
+    16 bits.
 
-    frequencies: the angle per position of each of the R/2 pairs.    amplitude: a factor of cosine and sine.
-    growth: queries are multiplied by 1 + growth · ln(1 + floor(position / original)), as in Ministral 3.
+    frequencies: the angle per position of each of the R/2 pairs.    amplitude: a factor of cosine
+    and sine.
+    growth: queries are multiplied by 1 + growth · ln(1 + floor(position / original)), as in
+    Ministral 3.
     short: the angles of caches with at most `original` positions (longrope); None: the same.
     """
 
@@ -57,12 +80,20 @@ class Rope:
         """The angles for a cache of `size` positions: one choice for all positions of a text."""
         if self.short is None:
             return self
-        return replace(self, frequencies=self.short if size <= self.original else self.frequencies, short=None)
+        return replace(
+            self, frequencies=self.short if size <= self.original else self.frequencies, short=None
+        )
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Cosine and sine (…, R/2) of the angles at `positions` (…), and the factor (…) of queries or None: float32."""
+        """Cosine and sine (…, R/2) of the angles at `positions` (…), and the factor (…) of queries
+        or None: float32.
+        """
         cos, sin = rotary_angles(positions, list(self.frequencies), self.amplitude)
-        return cos, sin, query_growth(positions, self.growth, self.original) if self.growth else None
+        return (
+            cos,
+            sin,
+            query_growth(positions, self.growth, self.original) if self.growth else None,
+        )
 
 
 class Rotation:
@@ -71,7 +102,9 @@ class Rotation:
     cos, sin: (B or 1, 1, T, R/2).    growth: the factor (B or 1, 1, T, 1) of queries, or None.
     """
 
-    def __init__(self, rope: Rope, positions: Tensor, dtype: torch.dtype, interleaved: bool = False) -> None:
+    def __init__(
+        self, rope: Rope, positions: Tensor, dtype: torch.dtype, interleaved: bool = False
+    ) -> None:
         cos, sin, growth = rope(positions)  # (B or 1, T, R/2) twice, (B or 1, T) or None
         self.cos, self.sin = cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
         self.growth = None if growth is None else growth.to(dtype)[:, None, :, None]
@@ -84,8 +117,12 @@ class Rotation:
         return q if self.growth is None else q * self.growth, k
 
 
-def completed(parameters: Mapping[str, Any] | None, context: int, theta: float = 1e4) -> dict[str, Any]:
-    """rope_parameters with defaults for rope_type, rope_theta and original_max_position_embeddings (context)."""
+def completed(
+    parameters: Mapping[str, Any] | None, context: int, theta: float = 1e4
+) -> dict[str, Any]:
+    """rope_parameters with defaults for rope_type, rope_theta and original_max_position_embeddings
+    (context).
+    """
     settings = {name: value for name, value in (parameters or {}).items() if value is not None}
     rope = {"rope_type": "default", "rope_theta": theta, **settings}
     if rope["rope_type"] in ("llama3", "yarn"):
@@ -95,49 +132,76 @@ def completed(parameters: Mapping[str, Any] | None, context: int, theta: float =
 
 
 def check(
-    title: str, rope: Mapping[str, Any], *, partial: bool = False, grows: bool = False, longrope: bool = False,
+    title: str,
+    rope: Mapping[str, Any],
+    *,
+    partial: bool = False,
+    grows: bool = False,
+    longrope: bool = False,
     proportional: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """ValueError: a setting contradicts rope_type or is out of range.
 
-    partial, grows: whether the architecture supports partial_rotary_factor, llama_4_scaling_beta.    longrope,
-    proportional: whether it supports this rope_type.
+    partial, grows: whether the architecture supports partial_rotary_factor, llama_4_scaling_beta.
+    longrope, proportional: whether it supports this rope_type.
     """
     kind = rope["rope_type"]
     supported = {"longrope": longrope, "proportional": proportional}
     kinds = [name for name in ROPE_TYPES if supported.get(name, True)]
     if kind not in kinds:
-        raise ValueError(f"{title}: rope_parameters' rope_type {brief(kind)} is not one of {', '.join(kinds)}")
+        raise ValueError(
+            f"{title}: rope_parameters' rope_type {brief(kind)} is not one of {', '.join(kinds)}"
+        )
     required, optional = ROPE_TYPES[kind]
     if absent := sorted(required - set(rope)):
         raise ValueError(f"{title}: rope_parameters of rope_type {kind} lacks {', '.join(absent)}")
-    names = required | optional | {"rope_type", "rope_theta"} | ({"partial_rotary_factor"} if partial else set())
+    names = (
+        required
+        | optional
+        | {"rope_type", "rope_theta"}
+        | ({"partial_rotary_factor"} if partial else set())
+    )
     names -= set() if grows else {"llama_4_scaling_beta"}
     for name, value in rope.items():
         if name == "partial_rotary_factor" and value == 1:
             continue
         if name not in names:
-            raise ValueError(f"{title}: rope_parameters has {brief(name)}, which rope_type {kind} does not have")
+            raise ValueError(
+                f"{title}: rope_parameters has {brief(name)}, which rope_type {kind} does not have"
+            )
         if name in ("short_factor", "long_factor"):
             check_factors(title, name, value)
             continue
         number = fits(value, float) and value >= 0
         if name != "rope_type" and not (isinstance(value, bool) if name == "truncate" else number):
             raise ValueError(f"{title}: rope_parameters' {name} cannot be {brief(value)}")
-        above = {"rope_theta": 1, "factor": 0, "original_max_position_embeddings": int(kind == "longrope"),
-                 "partial_rotary_factor": 0}  # fmt: skip
+        above = {
+            "rope_theta": 1,
+            "factor": 0,
+            "original_max_position_embeddings": int(kind == "longrope"),
+            "partial_rotary_factor": 0,
+        }
         if name != "rope_type" and value <= above.get(name, -1):
-            raise ValueError(f"{title}: rope_parameters' {name} must be above {above[name]}, not {brief(value)}")
+            raise ValueError(
+                f"{title}: rope_parameters' {name} must be above {above[name]}, not {brief(value)}"
+            )
         if name == "partial_rotary_factor" and value > 1:
-            raise ValueError(f"{title}: rope_parameters' {name} must be at most 1, not {brief(value)}")
+            raise ValueError(
+                f"{title}: rope_parameters' {name} must be at most 1, not {brief(value)}"
+            )
     if kind == "llama3" and not 0 < rope["low_freq_factor"] < rope["high_freq_factor"]:
-        raise ValueError(f"{title}: rope_parameters' low_freq_factor must be above 0 and below high_freq_factor")
+        raise ValueError(
+            f"{title}: rope_parameters' low_freq_factor must be above 0 and below high_freq_factor"
+        )
 
 
 def check_factors(title: str, name: str, factors: Any) -> None:
     """ValueError: the factors of longrope are not a list of positive numbers."""
     if not fits(factors, list[float]) or min(factors, default=1) <= 0:
-        raise ValueError(f"{title}: rope_parameters' {name} must be a list of positive numbers, not {brief(factors)}")
+        raise ValueError(
+            f"{title}: rope_parameters' {name} must be a list of positive numbers, not"
+            f" {brief(factors)}"
+        )
 
 
 def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
@@ -152,7 +216,8 @@ def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
     elif kind == "proportional":  # the frequencies are those of all pairs
         frequencies = frequencies / factor
         frequencies[int(rope.get("partial_rotary_factor", 1.0) * size // 2) :] = 0
-    elif kind == "llama3":  # long waves are stretched, short waves are unchanged, waves between are interpolated
+    # long waves are stretched, short waves are unchanged, waves between are interpolated
+    elif kind == "llama3":
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         waves = 2 * math.pi / frequencies
         part = (original / waves - low) / (high - low)
@@ -170,7 +235,9 @@ def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, size - 1)
         span = high - low or 0.001
-        ramp = ((torch.arange(size // 2, dtype=torch.float32, device="cpu") - low) / span).clamp(0, 1)
+        ramp = ((torch.arange(size // 2, dtype=torch.float32, device="cpu") - low) / span).clamp(
+            0, 1
+        )
         frequencies = frequencies / factor * ramp + frequencies * (1 - ramp)
 
         def scale(mscale: float) -> float:

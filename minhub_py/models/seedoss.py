@@ -5,7 +5,8 @@ Sources
     Hub docs: `transformers`, model_type "seed_oss".
 
 Differences from similar architectures
-    Llama    has one setting of the biases of attention; Seed-OSS one for q, k and v, and one for the output.
+    Llama    has one setting of the biases of attention; Seed-OSS one for q, k and v, and one for
+    the output.
 """
 
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class SeedOSSConfig(DecoderConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            eps=self.rms_norm_eps, biases=biases(self.attention_bias, self.attention_out_bias, self.mlp_bias),
+            eps=self.rms_norm_eps,
+            biases=biases(self.attention_bias, self.attention_out_bias, self.mlp_bias),
             dropout=self.residual_dropout,
-        )  # fmt: skip
+        )

@@ -4,9 +4,16 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-# Settings of classification heads in the configs of GPT-2 and its relatives. A language model does not use them.
+# Settings of classification heads in the configs of GPT-2 and its relatives. A language model does
+# not use them.
 SUMMARY = frozenset(
-    ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout")
+    (
+        "summary_type",
+        "summary_use_proj",
+        "summary_activation",
+        "summary_proj_to_labels",
+        "summary_first_dropout",
+    )
 )
 
 
@@ -27,11 +34,14 @@ class Effective:
     def effective(self) -> dict[str, Any]:
         """config.json with computed values in place of the settings from which they follow.
 
-        A GGUF file has only these; two models of one type with equal ones and equal weights are equal.
+        A GGUF file has only these; two models of one type with equal ones and equal weights are
+        equal.
         """
         settings = {**self.to_hub(), "tie_word_embeddings": self.tie_word_embeddings}
         if "num_key_value_heads" in settings:
-            settings["num_key_value_heads"] = settings["num_key_value_heads"] or settings["num_attention_heads"]
+            settings["num_key_value_heads"] = (
+                settings["num_key_value_heads"] or settings["num_attention_heads"]
+            )
         return settings
 
 
@@ -66,7 +76,9 @@ class GroupedHeads(Positions):
 
 
 def unavailable(config: Any, model_type: str) -> dict[str, Any]:
-    """Defaults of the settings of a config, or its class, that a model type does not have (metadata "model_types")."""
+    """Defaults of the settings of a config, or its class, that a model type does not have (metadata
+    "model_types").
+    """
     return {
         field.name: field.default
         for field in dataclasses.fields(config)
@@ -78,7 +90,9 @@ def check_multiple(config: Any, name: str, divisor_name: str) -> None:
     """ValueError: a setting is not a multiple of another, which may be None."""
     size, divisor = getattr(config, name), getattr(config, divisor_name)
     if divisor is not None and size % divisor:
-        raise ValueError(f"{config.TITLE}: {name} ({size}) must be a multiple of {divisor_name} ({divisor})")
+        raise ValueError(
+            f"{config.TITLE}: {name} ({size}) must be a multiple of {divisor_name} ({divisor})"
+        )
 
 
 def check_rotated(title: str, rotated: int, head_size: int) -> None:
@@ -90,7 +104,11 @@ def check_rotated(title: str, rotated: int, head_size: int) -> None:
         )
 
 
-def check_layer_types(title: str, types: Sequence[str], choices: Collection[str], layers: int) -> None:
+def check_layer_types(
+    title: str, types: Sequence[str], choices: Collection[str], layers: int
+) -> None:
     """ValueError: layer_types is not a list with one of the choices for each layer."""
     if len(types) != layers or not set(types) <= set(choices):
-        raise ValueError(f"{title}: layer_types must hold {' or '.join(choices)} for each of {layers} layers")
+        raise ValueError(
+            f"{title}: layer_types must hold {' or '.join(choices)} for each of {layers} layers"
+        )

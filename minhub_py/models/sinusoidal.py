@@ -1,16 +1,19 @@
-"""A decoder in the style of the first transformer: sinusoidal positions, norms after attention and MLP. In one file.
+"""A decoder in the style of the first transformer: sinusoidal positions, norms after attention and
+MLP. In one file.
 
 Sources
     Vaswani et al. (2017), "Attention Is All You Need": the decoder without its encoder.
-    christianb93's MLLM, wiki/model.py, with blocks of torch.nn.TransformerEncoder; this model reads its files.
+    christianb93's MLLM, wiki/model.py, with blocks of torch.nn.TransformerEncoder; this model reads
+    its files.
 
 Differences from similar architectures
-    GPT-2    has learned positions, norms before attention and MLP and one at the end, and a tied head.
-    OPT      350M has norms after attention and MLP, too.
+    GPT-2    has learned positions, norms before attention and MLP and one at the end, and a tied
+    head. OPT      350M has norms after attention and MLP, too.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
-    C channels, hidden_size    H heads    D head size, C / H    P max_position_embeddings    V vocabulary
+    C channels, hidden_size    H heads    D head size, C / H    P max_position_embeddings    V
+    vocabulary
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +45,9 @@ class Positions(nn.Module):
 
     def __init__(self, config: "SinusoidalConfig") -> None:
         super().__init__()
-        self.register_buffer("weight", sinusoids(config.max_position_embeddings, config.hidden_size))
+        self.register_buffer(
+            "weight", sinusoids(config.max_position_embeddings, config.hidden_size)
+        )
 
     def forward(self, positions: Tensor) -> Tensor:
         return self.weight[positions]
@@ -52,7 +57,10 @@ class Attention(nn.Module):
     def __init__(self, config: "SinusoidalConfig", layer: int) -> None:
         super().__init__()
         self.layer, self.heads = layer, config.num_attention_heads
-        self.scale, self.dropout = (config.hidden_size // self.heads) ** -0.5, config.attention_dropout
+        self.scale, self.dropout = (
+            (config.hidden_size // self.heads) ** -0.5,
+            config.attention_dropout,
+        )
         self.in_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
@@ -89,7 +97,9 @@ class Sinusoidal(LanguageModel):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = Positions(config)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
         # Smaller embeddings would be dominated by the positions, with numbers from -1 to 1.
         nn.init.normal_(self.embedding.weight)
@@ -158,13 +168,17 @@ class SinusoidalConfig:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-        """The sizes of a state dict with the tensor names of this file, for checkpoints without config.json.
+        """The sizes of a state dict with the tensor names of this file, for checkpoints without
+        config.json.
 
-        The number of heads is MLLM's, the default; checkpoints with another number need a config.json.
+        The number of heads is MLLM's, the default; checkpoints with another number need a
+        config.json.
         """
         for name in ("embedding.weight", "positions.weight", "layers.0.linear1.weight"):
             if len(shapes[name]) != 2:
-                raise ValueError(f"Sinusoidal: {name} should be a matrix, not of shape {shapes[name]}")
+                raise ValueError(
+                    f"Sinusoidal: {name} should be a matrix, not of shape {shapes[name]}"
+                )
         vocab_size, hidden_size = shapes["embedding.weight"]
         return {
             "vocab_size": vocab_size,

@@ -12,16 +12,24 @@ M = TypeVar("M", bound=LanguageModel)
 
 
 def skeleton(Model: Callable[[Any], M], config: ModelConfig) -> M:
-    """Construct a model on the meta device: it has shapes and dtypes but no data, and takes no time."""
+    """Construct a model on the meta device: it has shapes and dtypes but no data, and takes no
+    time.
+    """
     with torch.device("meta"), Uninitialized():
         return Model(config)
 
 
 class Uninitialized(TorchFunctionMode):
-    """Skip nn.init: the meta device has no data, yet PyTorch would import 800 modules for it (1.5 s and 70 MB)."""
+    """Skip nn.init: the meta device has no data, yet PyTorch would import 800 modules for it (1.5 s
+    and 70 MB).
+    """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init":

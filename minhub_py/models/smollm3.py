@@ -5,7 +5,8 @@ Sources
     Hub docs: `transformers`, model_type "smollm3".
 
 Differences from similar architectures
-    Llama    every layer rotates. In SmolLM3 each fourth layer does not; only such layers may have a window.
+    Llama    every layer rotates. In SmolLM3 each fourth layer does not; only such layers may have a
+    window.
 """
 
 from dataclasses import dataclass, field
@@ -55,7 +56,9 @@ class SmolLM3Config(DecoderConfig):
         if self.no_rope_layers is not None:
             rotates = [layer != 0 for layer in self.no_rope_layers[:count]]
         if len(rotates) < count:
-            raise ValueError(f"SmolLM3: no_rope_layers must have a number for each of {count} layers")
+            raise ValueError(
+                f"SmolLM3: no_rope_layers must have a number for each of {count} layers"
+            )
         return rotates
 
     @property
@@ -66,9 +69,11 @@ class SmolLM3Config(DecoderConfig):
         if self.layer_types is not None:
             windows = self.windows_of(self.layer_types, window)
         return self.declared(
-            windows=windows, ropes=[self.rope if rotates else None for rotates in self.rotates], eps=self.rms_norm_eps,
+            windows=windows,
+            ropes=[self.rope if rotates else None for rotates in self.rotates],
+            eps=self.rms_norm_eps,
             biases=biases(self.attention_bias, self.attention_bias, self.mlp_bias),
-        )  # fmt: skip
+        )
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

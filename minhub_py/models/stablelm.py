@@ -1,12 +1,13 @@
 """StableLM: Llama with layer norms, and rotary embedding of a quarter of each head.
 
 Sources
-    Bellagente et al. (2024), "Stable LM 2 1.6B"; norms of q and k: Dehghani et al. (2023), "ViT-22B".
-    Hub docs: `transformers`, model_type "stablelm".
+    Bellagente et al. (2024), "Stable LM 2 1.6B"; norms of q and k: Dehghani et al. (2023),
+    "ViT-22B". Hub docs: `transformers`, model_type "stablelm".
 
 Differences from similar architectures
     Phi         also rotates a part of each head, but has no gated MLP.
-    Command R   also has a parallel block (StableLM 12B) and layer norms of the heads, but no biases of norms.
+    Command R   also has a parallel block (StableLM 12B) and layer norms of the heads, but no biases
+    of norms.
 """
 
 from dataclasses import dataclass, field
@@ -47,6 +48,9 @@ class StableLMConfig(DecoderConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            norm="layer", eps=self.layer_norm_eps, biases=biases(self.use_qkv_bias),
-            parallel=self.use_parallel_residual, head_norms="layer" if self.qk_layernorm else "",
-        )  # fmt: skip
+            norm="layer",
+            eps=self.layer_norm_eps,
+            biases=biases(self.use_qkv_bias),
+            parallel=self.use_parallel_residual,
+            head_norms="layer" if self.qk_layernorm else "",
+        )

@@ -6,7 +6,8 @@ Sources
 
 Differences from similar architectures
     Llama           has RMS norms, no biases and a gated MLP.
-    GPT-BigCode     has learned positions; StarCoder 2 has rotary embeddings and, in some files, a window.
+    GPT-BigCode     has learned positions; StarCoder 2 has rotary embeddings and, in some files, a
+    window.
 """
 
 from dataclasses import dataclass, field
@@ -52,7 +53,11 @@ class StarCoder2Config(DecoderConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            windows=[self.sliding_window] * self.num_hidden_layers, norm="layer", eps=self.norm_epsilon, gated=False,
-            biases=biases(self.use_bias, self.use_bias, self.use_bias), dropout=self.residual_dropout,
+            windows=[self.sliding_window] * self.num_hidden_layers,
+            norm="layer",
+            eps=self.norm_epsilon,
+            gated=False,
+            biases=biases(self.use_bias, self.use_bias, self.use_bias),
+            dropout=self.residual_dropout,
             embedding_dropout=self.embedding_dropout,
-        )  # fmt: skip
+        )

@@ -1,12 +1,15 @@
 """The vocabulary of `LanguageModel.steps`: one frozen dataclass per operation.
 
-`steps` lists the computation of `forward` as data, for the C decoder, quantization, TorchScript, tensor parallelism and
-analysis. There are two values: the residual stream x (B, T, C) and the current value h (B, T, …). Each class states how
-its operation changes them. tests/models/test_architectures.py compares `steps` and `forward`.
+`steps` lists the computation of `forward` as data, for the C decoder, quantization, TorchScript,
+tensor parallelism and analysis. There are two values: the residual stream x (B, T, C) and the
+current value h (B, T, …). Each class states how its operation changes them.
+tests/models/test_architectures.py compares `steps` and `forward`.
 
-`dropout` is the probability of dropout after the operation; the runners ignore it, TorchScript does not.
+`dropout` is the probability of dropout after the operation; the runners ignore it, TorchScript does
+not.
 
-Notation: B batch rows, T positions, C channels, H query heads, G KV heads, D head size, V vocabulary.
+Notation: B batch rows, T positions, C channels, H query heads, G KV heads, D head size, V
+vocabulary.
 """
 
 from collections.abc import Sequence
@@ -26,7 +29,9 @@ EmbeddingLayer = Any  # nn.Embedding: weight (rows, C)
 
 @dataclass(frozen=True, eq=False)
 class Embed:
-    """x = h = rows of `tokens` · scale + rows of `positions`. The scale is rounded to the dtype of the rows."""
+    """x = h = rows of `tokens` · scale + rows of `positions`. The scale is rounded to the dtype of
+    the rows.
+    """
 
     tokens: EmbeddingLayer
     positions: EmbeddingLayer | None = None
@@ -36,9 +41,11 @@ class Embed:
 
 @dataclass(frozen=True, eq=False)
 class PredictionInputs:
-    """h = token_norm(rows of `tokens`) and hidden_norm(hidden states of the model) side by side, (B, T, 2C).
+    """h = token_norm(rows of `tokens`) and hidden_norm(hidden states of the model) side by side,
+    (B, T, 2C).
 
-    The first step of a head for multi-token prediction; see models/mtp.py. Both norms have the same epsilon.
+    The first step of a head for multi-token prediction; see models/mtp.py. Both norms have the same
+    epsilon.
     """
 
     tokens: EmbeddingLayer
@@ -60,7 +67,9 @@ class AddPositions:
 
 @dataclass(frozen=True, eq=False)
 class AddSinusoids:
-    """x = h = h + `layers.sinusoidal_positions` of position + first.    count: the maximum number of positions."""
+    """x = h = h + `layers.sinusoidal_positions` of position + first.    count: the maximum number
+    of positions.
+    """
 
     frequencies: tuple[float, ...]
     first: int
@@ -120,10 +129,10 @@ class Linear:
 class Rotate:
     """Norm and rotate the heads of q and k in h, which contains q, k and v, (B, T, (H + 2G) * D).
 
-    q_norm, k_norm: norms of each head before the rotation.    all_heads: one norm over all heads of q, and one over all
-    heads of k.    kv_heads: 0 if h contains only q.    norms_last: the norms follow the rotation.    rope: None for
-    norms only.    interleaved: see `layers.rotate`.    gate: each head of q is followed by its gate, which stays as it
-    is: (B, T, (2H + 2G) * D).
+    q_norm, k_norm: norms of each head before the rotation.    all_heads: one norm over all heads of
+    q, and one over all heads of k.    kv_heads: 0 if h contains only q.    norms_last: the norms
+    follow the rotation.    rope: None for norms only.    interleaved: see `layers.rotate`.    gate:
+    each head of q is followed by its gate, which stays as it is: (B, T, (2H + 2G) * D).
     """
 
     heads: int
@@ -139,7 +148,9 @@ class Rotate:
 
 @dataclass(frozen=True, eq=False)
 class NormValues:
-    """RMS norm, without a weight, of the heads of v in h, which contains q, k and v, (B, T, (H + 2G) * D)."""
+    """RMS norm, without a weight, of the heads of v in h, which contains q, k and v, (B, T, (H +
+    2G) * D).
+    """
 
     heads: int
     kv_heads: int
@@ -150,10 +161,10 @@ class NormValues:
 class Attend:
     """h = attention of q, k and v in h, (B, T, H * D); k and v are cached.
 
-    scale, window, softcap, sinks, upcast: see `Past.attend_to`.    gate: as in `Rotate`; each head is multiplied by the
-    sigmoid of its gate.    bias: a `RelativeBias` or `ALiBi`, added to the scores.    causal: False for an encoder,
-    without a cache.    source: the number, among the layers that cache, of an earlier one whose keys and values are
-    used; h contains only q.
+    scale, window, softcap, sinks, upcast: see `Past.attend_to`.    gate: as in `Rotate`; each head
+    is multiplied by the sigmoid of its gate.    bias: a `RelativeBias` or `ALiBi`, added to the
+    scores.    causal: False for an encoder, without a cache.    source: the number, among the
+    layers that cache, of an earlier one whose keys and values are used; h contains only q.
     """
 
     heads: int
@@ -181,7 +192,8 @@ class CrossAttend:
 
 @dataclass(frozen=True, eq=False)
 class CacheEncoder:
-    """Cache the keys and values of the encoder for one `CrossAttend`: layers[0](h) and layers[1](h). h is unchanged.
+    """Cache the keys and values of the encoder for one `CrossAttend`: layers[0](h) and
+    layers[1](h). h is unchanged.
 
     `encoder_steps` of an encoder-decoder ends with one for each `CrossAttend` of `steps`.
     """
@@ -194,9 +206,10 @@ class CacheEncoder:
 class DeltaRule:
     """h = the gated delta rule (models/delta.py) of h, (B, T, H * V), with a recurrent state.
 
-    h contains q and k of `key_heads` heads and v of `heads` heads, which pass through the nn.Conv1d `conv` over time
-    and the activation; then z (H * V), β (H) and the inputs of the decay (H). ln α = -exp(decay) · softplus(input +
-    bias). The output of each head is normed and multiplied by silu(z). norm has weight (V,) and eps.
+    h contains q and k of `key_heads` heads and v of `heads` heads, which pass through the nn.Conv1d
+    `conv` over time and the activation; then z (H * V), β (H) and the inputs of the decay (H). ln α
+    = -exp(decay) · softplus(input + bias). The output of each head is normed and multiplied by
+    silu(z). norm has weight (V,) and eps.
     """
 
     heads: int
@@ -210,7 +223,9 @@ class DeltaRule:
 
 @dataclass(frozen=True, eq=False)
 class ShortConvolution:
-    """h = c · conv(b · x) for b, c and x side by side in h, (B, T, 3C); the nn.Conv1d is over time, with a state."""
+    """h = c · conv(b · x) for b, c and x side by side in h, (B, T, 3C); the nn.Conv1d is over time,
+    with a state.
+    """
 
     conv: nn.Conv1d
 
@@ -241,8 +256,9 @@ class Add:
 class LayerInputs:
     """Save p = (norm(scale · h) + tokens_scale · rows of `tokens`) · factor for `GateLayerInput`.
 
-    h and p contain P numbers for each layer, (B, T, L * P), and the norm is over P numbers. tokens_scale is rounded to
-    the dtype of the rows. The table is only looked up: it is not quantized, and a mapped file is read by rows.
+    h and p contain P numbers for each layer, (B, T, L * P), and the norm is over P numbers.
+    tokens_scale is rounded to the dtype of the rows. The table is only looked up: it is not
+    quantized, and a mapped file is read by rows.
     """
 
     tokens: EmbeddingLayer
@@ -270,12 +286,14 @@ class ScaleResidual:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """x = x + the sum of the outputs of the experts that `route` selects by router(h); see models/experts.py.
+    """x = x + the sum of the outputs of the experts that `route` selects by router(h); see
+    models/experts.py.
 
-    gate_up: one matrix with gate and up in alternate columns, or two, gate and up.    gate_up_bias, down_bias: (E, 2I)
-    and (E, C), with one matrix only.    activation: of the gate of two matrices.    alpha, limit: of `gated_mlp`, the
-    gate of one matrix.    choice_bias, factors: see `experts.route`.    router_norm: the router reads
-    router_norm(x) / √C in place of h.    replaces: x = the sum.
+    gate_up: one matrix with gate and up in alternate columns, or two, gate and up.    gate_up_bias,
+    down_bias: (E, 2I) and (E, C), with one matrix only.    activation: of the gate of two matrices.
+    alpha, limit: of `gated_mlp`, the gate of one matrix.    choice_bias, factors: see
+    `experts.route`.    router_norm: the router reads router_norm(x) / √C in place of h.
+    replaces: x = the sum.
     """
 
     router: LinearLayer
@@ -303,7 +321,9 @@ class Recurrent:
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """The result (B, T, V): layer(scale · h) + bias, with a soft cap. bias: None for the bias of the layer, if any."""
+    """The result (B, T, V): layer(scale · h) + bias, with a soft cap. bias: None for the bias of
+    the layer, if any.
+    """
 
     layer: LinearLayer | EmbeddingLayer
     bias: Tensor | None = None
@@ -319,10 +339,33 @@ class HiddenStates:
 
 
 Step = (
-    Embed | AddPositions | AddSinusoids | AddTypes | StoreResidual | SaveResidual | AddToSaved | LoadResidual | Norm
-    | Linear | Rotate | NormValues | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add
-    | Experts | Recurrent | LayerInputs | GateLayerInput | ScaleResidual | Logits | HiddenStates
-)  # fmt: skip
+    Embed
+    | AddPositions
+    | AddSinusoids
+    | AddTypes
+    | StoreResidual
+    | SaveResidual
+    | AddToSaved
+    | LoadResidual
+    | Norm
+    | Linear
+    | Rotate
+    | NormValues
+    | Attend
+    | CrossAttend
+    | CacheEncoder
+    | DeltaRule
+    | ShortConvolution
+    | Gate
+    | Add
+    | Experts
+    | Recurrent
+    | LayerInputs
+    | GateLayerInput
+    | ScaleResidual
+    | Logits
+    | HiddenStates
+)
 
 
 PredictionStep = Step | PredictionInputs  # of a head for multi-token prediction

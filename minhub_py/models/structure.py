@@ -1,8 +1,8 @@
 """The differences from Llama as data: what models/decoder.py computes beyond the sizes.
 
-An architecture is a config file: a dataclass of its settings, derived from `DecoderConfig`, whose `structure` states
-the differences. models/smollm3.py is a short example. A difference that only one architecture has is not declared here:
-that architecture has its own model file.
+An architecture is a config file: a dataclass of its settings, derived from `DecoderConfig`, whose
+`structure` states the differences. models/smollm3.py is a short example. A difference that only one
+architecture has is not declared here: that architecture has its own model file.
 
 Notation: see models/llama.py.
 """
@@ -20,8 +20,9 @@ from minhub_py.models.settings import Positions, check_layer_types, check_multip
 class Factors(NamedTuple):
     """Factors, 1 by default.
 
-    embeddings: of the embeddings, rounded to the model's dtype; None for no factor.    scores: of the attention scores;
-    None for 1 / √D.    residual: of the outputs of attention and MLP.    logits: of the logits.
+    embeddings: of the embeddings, rounded to the model's dtype; None for no factor.    scores: of
+    the attention scores; None for 1 / √D.    residual: of the outputs of attention and MLP.
+    logits: of the logits.
     """
 
     embeddings: float | None = None
@@ -35,7 +36,9 @@ NO_FACTORS = Factors()
 
 def biases(qkv: bool = False, output: bool = False, mlp: bool = False) -> tuple[str, ...]:
     """`Structure.biases` from the settings of a config."""
-    return tuple(name for name, has_bias in {"qkv": qkv, "output": output, "mlp": mlp}.items() if has_bias)
+    return tuple(
+        name for name, has_bias in {"qkv": qkv, "output": output, "mlp": mlp}.items() if has_bias
+    )
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ class Structure:
     biases: the linear layers with a bias: "qkv", "output" (of attention), "mlp".
     norm: RMS norm, or layer norm with or without bias.    eps: of all norms.
     norms: norms before attention and MLP, after them, or both.
-    head_norms: norms of each head of q and k, before or after the rotation; of all heads jointly; or layer norms with a
-    weight per head.
-    parallel: attention and MLP read one norm of the block's input, and both outputs are added to it.
-    gated: an MLP with a gate; otherwise one layer, the activation, and one layer.
-    dropout, embedding_dropout: of the outputs of attention and MLP, and of the embeddings.
+    head_norms: norms of each head of q and k, before or after the rotation; of all heads jointly;
+    or layer norms with a weight per head. parallel: attention and MLP read one norm of the block's
+    input, and both outputs are added to it. gated: an MLP with a gate; otherwise one layer, the
+    activation, and one layer. dropout, embedding_dropout: of the outputs of attention and MLP, and
+    of the embeddings.
     """
 
     windows: Sequence[int | None]
@@ -73,10 +76,11 @@ class Structure:
 
 @dataclass(frozen=True)
 class DecoderConfig(HeadSettings, Positions):
-    """The common settings of the general decoder's architectures. Subclasses declare further settings and defaults.
+    """The common settings of the general decoder's architectures. Subclasses declare further
+    settings and defaults.
 
-    ARCHITECTURE: the class of the transformers model.    MODEL_TYPE: config.json's model_type.    THETA: the default of
-    rope_theta.    ROTATED: the default of partial_rotary_factor.
+    ARCHITECTURE: the class of the transformers model.    MODEL_TYPE: config.json's model_type.
+    THETA: the default of rope_theta.    ROTATED: the default of partial_rotary_factor.
     """
 
     TITLE: ClassVar[str] = ""
@@ -92,7 +96,8 @@ class DecoderConfig(HeadSettings, Positions):
     intermediate_size: int = 11008
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: num_attention_heads
+    # None: num_attention_heads
+    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})
     hidden_act: str = field(default="silu", metadata={"choices": tuple(ACTIVATIONS)})
     max_position_embeddings: int = field(default=2048, metadata={"range": (1, 2**31)})
     rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and others
@@ -108,13 +113,14 @@ class DecoderConfig(HeadSettings, Positions):
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.__dict__.get("head_dim") is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"{self.TITLE}: hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads "
-                f"({self.num_attention_heads})"
+                f"{self.TITLE}: hidden_size ({self.hidden_size}) must be a multiple of"
+                f" num_attention_heads ({self.num_attention_heads})"
             )
         structure = self.structure  # checks the pattern of layers
         if self.head_size % 2:
             raise ValueError(
-                f"{self.TITLE}: the head size ({self.head_size}) must be even, because rotary embeddings rotate pairs"
+                f"{self.TITLE}: the head size ({self.head_size}) must be even, because rotary"
+                " embeddings rotate pairs"
             )
         if any(structure.ropes):
             check_rotated(self.TITLE, self.rotated, self.head_size)
@@ -122,7 +128,9 @@ class DecoderConfig(HeadSettings, Positions):
         long = "original_max_position_embeddings" in names
         for number, rope in enumerate(structure.ropes):
             if rope is not None and rope not in structure.ropes[:number]:
-                rotary.check(self.TITLE, rope, partial="partial_rotary_factor" in names, longrope=long)
+                rotary.check(
+                    self.TITLE, rope, partial="partial_rotary_factor" in names, longrope=long
+                )
 
     @property
     def structure(self) -> Structure:
@@ -130,7 +138,9 @@ class DecoderConfig(HeadSettings, Positions):
         raise NotImplementedError
 
     def declared(self, **differences: Any) -> Structure:
-        """A structure with these differences from Llama's: no windows, and one rotation in all layers."""
+        """A structure with these differences from Llama's: no windows, and one rotation in all
+        layers.
+        """
         windows, ropes = [None] * self.num_hidden_layers, [self.rope] * self.num_hidden_layers
         return Structure(**{"windows": windows, "ropes": ropes, **differences})
 
@@ -161,7 +171,9 @@ class DecoderConfig(HeadSettings, Positions):
         return rope if self.ROTATED == 1 else {"partial_rotary_factor": self.ROTATED, **rope}
 
     def windows_of(self, types: Sequence[str] | None, window: int | None) -> list[int | None]:
-        """The window of each layer. types: layer_types of config.json; None if all layers have the window."""
+        """The window of each layer. types: layer_types of config.json; None if all layers have the
+        window.
+        """
         if types is None:
             return [window] * self.num_hidden_layers
         windows = {"full_attention": None, "sliding_attention": window}

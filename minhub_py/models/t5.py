@@ -1,17 +1,21 @@
-"""T5, an encoder-decoder in one file: T5 1.0 and 1.1, and FLAN-T5, which is 1.1 tuned to follow instructions.
+"""T5, an encoder-decoder in one file: T5 1.0 and 1.1, and FLAN-T5, which is 1.1 tuned to follow
+instructions.
 
 Sources
-    Raffel et al. (2020), "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", for the
-    model and the relative positions; Shazeer (2020), "GLU Variants", for the gated MLP of T5 1.1; Chung et al.
-    (2022), "Scaling Instruction-Finetuned Language Models", for FLAN; Zhang & Sennrich (2019) for RMS norm.
+    Raffel et al. (2020), "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+        Transformer", for the model and the relative positions; Shazeer (2020), "GLU Variants", for
+        the gated MLP of T5 1.1; Chung et al.
+    (2022), "Scaling Instruction-Finetuned Language Models", for FLAN; Zhang & Sennrich (2019) for
+        RMS norm.
     Hub docs: `transformers`, model_type "t5".
 
 Differences from similar architectures
-    The others are decoders. In T5 the encoder reads the prompt with bidirectional attention; the decoder writes a
-    sequence that starts with decoder_start_token_id, and attends to itself and to the encoder.
-    Positions are neither learned nor rotary: a bias per head and distance is added to the scores, with one table per
-    stack; cross-attention has no bias. Scores are not scaled. Linear layers have no biases.
-    The encoder alone (T5EncoderModel) is a text encoder, also with a token classification head.
+    The others are decoders. In T5 the encoder reads the prompt with bidirectional attention; the
+    decoder writes a sequence that starts with decoder_start_token_id, and attends to itself and to
+    the encoder. Positions are neither learned nor rotary: a bias per head and distance is added to
+    the scores, with one table per stack; cross-attention has no bias. Scores are not scaled. Linear
+    layers have no biases. The encoder alone (T5EncoderModel) is a text encoder, also with a token
+    classification head.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)    E encoder positions
@@ -65,13 +69,16 @@ class Attention(nn.Module):
         """Self-attention of x (B, T, C). bias: (B or 1, H, T, S)."""
         q, (k, v) = split_heads(self.q(x), self.heads), self.keys_values(x)
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=1.0, bias=bias, causal=causal, dropout=dropout)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = past.attend(self.layer, q, k, v, scale=1.0, bias=bias, causal=causal, dropout=dropout)
         return self.o(merge_heads(y))
 
     def cross(self, x: Tensor, past: Past) -> Tensor:
         """Attention of x (B, T, C) to the encoder."""
         dropout = self.dropout if self.training else 0.0
-        y = past.cross_attend(self.layer, split_heads(self.q(x), self.heads), scale=1.0, dropout=dropout)
+        y = past.cross_attend(
+            self.layer, split_heads(self.q(x), self.heads), scale=1.0, dropout=dropout
+        )
         return self.o(merge_heads(y))
 
 
@@ -92,7 +99,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of the encoder, or of the decoder, which has cross-attention between self-attention and MLP."""
+    """A block of the encoder, or of the decoder, which has cross-attention between self-attention
+    and MLP.
+    """
 
     def __init__(self, config: "T5Config", number: int, is_decoder: bool) -> None:
         super().__init__()
@@ -111,7 +120,9 @@ class Block(nn.Module):
         return self.add(x, self.mlp(self.mlp_norm(x)))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + y, clamped in float16: T5 was trained in bfloat16, and its residual stream exceeds float16."""
+        """x + y, clamped in float16: T5 was trained in bfloat16, and its residual stream exceeds
+        float16.
+        """
         x = x + self.dropout(y)
         return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
@@ -120,7 +131,9 @@ class Block(nn.Module):
         attn, p = self.attention, self.dropout.p
         yield Norm(self.attention_norm)
         yield Linear([attn.q, attn.k, attn.v])
-        yield Attend(attn.heads, attn.heads, 1.0, bias=bias, causal=not bias.bidirectional, dropout=p)
+        yield Attend(
+            attn.heads, attn.heads, 1.0, bias=bias, causal=not bias.bidirectional, dropout=p
+        )
         yield Add(attn.o, dropout=p)
 
     def mlp_steps(self, act: str) -> Iterator[Step]:
@@ -139,8 +152,13 @@ class Block(nn.Module):
 class Stack(nn.Module):
     def __init__(self, config: "T5Config", layers: int, is_decoder: bool) -> None:
         super().__init__()
-        buckets, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
-        self.relative_bias = RelativeBias(buckets, config.num_heads, distance, bidirectional=not is_decoder)
+        buckets, distance = (
+            config.relative_attention_num_buckets,
+            config.relative_attention_max_distance,
+        )
+        self.relative_bias = RelativeBias(
+            buckets, config.num_heads, distance, bidirectional=not is_decoder
+        )
         self.block = nn.ModuleList(Block(config, number, is_decoder) for number in range(layers))
         self.norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
@@ -161,7 +179,9 @@ class Stack(nn.Module):
 
 
 def initialize(model: nn.Module, config: "T5Config") -> None:
-    """Scale each matrix for outputs of about 1, and the queries for scores of about 1: nothing scales scores."""
+    """Scale each matrix for outputs of about 1, and the queries for scores of about 1: nothing
+    scales scores.
+    """
     factor, C = config.initializer_factor, config.d_model
     for name, parameter in model.named_parameters():
         if name in ("shared.weight", "lm_head.weight"):
@@ -199,7 +219,9 @@ class T5(EncoderDecoder):
         return self.drop(self.decoder(self.drop(self.shared(idx)), past))  # (B, T, C)
 
     def logits(self, x: Tensor) -> Tensor:
-        return F.linear(x * self.scale, self.shared.weight if self.lm_head is None else self.lm_head.weight)
+        return F.linear(
+            x * self.scale, self.shared.weight if self.lm_head is None else self.lm_head.weight
+        )
 
     def cache_layout(self) -> list[KeyValues | EncoderKeyValues]:
         shape = (self.config.num_heads, self.config.d_kv)
@@ -228,9 +250,11 @@ class T5(EncoderDecoder):
 
 
 class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines methods
-    """T5 with a sequence classification head: the decoder reads the text, too, shifted by one position.
+    """T5 with a sequence classification head: the decoder reads the text, too, shifted by one
+    position.
 
-    The head reads the decoder's hidden state at the end of the text, eos_token_id, which T5's tokenizers append.
+    The head reads the decoder's hidden state at the end of the text, eos_token_id, which T5's
+    tokenizers append.
     """
 
     encoder_decoder = False
@@ -239,7 +263,9 @@ class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines
     def __init__(self, config: "T5Config") -> None:
         super().__init__(config)
         p, labels = config.classifier_dropout, len(config.labels)
-        self.head = SequenceHead(self.size, labels, torch.tanh, dropout=p, input_dropout=p, pooling="last")
+        self.head = SequenceHead(
+            self.size, labels, torch.tanh, dropout=p, input_dropout=p, pooling="last"
+        )
 
     @property
     def size(self) -> int:
@@ -250,23 +276,32 @@ class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines
         return self.shared
 
     def hidden_states(
-        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        idx: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """See `Classifier.hidden_states`. ValueError: a text does not end with eos_token_id."""
         x = super().hidden_states(idx, attention_mask)
         end = self.config.eos_token_id
         ends = end if isinstance(end, list) else [end]
-        if any(last not in ends for last in last_of(idx, self.tokens(idx, attention_mask)).tolist()):
+        if any(
+            last not in ends for last in last_of(idx, self.tokens(idx, attention_mask)).tolist()
+        ):
             raise ValueError(
-                f"{self.config.TITLE}: a text must end with token ID {end} (eos_token_id), where the classification "
-                "head reads: use the tokenizer of this model"
+                f"{self.config.TITLE}: a text must end with token ID {end} (eos_token_id), where"
+                " the classification head reads: use the tokenizer of this model"
             )
         return x
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
         encoder = self.encode(idx, past)
         decoder_idx = self.decoder_inputs(idx)
-        return T5.body(self, decoder_idx, Past(decoder_idx, encoder=encoder, attended_tokens=past.attended_tokens))
+        return T5.body(
+            self,
+            decoder_idx,
+            Past(decoder_idx, encoder=encoder, attended_tokens=past.attended_tokens),
+        )
 
 
 class T5Encoder(Encoder):
@@ -314,7 +349,8 @@ class T5Config(HeadSettings):
     d_kv: int = 64
     d_ff: int = 2048
     num_layers: int = field(default=6, metadata={"range": (1, 4096)})
-    num_decoder_layers: int | None = field(default=None, metadata={"range": (1, 4096)})  # None: num_layers
+    # None: num_layers
+    num_decoder_layers: int | None = field(default=None, metadata={"range": (1, 4096)})
     num_heads: int = 8
     relative_attention_num_buckets: int = field(default=32, metadata={"range": (4, 2**24)})
     relative_attention_max_distance: int = 128
@@ -323,7 +359,8 @@ class T5Config(HeadSettings):
     layer_norm_epsilon: float = 1e-6
     initializer_factor: float = 1.0
     feed_forward_proj: str = field(
-        default="relu", metadata={"choices": (*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS))}
+        default="relu",
+        metadata={"choices": (*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS))},
     )
     tie_word_embeddings: bool = True
     is_encoder_decoder: bool = True  # of a T5EncoderModel, without effect
@@ -338,24 +375,25 @@ class T5Config(HeadSettings):
             self.drop_unused_labels()
             if not self.is_encoder_decoder:
                 raise ValueError(
-                    "T5: config.json sets is_encoder_decoder to False, which requires architectures T5EncoderModel or "
-                    "T5ForTokenClassification"
+                    "T5: config.json sets is_encoder_decoder to False, which requires architectures"
+                    " T5EncoderModel or T5ForTokenClassification"
                 )
         object.__setattr__(self, "is_encoder_decoder", not self.encoder_only)
-        # In files of T5 1.1, tie_word_embeddings: false also means that the output of the decoder is not scaled.
-        # transformers 5 writes true and scale_decoder_outputs. Set here: a checkpoint with a head changes
-        # tie_word_embeddings.
+        # In files of T5 1.1, tie_word_embeddings: false also means that the output of the decoder
+        # is not scaled. transformers 5 writes true and scale_decoder_outputs. Set here: a
+        # checkpoint with a head changes tie_word_embeddings.
         if self.scale_decoder_outputs is None:
             object.__setattr__(self, "scale_decoder_outputs", self.tie_word_embeddings)
         if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
             raise ValueError(
-                f"T5: relative_attention_max_distance ({self.relative_attention_max_distance}) must be more than half "
-                f"of relative_attention_num_buckets ({self.relative_attention_num_buckets})"
+                f"T5: relative_attention_max_distance ({self.relative_attention_max_distance}) must"
+                " be more than half of relative_attention_num_buckets"
+                f" ({self.relative_attention_num_buckets})"
             )
         if self.decoder_start_token_id >= self.vocab_size:
             raise ValueError(
-                f"T5: decoder_start_token_id ({self.decoder_start_token_id}) must be below vocab_size "
-                f"({self.vocab_size})"
+                f"T5: decoder_start_token_id ({self.decoder_start_token_id}) must be below"
+                f" vocab_size ({self.vocab_size})"
             )
 
     @property
@@ -387,7 +425,12 @@ class T5Config(HeadSettings):
     @property
     def effective(self) -> dict[str, Any]:
         """See `Effective.effective`; without the settings of an absent decoder."""
-        decoder = ("tie_word_embeddings", "scale_decoder_outputs", "num_decoder_layers", "decoder_start_token_id")
+        decoder = (
+            "tie_word_embeddings",
+            "scale_decoder_outputs",
+            "num_decoder_layers",
+            "decoder_start_token_id",
+        )
         absent = decoder if self.encoder_only else ()
         return {name: value for name, value in super().effective.items() if name not in absent}
 

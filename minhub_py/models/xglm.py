@@ -1,13 +1,13 @@
 """XGLM: a decoder with computed positions, for 30 languages.
 
 Sources
-    Lin et al. (2022), "Few-shot Learning with Multilingual Generative Language Models". Positions: Vaswani et al.
-    (2017), "Attention Is All You Need".
-    Hub docs: `transformers`, model_type "xglm".
+    Lin et al. (2022), "Few-shot Learning with Multilingual Generative Language Models". Positions:
+    Vaswani et al. (2017), "Attention Is All You Need". Hub docs: `transformers`, model_type "xglm".
 
 Differences from similar architectures
-    OPT           learns its positions. XGLM adds sines and cosines of position + 2, and scales its embeddings.
-    Sinusoidal    has norms after attention and MLP, and alternates sine and cosine; XGLM has halves.
+    OPT           learns its positions. XGLM adds sines and cosines of position + 2, and scales its
+    embeddings. Sinusoidal    has norms after attention and MLP, and alternates sine and cosine;
+    XGLM has halves.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
@@ -32,29 +32,45 @@ from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import Add, AddSinusoids, Attend, Embed, Linear, Logits, Norm, Step
 
 NAMES = {
-    "num_layers": "num_hidden_layers", "attention_heads": "num_attention_heads", "d_model": "hidden_size",
-    "ffn_dim": "intermediate_size", "activation_function": "hidden_act", "init_std": "initializer_range",
-}  # fmt: skip
+    "num_layers": "num_hidden_layers",
+    "attention_heads": "num_attention_heads",
+    "d_model": "hidden_size",
+    "ffn_dim": "intermediate_size",
+    "activation_function": "hidden_act",
+    "init_std": "initializer_range",
+}
 FIRST = 2  # the row of the first position
 EPSILON = 1e-5  # of all norms
 
 
 def sinusoid_frequencies(size: int) -> tuple[float, ...]:
-    """The frequencies of sines and cosines, half of `size` each. Vaswani et al. (2017), as in tensor2tensor."""
+    """The frequencies of sines and cosines, half of `size` each. Vaswani et al. (2017), as in
+    tensor2tensor.
+    """
     half = size // 2
-    return tuple(torch.exp(torch.arange(half, device="cpu").float() * -(math.log(10000) / (half - 1))).tolist())
+    return tuple(
+        torch.exp(
+            torch.arange(half, device="cpu").float() * -(math.log(10000) / (half - 1))
+        ).tolist()
+    )
 
 
 class Attention(nn.Module):
     def __init__(self, config: "XGLMConfig", layer: int) -> None:
         super().__init__()
         C = config.hidden_size
-        self.layer, self.heads, self.scale = layer, config.num_attention_heads, config.head_size**-0.5
+        self.layer, self.heads, self.scale = (
+            layer,
+            config.num_attention_heads,
+            config.head_size**-0.5,
+        )
         self.dropout = config.attention_dropout
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(C, C) for _ in "qkvo")
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            split_heads(layer(x), self.heads) for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
         dropout = self.dropout if self.training else 0.0
         y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout)  # (B, H, T, D)
         return self.o_proj(merge_heads(y))
@@ -95,18 +111,24 @@ class XGLM(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.sinusoids = sinusoid_frequencies(config.hidden_size)
         self.drop = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.norm = nn.LayerNorm(config.hidden_size, EPSILON)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.embed_tokens(idx)  # (B, T, C)
         if self.scale is not None:
             x = scaled(x, self.scale)
-        x = self.drop(x + sinusoidal_positions(past.positions + FIRST, list(self.sinusoids)).to(x.dtype))
+        x = self.drop(
+            x + sinusoidal_positions(past.positions + FIRST, list(self.sinusoids)).to(x.dtype)
+        )
         for block in self.layers:
             x = block(x, past)
         return self.norm(x)
@@ -115,12 +137,16 @@ class XGLM(LanguageModel):
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.num_attention_heads, self.config.head_size)] * self.config.num_hidden_layers
+        return [
+            KeyValues(self.config.num_attention_heads, self.config.head_size)
+        ] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
         block: Any
         yield Embed(self.embed_tokens, scale=self.scale)
-        yield AddSinusoids(self.sinusoids, FIRST, self.config.max_position_embeddings, dropout=self.drop.p)
+        yield AddSinusoids(
+            self.sinusoids, FIRST, self.config.max_position_embeddings, dropout=self.drop.p
+        )
         for block in self.layers:
             attn, mlp, p = block.self_attn, block.mlp, block.dropout.p
             yield Norm(block.input_layernorm)
@@ -165,7 +191,8 @@ class XGLMConfig(HeadSettings, Positions):
         check_multiple(self, "hidden_size", "num_attention_heads")
         if self.hidden_size % 2 or self.hidden_size < 4:
             raise ValueError(
-                f"XGLM: d_model ({self.hidden_size}) must be even, because positions are sines and cosines"
+                f"XGLM: d_model ({self.hidden_size}) must be even, because positions are sines and"
+                " cosines"
             )
 
     @property
@@ -177,4 +204,9 @@ class XGLMConfig(HeadSettings, Positions):
         """The config.json of this model for transformers."""
         settings = self.without_head()
         renamed = {new: settings.pop(old) for new, old in NAMES.items()}
-        return {**self.hub_head(self.ARCHITECTURE), "model_type": self.MODEL_TYPE, **renamed, **settings}
+        return {
+            **self.hub_head(self.ARCHITECTURE),
+            "model_type": self.MODEL_TYPE,
+            **renamed,
+            **settings,
+        }

@@ -1,12 +1,14 @@
-"""A plugin for the command and library `llm` by Simon Willison: models of this package, built in, cached or added.
+"""A plugin for the command and library `llm` by Simon Willison: models of this package, built in,
+cached or added.
 
     pip install 'minhub_py[llm]'
     llm -m minhub/shakespeare-gpt2 "Good morrow!" -o max_new_tokens 40
     llm embed -m minhub/sentence-transformers/all-MiniLM-L6-v2 -c "A text."
 
-A model's name is "minhub/" and its identifier, or the name of its folder or file. `llm minhub add IDENTIFIER` adds a
-folder, a GGUF file or a repository. Embedding models are for `llm embed`, others for prompts; classifiers are for
-neither. Importing this module imports no PyTorch: `llm` imports it at each start.
+A model's name is "minhub/" and its identifier, or the name of its folder or file. `llm minhub add
+IDENTIFIER` adds a folder, a GGUF file or a repository. Embedding models are for `llm embed`, others
+for prompts; classifiers are for neither. Importing this module imports no PyTorch: `llm` imports it
+at each start.
 """
 
 import json
@@ -20,7 +22,7 @@ import llm
 from pydantic import create_model
 
 from minhub_py.checkpoints.local import BUILTIN, cached, cached_models, locate
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.shapes import read_json
 
 PREFIX = "minhub/"
@@ -31,7 +33,8 @@ ENCODER_TYPES |= {name for family in ENCODERS for names in family.names.values()
 EMBEDDING_FILES = ("modules.json", "config_sentence_transformers.json")
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 GGUF_START = 2**16  # bytes, which contain the settings before the vocabulary
-GGUF_EMBEDDING_KEYS = (b".pooling_type", b".attention.causal\x07\0\0\0\0")  # the second with the value false
+# the second with the value false
+GGUF_EMBEDDING_KEYS = (b".pooling_type", b".attention.causal\x07\0\0\0\0")
 BATCH_SIZE = 32  # texts
 OPTIONS: dict[str, tuple[Any, None]] = {
     "max_new_tokens": (int | None, None),
@@ -58,16 +61,22 @@ class MinhubModel(llm.Model):
         self.model_id = model_id(identifier)
 
     def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
-        """The pieces of the reply to a prompt. ModelError: the model, an option or the prompt is invalid."""
+        """The pieces of the reply to a prompt. ModelError: the model, an option or the prompt is
+        invalid.
+        """
         from minhub_py.chat.turns import Turn
 
         chat = load(self.identifier).fork(0)
-        settings = {name: value for name, value in dict(prompt.options).items() if value is not None}
+        settings = {
+            name: value for name, value in dict(prompt.options).items() if value is not None
+        }
         earlier = conversation.responses if conversation is not None else []
         for previous in earlier:
             chat.turns += [Turn("user", previous.prompt.prompt), Turn("assistant", previous.text())]
         # llm sends the system prompt with the first message of a conversation only.
-        chat.system = next(filter(None, (sent.system for sent in [prompt, *(old.prompt for old in earlier)])), None)
+        chat.system = next(
+            filter(None, (sent.system for sent in [prompt, *(old.prompt for old in earlier)])), None
+        )
         try:
             yield from chat.stream(prompt.prompt, schema=prompt.schema, **settings)
         except ValueError as error:
@@ -88,7 +97,9 @@ class MinhubEmbeddingModel(llm.EmbeddingModel):
         self.identifier = identifier
         self.model_id = model_id(identifier)
 
-    def embed_batch(self, items: Iterable[str | bytes], *, key: str | None = None) -> Iterator[list[float]]:
+    def embed_batch(
+        self, items: Iterable[str | bytes], *, key: str | None = None
+    ) -> Iterator[list[float]]:
         """The embeddings of texts. ModelError: the model cannot be loaded, or a text has no tokens."""
         from minhub_py.analysis.embeddings import embed
 
@@ -125,7 +136,7 @@ def load(identifier: str) -> Any:
 def load_encoder(identifier: str) -> tuple[Any, Any]:
     """The model with this identifier, and its tokenizer. ModelError: they cannot be loaded."""
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
-    from minhub_py.pretrained import from_pretrained
+    from minhub_py.loading.pretrained import from_pretrained
 
     try:
         return from_pretrained(identifier), tokenizer_from_pretrained(identifier)
@@ -141,7 +152,9 @@ class ModelKind(TypedDict, total=False):
 
 
 def kind_at(path: Path) -> Kind:
-    """The kind of the model in a folder or GGUF file, from its settings; "chat" if they cannot be read."""
+    """The kind of the model in a folder or GGUF file, from its settings; "chat" if they cannot be
+    read.
+    """
     try:
         if path.is_file():
             with path.open("rb") as file:
@@ -150,7 +163,9 @@ def kind_at(path: Path) -> Kind:
         config = read_json(path / "config.json", ModelKind)
         if (config.get("architectures") or [""])[0].endswith(CLASSIFIERS):
             return "classifier"
-        embeds = config.get("model_type") in ENCODER_TYPES or any((path / name).exists() for name in EMBEDDING_FILES)
+        embeds = config.get("model_type") in ENCODER_TYPES or any(
+            (path / name).exists() for name in EMBEDDING_FILES
+        )
         return "embedding" if embeds else "chat"
     except (OSError, ValueError):  # the error is shown when the model is loaded
         return "chat"
@@ -184,7 +199,9 @@ def added() -> dict[str, list[str]]:
 
 
 def available() -> Iterator[tuple[str, list[str], Kind]]:
-    """The identifier, aliases and kind of built-in models, complete models in the Hub's cache, and added ones."""
+    """The identifier, aliases and kind of built-in models, complete models in the Hub's cache, and
+    added ones.
+    """
     models: dict[str, tuple[list[str], Kind]] = {}
     for path in sorted(BUILTIN.iterdir()):
         if path.is_dir():
@@ -223,10 +240,12 @@ def register_commands(cli: click.Group) -> None:
 
     @minhub.command()
     @click.argument("identifier")
-    @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name; may be repeated.")
+    @click.option(
+        "--alias", "aliases", multiple=True, metavar="NAME", help="Another name; may be repeated."
+    )
     def add(identifier: str, aliases: tuple[str, ...]) -> None:
         """Add a repository, a folder or a GGUF file as a model."""
-        from minhub_py.pretrained import read_config
+        from minhub_py.loading.pretrained import read_config
 
         identifier = str(Path(identifier).resolve()) if Path(identifier).exists() else identifier
         try:
@@ -237,9 +256,16 @@ def register_commands(cli: click.Group) -> None:
         if kind == "classifier":
             raise click.ClickException(f"{identifier} is a classifier: use minhub classify")
         names = (model_id(identifier), *aliases)
-        others = {name for other, more, _ in available() if other != identifier for name in (model_id(other), *more)}
+        others = {
+            name
+            for other, more, _ in available()
+            if other != identifier
+            for name in (model_id(other), *more)
+        }
         if used := [name for name in names if name in others]:
-            raise click.ClickException(f"{used[0]} is the name of another model: rename the folder, or the alias")
+            raise click.ClickException(
+                f"{used[0]} is the name of another model: rename the folder, or the alias"
+            )
         write(added() | {identifier: [*aliases]})
         command = "llm embed -m" if kind == "embedding" else "llm -m"
         click.echo(f"Added: {command} {names[-1]}")
@@ -247,13 +273,20 @@ def register_commands(cli: click.Group) -> None:
     @minhub.command()
     @click.argument("identifier")
     def remove(identifier: str) -> None:
-        """Remove an added model from the list. Its files are unchanged. IDENTIFIER can be any of its names."""
+        """Remove an added model from the list. Its files are unchanged. IDENTIFIER can be any of
+        its names.
+        """
         path = str(Path(identifier).resolve())
         models = added()
-        rest = {name: aliases for name, aliases in models.items()
-                if identifier not in (name, model_id(name), *aliases) and name != path}  # fmt: skip
+        rest = {
+            name: aliases
+            for name, aliases in models.items()
+            if identifier not in (name, model_id(name), *aliases) and name != path
+        }
         if len(rest) == len(models):
-            raise click.ClickException(f"{identifier} was not added; added models: {', '.join(models) or 'none'}")
+            raise click.ClickException(
+                f"{identifier} was not added; added models: {', '.join(models) or 'none'}"
+            )
         write(rest)
 
 

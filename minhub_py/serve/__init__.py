@@ -5,11 +5,10 @@ app.py             ASGI application: middleware and routes
 server.py          settings, access control, error formats
 validation.py      validation of JSON bodies
 
-openai.py, completions.py, responses.py, anthropic.py, ollama.py, embeddings.py, tokenization.py, management.py: APIs
-messages.py        messages and tools of requests; from a conversation to a generation
-settings.py        sampling and the other fields that the APIs share
-generation.py      the engine's requests of an HTTP request, and their results
-replies.py         complete replies
+openai.py, completions.py, responses.py, anthropic.py, ollama.py, embeddings.py, tokenization.py,
+management.py: APIs messages.py        messages and tools of requests; from a conversation to a
+generation settings.py        sampling and the other fields that the APIs share generation.py
+the engine's requests of an HTTP request, and their results replies.py         complete replies
 streaming.py       complete and streamed responses
 
 catalog.py         loads and unloads models

@@ -1,7 +1,7 @@
 """Anthropic API: messages and count_tokens.
 
-Source: Anthropic's API reference and the types of its client. A reply is a list of blocks: thinking, text, tool_use.
-`Blocks` writes complete and streamed messages.
+Source: Anthropic's API reference and the types of its client. A reply is a list of blocks:
+thinking, text, tool_use. `Blocks` writes complete and streamed messages.
 """
 
 import secrets
@@ -45,36 +45,64 @@ CHOICES = {"any": "required", "auto": "auto", "none": "none"}
 async def messages(request: HTTPRequest) -> Response:
     """POST /v1/messages."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    if fields.get("thread") is not None:  # the client sends the whole conversation again after this error
-        raise RequestError(400, "thread is not supported: send all messages", "thread_unsupported_request", "thread")
+    # the client sends the whole conversation again after this error
+    if fields.get("thread") is not None:
+        raise RequestError(
+            400,
+            "thread is not supported: send all messages",
+            "thread_unsupported_request",
+            "thread",
+        )
     chat = parse_input(fields, served)
     requested = fields.integer("max_tokens", 1, 2**31)
     if requested is None:
         raise invalid("max_tokens is missing: add the maximum number of tokens", "max_tokens")
-    stops, settings = fields.strings("stop_sequences", MAX_STOP_SEQUENCES), parse_settings(fields, served)
+    stops, settings = (
+        fields.strings("stop_sequences", MAX_STOP_SEQUENCES),
+        parse_settings(fields, served),
+    )
     rules = settings["stop_rules"]
     settings["stop_rules"] = replace(rules, stops=(*stops, *rules.stops))
     stream = fields.boolean("stream")
     reject_unsupported(fields, OUTPUT)
     fields.finish(known_fields.MESSAGES)
-    generation, ids = await start_reply(served, chat, requested, settings, name="output_config.format")
+    generation, ids = await start_reply(
+        served, chat, requested, settings, name="output_config.format"
+    )
     message_id = f"msg_{secrets.token_hex(12)}"
 
     def usage(output_tokens: int) -> dict[str, Any]:
         cached = generation.cached_tokens
-        return {"input_tokens": len(ids) - cached, "cache_read_input_tokens": cached,
-                "cache_creation_input_tokens": 0, "output_tokens": output_tokens}  # fmt: skip
+        return {
+            "input_tokens": len(ids) - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": output_tokens,
+        }
 
     def message(content: list[dict[str, Any]], ending: dict[str, Any]) -> dict[str, Any]:
-        return {"id": message_id, "type": "message", "role": "assistant", "model": served.name, "content": content,
-                **ending, "usage": usage(generation.generated_tokens)}  # fmt: skip
+        return {
+            "id": message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": served.name,
+            "content": content,
+            **ending,
+            "usage": usage(generation.generated_tokens),
+        }
 
     def ending(blocks: "Blocks") -> dict[str, Any]:
         detokenizer = generation.requests[0].detokenizer
         sequence = None if detokenizer is None else detokenizer.stops.found
         if sequence in stops:
             return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
-        reason = "max_tokens" if blocks.end == "length" else "tool_use" if blocks.has_calls else "end_turn"
+        reason = (
+            "max_tokens"
+            if blocks.end == "length"
+            else "tool_use"
+            if blocks.has_calls
+            else "end_turn"
+        )
         return {"stop_reason": reason, "stop_sequence": None}
 
     async def complete() -> dict[str, Any]:
@@ -91,7 +119,9 @@ async def messages(request: HTTPRequest) -> Response:
         async for _, delta in generation.deltas():
             if not started:
                 started = True
-                start = message([], {"stop_reason": None, "stop_sequence": None}) | {"usage": usage(0)}
+                start = message([], {"stop_reason": None, "stop_sequence": None}) | {
+                    "usage": usage(0)
+                }
                 yield event("message_start", message=start)
             for kind, data in blocks.add(delta):
                 yield event(kind, **data)
@@ -128,7 +158,9 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     choice = fields.object("tool_choice")
     kind = choice.string("type")
     if kind not in (None, "tool", *CHOICES):
-        raise invalid(f"tool_choice.type must be auto, any, tool or none, not {kind!r}", "tool_choice")
+        raise invalid(
+            f"tool_choice.type must be auto, any, tool or none, not {kind!r}", "tool_choice"
+        )
     value = None if kind is None else choice.values if kind == "tool" else CHOICES[kind]
     choose_tools(chat, value, not choice.boolean("disable_parallel_tool_use"))
     output = fields.object("output_config")
@@ -139,7 +171,8 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     if thinking is not None:
         set_thinking(chat, served, thinking != "disabled")
     final = chat.messages[-1]
-    if final["role"] == "assistant" and not final.get("tool_calls") and len(chat.messages) > 1:  # a prefill
+    # a prefill
+    if final["role"] == "assistant" and not final.get("tool_calls") and len(chat.messages) > 1:
         chat.messages[-1] = {"role": "assistant", "content": final["content"]}
         chat.variables["continue_final_message"] = True
     return chat
@@ -154,19 +187,28 @@ def parse_turn(message: Fields, limit: int) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     calls, reasoning = [], ""
     for index, part in enumerate(content):
-        block = Fields({"type": "text", "text": part} if isinstance(part, str) else part,
-                       f"{message.path}.content[{index}]")  # fmt: skip
+        block = Fields(
+            {"type": "text", "text": part} if isinstance(part, str) else part,
+            f"{message.path}.content[{index}]",
+        )
         kind = block.get("type")
         if kind == "tool_use":
             calls.append(make_call(block.get("id"), block.string("name") or "", block.get("input")))
         elif kind == "tool_result":
             text = parse_content(block.get("content"), limit, f"{block.path}.content", omit=True)
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"),
-                            "content": f"Error: {text}" if block.get("is_error") is True else text})  # fmt: skip
+            results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": block.get("tool_use_id"),
+                    "content": f"Error: {text}" if block.get("is_error") is True else text,
+                }
+            )
         elif kind == "thinking":
             reasoning += block.string("thinking") or ""
         elif kind in ("image", "document") and role == "user":
-            raise invalid(f"{block.path} has type {kind}: only text is supported", block.path, "unsupported")
+            raise invalid(
+                f"{block.path} has type {kind}: only text is supported", block.path, "unsupported"
+            )
         elif kind != "redacted_thinking":
             texts.append(part if kind in (None, "text") else OMITTED.format("content"))
     if not texts and not calls and results:
@@ -214,7 +256,9 @@ class Blocks:
         kind = "thinking" if event.kind == "reasoning" else "text"
         if not self.kind:
             self.kind = event.kind
-            self._start({"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})})
+            self._start(
+                {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+            )
         self.content[-1][kind] += event.text
         self._delta({"type": f"{kind}_delta", kind: event.text})
 
@@ -229,10 +273,14 @@ class Blocks:
 
     def _start(self, block: dict[str, Any]) -> None:
         self.content.append(block)
-        self.events.append(("content_block_start", {"index": len(self.content) - 1, "content_block": {**block}}))
+        self.events.append(
+            ("content_block_start", {"index": len(self.content) - 1, "content_block": {**block}})
+        )
 
     def _delta(self, delta: dict[str, Any]) -> None:
-        self.events.append(("content_block_delta", {"index": len(self.content) - 1, "delta": delta}))
+        self.events.append(
+            ("content_block_delta", {"index": len(self.content) - 1, "delta": delta})
+        )
 
     def _stop(self) -> None:
         self.events.append(("content_block_stop", {"index": len(self.content) - 1}))

@@ -15,21 +15,41 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import anthropic, completions, embeddings, management, ollama, openai, responses, tokenization
+from minhub_py.serve import (
+    anthropic,
+    completions,
+    embeddings,
+    management,
+    ollama,
+    openai,
+    responses,
+    tokenization,
+)
 from minhub_py.serve.forms import parse_form
 from minhub_py.serve.known_fields import OUTPUT, PROMPT, reject_unsupported
 from minhub_py.serve.messages import encode_input, parse_chat
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_anthropic, is_ollama, server_of
+from minhub_py.serve.server import (
+    PAGE,
+    PAGE_FILES,
+    Server,
+    format_error,
+    is_anthropic,
+    is_ollama,
+    server_of,
+)
 from minhub_py.serve.settings import parse_settings
 from minhub_py.serve.validation import RequestError
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
 
-# The page can load only its own files and cannot be framed. It does not convert strings to HTML or code.
-PAGE_POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-               "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-               "require-trusted-types-for 'script'; trusted-types 'none'")  # fmt: skip
+# The page can load only its own files and cannot be framed. It does not convert strings to HTML or
+# code.
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
 
 
 class Middleware:
@@ -56,7 +76,9 @@ class Middleware:
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
                 # Clients show it in errors: Anthropic's reads the first name, OpenAI's the second.
-                headers["request-id" if is_anthropic(scope["path"]) else "x-request-id"] = request_id
+                headers["request-id" if is_anthropic(scope["path"]) else "x-request-id"] = (
+                    request_id
+                )
                 if allowed:
                     headers["Access-Control-Allow-Origin"] = origin
                     headers["Vary"] = "Origin"
@@ -64,8 +86,11 @@ class Middleware:
 
         try:
             if scope["method"] == "OPTIONS" and allowed:  # a preflight request
-                cors = {"Access-Control-Allow-Methods": "GET, POST", "Access-Control-Allow-Headers":
-                        "authorization, content-type", "Access-Control-Max-Age": "600"}  # fmt: skip
+                cors = {
+                    "Access-Control-Allow-Methods": "GET, POST",
+                    "Access-Control-Allow-Headers": "authorization, content-type",
+                    "Access-Control-Max-Age": "600",
+                }
                 await Response(status_code=204, headers=cors)(scope, receive, send_with_headers)
             else:
                 self.server.check_access(scope["path"], request.headers)
@@ -73,22 +98,33 @@ class Middleware:
         except RequestError as error:
             await self._send_error(request, error, send_with_headers, started)
         except HTTPException as error:
-            await self._send_error(request, routing_error(request, error), send_with_headers, started)
+            await self._send_error(
+                request, routing_error(request, error), send_with_headers, started
+            )
         except (ClientDisconnect, asyncio.CancelledError):
             status = 499
             raise
         except Exception as error:
-            note(f"Note: {type(error).__name__}" + (f" in {scope['path']}" if self.server.log else ""))
+            note(
+                f"Note: {type(error).__name__}"
+                + (f" in {scope['path']}" if self.server.log else "")
+            )
             unexpected = RequestError(500, f"unexpected {type(error).__name__}")
             await self._send_error(request, unexpected, send_with_headers, started)
         finally:
             self.server.release_models(scope)
             self.server.count(request, status)
             if self.server.log:
-                note(f"{scope['method']} {scope['path']} {status} {time.monotonic() - start:.2f} s {request_id}")
+                note(
+                    f"{scope['method']} {scope['path']} {status} {time.monotonic() - start:.2f} s"
+                    f" {request_id}"
+                )
 
-    async def _send_error(self, request: HTTPRequest, error: RequestError, send: Any, started: bool) -> None:
-        if started:  # closes the connection: the client must not take a partial response for a complete one
+    async def _send_error(
+        self, request: HTTPRequest, error: RequestError, send: Any, started: bool
+    ) -> None:
+        # closes the connection: the client must not take a partial response for a complete one
+        if started:
             raise ConnectionError(error.message)
         headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
         if error.status == 401:
@@ -120,9 +156,15 @@ async def page_asset(request: HTTPRequest) -> Response:
 
 def page_file(name: str) -> Response:
     """A file of the web page with its security headers."""
-    return FileResponse(PAGE / name, media_type=f"{PAGE_FILES[name]}; charset=utf-8",
-                        headers={"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache",
-                                 "Referrer-Policy": "no-referrer"})  # fmt: skip
+    return FileResponse(
+        PAGE / name,
+        media_type=f"{PAGE_FILES[name]}; charset=utf-8",
+        headers={
+            "Content-Security-Policy": PAGE_POLICY,
+            "Cache-Control": "no-cache",
+            "Referrer-Policy": "no-referrer",
+        },
+    )
 
 
 async def health(request: HTTPRequest) -> Response:
@@ -131,17 +173,23 @@ async def health(request: HTTPRequest) -> Response:
     ready = not models.closed and all(
         served.engine.accepting and served.engine.thread.is_alive() for served in models.all
     )
-    return JSONResponse({"status": "ok"} if ready else {"status": "shutting down"}, 200 if ready else 503)
+    return JSONResponse(
+        {"status": "ok"} if ready else {"status": "shutting down"}, 200 if ready else 503
+    )
 
 
 async def metrics(request: HTTPRequest) -> Response:
     """GET /metrics: counters and gauges in Prometheus' text format."""
     server = server_of(request)
     lines = ["# TYPE minhub_requests_total counter"]
-    lines += [f'minhub_requests_total{{path="{path}",status="{status}"}} {count}'
-              for (path, status), count in sorted(server.responses.items())]  # fmt: skip
+    lines += [
+        f'minhub_requests_total{{path="{path}",status="{status}"}} {count}'
+        for (path, status), count in sorted(server.responses.items())
+    ]
 
-    def add(name: str, kind: str, value: Callable[[ServedModel], float], encoders: bool = True) -> None:
+    def add(
+        name: str, kind: str, value: Callable[[ServedModel], float], encoders: bool = True
+    ) -> None:
         lines.append(f"# TYPE minhub_{name} {kind}")
         lines.extend(
             f"minhub_{name}{{model={json.dumps(served.name)}}} {value(served)}"
@@ -151,7 +199,11 @@ async def metrics(request: HTTPRequest) -> Response:
 
     add("rows", "gauge", lambda served: served.engine.batch_size, encoders=False)
     add("rows_in_use", "gauge", lambda served: len(served.engine.active), encoders=False)
-    add("requests_waiting", "gauge", lambda served: served.engine.unfinished - len(served.engine.active))
+    add(
+        "requests_waiting",
+        "gauge",
+        lambda served: served.engine.unfinished - len(served.engine.active),
+    )
     for name in ("prompt", "cached", "generated", "finished", "failed", "cancelled"):
         unit = "_tokens" if name in ("prompt", "cached", "generated") else ""
         add(f"{name}{unit}_total", "counter", lambda served, name=name: served.engine.counts[name])  # type: ignore[misc]
@@ -196,7 +248,11 @@ POSTS: dict[str, Endpoint] = {
     "/detokenize": tokenization.detokenize,
     "/apply-template": apply_template,
 }
-OLLAMA_GETS: dict[str, Endpoint] = {"/tags": ollama.tags, "/ps": ollama.running, "/version": ollama.version}
+OLLAMA_GETS: dict[str, Endpoint] = {
+    "/tags": ollama.tags,
+    "/ps": ollama.running,
+    "/version": ollama.version,
+}
 OLLAMA_POSTS: dict[str, Endpoint] = {
     "/chat": ollama.chat,
     "/generate": ollama.generate,
@@ -213,26 +269,47 @@ def routing_error(request: HTTPRequest, error: HTTPException) -> RequestError:
     method, path = request.method, printable(request.url.path[:200])
     if error.status_code == 405:
         methods = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        return RequestError(405, f"{path} does not support {method}: use {methods}", "method_not_allowed")
+        return RequestError(
+            405, f"{path} does not support {method}: use {methods}", "method_not_allowed"
+        )
     if error.status_code != 404:
         return RequestError(error.status_code, error.detail)
-    prefix, gets, posts = ("/api", OLLAMA_GETS, OLLAMA_POSTS) if is_ollama(path) else ("/v1", GETS, POSTS)
-    routes = [f"GET {prefix}{route}" for route in gets] + [f"POST {prefix}{route}" for route in posts]
+    prefix, gets, posts = (
+        ("/api", OLLAMA_GETS, OLLAMA_POSTS) if is_ollama(path) else ("/v1", GETS, POSTS)
+    )
+    routes = [f"GET {prefix}{route}" for route in gets] + [
+        f"POST {prefix}{route}" for route in posts
+    ]
     listed = ", ".join(routes).replace(":path}", "}")
-    return RequestError(404, f"unknown path {path}; available: {listed}, POST /v2/rerank, GET /metrics", "unknown_url")
+    return RequestError(
+        404,
+        f"unknown path {path}; available: {listed}, POST /v2/rerank, GET /metrics",
+        "unknown_url",
+    )
 
 
 def application(server: Server) -> Middleware:
     """The server's ASGI application."""
-    routes = [Route("/", page, name="/"), Route("/page/{name}", page_asset, name="/page"),
-              Route("/metrics", metrics, name="/metrics"),
-              Route("/v2/rerank", embeddings.cohere_rerank, methods=["POST"], name="/v2/rerank")]  # fmt: skip
+    routes = [
+        Route("/", page, name="/"),
+        Route("/page/{name}", page_asset, name="/page"),
+        Route("/metrics", metrics, name="/metrics"),
+        Route("/v2/rerank", embeddings.cohere_rerank, methods=["POST"], name="/v2/rerank"),
+    ]
     # Clients append their paths to a base URL that may end in /v1; ellmer appends /v1/models to it.
     for prefix in ("", "/v1", "/v1/v1"):
         for endpoints, method in ((GETS, "GET"), (POSTS, "POST")):
-            routes += [Route(prefix + path, endpoint, methods=[method], name=path)
-                       for path, endpoint in endpoints.items()]  # fmt: skip
-    for endpoints, method in ((OLLAMA_GETS, "GET"), (OLLAMA_POSTS, "POST"), (OLLAMA_DELETES, "DELETE")):
-        routes += [Route(f"/api{path}", endpoint, methods=[method], name=f"/api{path}")
-                   for path, endpoint in endpoints.items()]  # fmt: skip
+            routes += [
+                Route(prefix + path, endpoint, methods=[method], name=path)
+                for path, endpoint in endpoints.items()
+            ]
+    for endpoints, method in (
+        (OLLAMA_GETS, "GET"),
+        (OLLAMA_POSTS, "POST"),
+        (OLLAMA_DELETES, "DELETE"),
+    ):
+        routes += [
+            Route(f"/api{path}", endpoint, methods=[method], name=f"/api{path}")
+            for path, endpoint in endpoints.items()
+        ]
     return Middleware(Router(routes, redirect_slashes=False), server)

@@ -1,4 +1,5 @@
-"""The models of a server: loaded at the start or on demand, unloaded when they are idle or a limit requires it.
+"""The models of a server: loaded at the start or on demand, unloaded when they are idle or a limit
+requires it.
 
 Sources: Ollama's `keep_alive` and OLLAMA_MAX_LOADED_MODELS, and the states of llama.cpp's router.
 """
@@ -68,7 +69,13 @@ class Entry:
     @property
     def task(self) -> Task:
         """The purpose of the model."""
-        return self.served.task if self.served is not None else self.source.task if self.source else "completion"
+        return (
+            self.served.task
+            if self.served is not None
+            else self.source.task
+            if self.source
+            else "completion"
+        )
 
     @property
     def size(self) -> int:
@@ -92,15 +99,22 @@ class Models:
     timeout: seconds that a request waits for another model to become idle.
     aliases: further names of models, which may contain *, such as {"claude-*": "qwen"}.
 
-    A request that needs a model that is not loaded waits until it is. One model is loaded at a time. If a limit is
-    exceeded, the model whose last request is longest ago is unloaded first; models with unfinished requests are not.
+    A request that needs a model that is not loaded waits until it is. One model is loaded at a
+    time. If a limit is exceeded, the model whose last request is longest ago is unloaded first;
+    models with unfinished requests are not.
     """
 
     def __init__(
-        self, models: Sequence[ServedModel] = (), *, cached: Callable[[], Mapping[str, Source]] = dict,
-        max_models: int | None = None, max_memory: int | None = None, keep_alive: float | None = DEFAULT_KEEP_ALIVE,
-        timeout: float = 600.0, aliases: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        models: Sequence[ServedModel] = (),
+        *,
+        cached: Callable[[], Mapping[str, Source]] = dict,
+        max_models: int | None = None,
+        max_memory: int | None = None,
+        keep_alive: float | None = DEFAULT_KEEP_ALIVE,
+        timeout: float = 600.0,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
         self.aliases = dict(aliases or {})
         self.entries: dict[str, Entry] = {}
         self.cached, self.max_models, self.max_memory = cached, max_models, max_memory
@@ -120,14 +134,25 @@ class Models:
         self.entries[served.name] = Entry(served.name, source, served=served, memory=served.memory)
 
     async def available(self) -> list[tuple[str, Entry]]:
-        """All models and aliases by name, including models in the cache that have not been loaded yet."""
+        """All models and aliases by name, including models in the cache that have not been loaded
+        yet.
+        """
         await self._discover()
         return self._listed()
 
     def _listed(self) -> list[tuple[str, Entry]]:
-        """Names and their models, without patterns and without aliases of models that are not in the cache."""
-        aliases = ((alias, self._named(model)) for alias, model in self.aliases.items() if not is_pattern(alias))
-        return [*self.entries.items(), *((alias, entry) for alias, entry in aliases if entry is not None)]
+        """Names and their models, without patterns and without aliases of models that are not in
+        the cache.
+        """
+        aliases = (
+            (alias, self._named(model))
+            for alias, model in self.aliases.items()
+            if not is_pattern(alias)
+        )
+        return [
+            *self.entries.items(),
+            *((alias, entry) for alias, entry in aliases if entry is not None),
+        ]
 
     async def find(self, name: str | None, task: Task | None = None) -> Entry:
         """The model with this name, see `ServedModel.names`; it need not be loaded.
@@ -140,13 +165,23 @@ class Models:
         if not name:
             candidates = list(self.entries.values())
             if not candidates:
-                raise RequestError(404, "the server has no models: download one, then repeat the request",
-                                   "model_not_found", "model")  # fmt: skip
-            entry = next((entry for entry in candidates if task in (None, entry.task)), candidates[0])
+                raise RequestError(
+                    404,
+                    "the server has no models: download one, then repeat the request",
+                    "model_not_found",
+                    "model",
+                )
+            entry = next(
+                (entry for entry in candidates if task in (None, entry.task)), candidates[0]
+            )
         else:
             if len(name) > MAX_NAME:
-                raise RequestError(404, f"unknown model: a name has at most {MAX_NAME:,} characters", "model_not_found",
-                                   "model")  # fmt: skip
+                raise RequestError(
+                    404,
+                    f"unknown model: a name has at most {MAX_NAME:,} characters",
+                    "model_not_found",
+                    "model",
+                )
             entry = self._named(self.target(name)) or await self._named_in_cache(name)
         check_task(entry, task)
         return entry
@@ -157,11 +192,22 @@ class Models:
 
     def _matching(self, name: str) -> Entry | None:
         """The model of an alias with a pattern."""
-        return next((self._named(model) for alias, model in self.aliases.items() if fnmatchcase(name, alias)), None)
+        return next(
+            (
+                self._named(model)
+                for alias, model in self.aliases.items()
+                if fnmatchcase(name, alias)
+            ),
+            None,
+        )
 
     def _named(self, name: str) -> Entry | None:
         entry = self.entries.get(name) or self.entries.get(name.removesuffix(":latest"))
-        loaded = [other for other in self.entries.values() if other.served is not None and name in other.served.names]
+        loaded = [
+            other
+            for other in self.entries.values()
+            if other.served is not None and name in other.served.names
+        ]
         return entry or next(iter(loaded), None)
 
     async def _named_in_cache(self, name: str) -> Entry:
@@ -173,10 +219,17 @@ class Models:
             other = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
             served = None if other is None else other.served
             is_adapter = served is not None and served.parent is not None
-            known = [] if served is None else [each for each in served.names if not each.endswith(":latest")]
+            known = (
+                []
+                if served is None
+                else [each for each in served.names if not each.endswith(":latest")]
+            )
             hint = f"; the adapter is {' or '.join(known)}" if is_adapter else ""
             raise RequestError(
-                404, f"unknown model {name[:200]!r}: available are {listed or 'none'}{hint}", "model_not_found", "model"
+                404,
+                f"unknown model {name[:200]!r}: available are {listed or 'none'}{hint}",
+                "model_not_found",
+                "model",
             )
         return entry
 
@@ -203,7 +256,9 @@ class Models:
         try:
             while entry.served is None:
                 if self.closed:
-                    raise RequestError(503, "the server is shutting down", "busy", retry_after=RETRY_AFTER)
+                    raise RequestError(
+                        503, "the server is shutting down", "busy", retry_after=RETRY_AFTER
+                    )
                 if entry.loading is None:
                     entry.loading = asyncio.create_task(self._load(entry))
                 await self._until_loaded(entry.loading)
@@ -219,7 +274,9 @@ class Models:
             await asyncio.shield(loading)
         except asyncio.CancelledError:
             if self.closed and loading.cancelled():
-                raise RequestError(503, "the server is shutting down", "busy", retry_after=RETRY_AFTER) from None
+                raise RequestError(
+                    503, "the server is shutting down", "busy", retry_after=RETRY_AFTER
+                ) from None
             raise
 
     def release(self, entry: Entry) -> None:
@@ -255,17 +312,23 @@ class Models:
                 served = await in_daemon_thread(entry.source.load)
                 if self.closed:
                     await asyncio.to_thread(served.close)
-                    raise RequestError(503, "the server is shutting down", "busy", retry_after=RETRY_AFTER)
+                    raise RequestError(
+                        503, "the server is shutting down", "busy", retry_after=RETRY_AFTER
+                    )
                 entry.served, entry.failed, entry.memory = served, False, served.memory
-                while not self._fits(entry) and (idle := self._idle()) is not None:  # the KV cache was not known
+                # the KV cache was not known
+                while not self._fits(entry) and (idle := self._idle()) is not None:
                     await self._unload(idle)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             entry.failed = True
             note(f"Note: {entry.name} cannot be loaded: {gist(error)}")
             raise RequestError(
-                500, f"{entry.name} cannot be loaded ({type(error).__name__}): the server's output has the reason",
-                "model_load_failed", "model",
-            ) from error  # fmt: skip
+                500,
+                f"{entry.name} cannot be loaded ({type(error).__name__}): the server's output has"
+                " the reason",
+                "model_load_failed",
+                "model",
+            ) from error
         finally:
             entry.loading = None
 
@@ -276,9 +339,12 @@ class Models:
         """
         if self.max_memory is not None and entry.size > self.max_memory:
             raise RequestError(
-                503, f"{entry.name} has {entry.size:,} bytes, more than the server's limit of {self.max_memory:,} "
-                "(--max-memory)", "model_too_large", "model",
-            )  # fmt: skip
+                503,
+                f"{entry.name} has {entry.size:,} bytes, more than the server's limit of"
+                f" {self.max_memory:,} (--max-memory)",
+                "model_too_large",
+                "model",
+            )
         deadline = asyncio.get_running_loop().time() + self.timeout
         while not self._fits(entry):
             if (idle := self._idle()) is not None:
@@ -286,32 +352,53 @@ class Models:
                 continue
             self._released.clear()
             try:
-                await asyncio.wait_for(self._released.wait(), deadline - asyncio.get_running_loop().time())
+                await asyncio.wait_for(
+                    self._released.wait(), deadline - asyncio.get_running_loop().time()
+                )
             except (TimeoutError, asyncio.TimeoutError) as error:
                 raise RequestError(
-                    503, f"{entry.name} cannot be loaded: the loaded models are in use; try again later", "busy",
+                    503,
+                    f"{entry.name} cannot be loaded: the loaded models are in use; try again later",
+                    "busy",
                     retry_after=RETRY_AFTER,
-                ) from error  # fmt: skip
+                ) from error
 
     def _idle(self) -> Entry | None:
-        """The loaded model without users whose last request is longest ago, if it can be loaded again."""
-        idle = [entry for entry in self.entries.values() if entry.served and entry.source and not entry.users]
+        """The loaded model without users whose last request is longest ago, if it can be loaded
+        again.
+        """
+        idle = [
+            entry
+            for entry in self.entries.values()
+            if entry.served and entry.source and not entry.users
+        ]
         return min(idle, key=lambda entry: entry.last_used, default=None)
 
     def _fits(self, entry: Entry) -> bool:
-        others = [other for other in self.entries.values() if other.served is not None and other is not entry]
+        others = [
+            other
+            for other in self.entries.values()
+            if other.served is not None and other is not entry
+        ]
         if self.max_models is not None and len(others) >= self.max_models:
             return False
-        return self.max_memory is None or sum(other.size for other in others) + entry.size <= self.max_memory
+        return (
+            self.max_memory is None
+            or sum(other.size for other in others) + entry.size <= self.max_memory
+        )
 
     async def unload(self, name: str) -> None:
-        """Unload a model. RequestError: the name is unknown, or the model is in use or cannot be loaded again."""
+        """Unload a model. RequestError: the name is unknown, or the model is in use or cannot be
+        loaded again.
+        """
         entry = await self.find(name)
         if entry.loading is not None or entry.users:
             raise RequestError(409, f"{entry.name} is in use: try again later", "busy", "model")
         if entry.served is not None:
             if entry.source is None:
-                raise invalid(f"{entry.name} cannot be loaded again: stop the server instead", "model")
+                raise invalid(
+                    f"{entry.name} cannot be loaded again: stop the server instead", "model"
+                )
             await self._unload(entry)
 
     async def _unload(self, entry: Entry) -> None:
@@ -344,12 +431,16 @@ def check_task(entry: Entry, task: Task | None) -> None:
         route = "/v1/rerank" if entry.task == "rerank" else "/v1/embeddings"
         decoder = entry.served is not None and not entry.served.is_encoder
         kind = "an embedding model" if decoder else "a text encoder"
-        raise invalid(f"{entry.name} is {kind}, which does not generate text: use {route}", "model", "task")
+        raise invalid(
+            f"{entry.name} is {kind}, which does not generate text: use {route}", "model", "task"
+        )
     if task == "rerank" and entry.task not in ("rerank", "completion") and entry.served is not None:
         raise invalid(
-            f"{entry.name} is not a cross-encoder (…ForSequenceClassification with one label): use /v1/embeddings",
-            "model", "task",
-        )  # fmt: skip
+            f"{entry.name} is not a cross-encoder (…ForSequenceClassification with one label): use"
+            " /v1/embeddings",
+            "model",
+            "task",
+        )
 
 
 async def in_daemon_thread(job: Callable[[], T]) -> T:

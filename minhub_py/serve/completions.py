@@ -23,7 +23,13 @@ from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.openai import DONE, MAX_CHOICES, MAX_TOP_LOGPROBS, head_of, usage
 from minhub_py.serve.server import server_of
-from minhub_py.serve.settings import limited, parse_max_tokens, parse_settings, parse_stream, parse_truncation
+from minhub_py.serve.settings import (
+    limited,
+    parse_max_tokens,
+    parse_settings,
+    parse_stream,
+    parse_truncation,
+)
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
 
@@ -47,7 +53,10 @@ async def completions(request: HTTPRequest) -> Response:
             texts[index] += text
             tokens[index] += new
             ends[index] = end or ends[index]
-        choices = [completion.choice(*values) for values in zip(range(count), texts, tokens, ends, strict=True)]
+        choices = [
+            completion.choice(*values)
+            for values in zip(range(count), texts, tokens, ends, strict=True)
+        ]
         return {**head, "choices": choices, "usage": counts()}
 
     async def events() -> AsyncIterator[bytes]:
@@ -67,10 +76,13 @@ async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
     """The completion that a request describes."""
     value = fields.get("prompt")
     items = parse_items("" if value is None else value, "prompt")
-    settings = parse_settings(fields, served, chat=False, defaults=asdict(Sampling()))  # as the OpenAI API specifies
+    # as the OpenAI API specifies
+    settings = parse_settings(fields, served, chat=False, defaults=asdict(Sampling()))
     form, name = parse_form(fields)
     rules = settings["stop_rules"]
-    settings["stop_rules"] = replace(rules, skip_special=fields.boolean("skip_special_tokens", True))
+    settings["stop_rules"] = replace(
+        rules, skip_special=fields.boolean("skip_special_tokens", True)
+    )
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     fields.reject("best_of", harmless=(count,))
@@ -86,12 +98,16 @@ async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
         raise invalid("max_tokens must be 1 or more, unless echo is true", "max_tokens")
     if echo and served.model.encoder_decoder:
         raise invalid("echo is not supported for encoder-decoder models: remove it", "echo")
-    settings = limited(settings, None if form is None else await served.grammar(form, name), max(max_tokens, 1))
+    settings = limited(
+        settings, None if form is None else await served.grammar(form, name), max(max_tokens, 1)
+    )
     prompts = []
     for item in items:
         prompt = await resolved(served, item, "prompt")
         if isinstance(prompt, str):
-            ids = await served.encode(prompt, special=special, truncation=truncation, reply=max_tokens)
+            ids = await served.encode(
+                prompt, special=special, truncation=truncation, reply=max_tokens
+            )
         else:
             ids = served.truncated(prompt, truncation, max_tokens)
             served.check_length(ids)
@@ -119,7 +135,9 @@ class Completion:
 
     def __post_init__(self) -> None:
         self.generation = Generation(self.served)
-        self.echoes = [self.served.tokenizer.decode(ids) if self.echo else "" for ids in self.prompts]
+        self.echoes = [
+            self.served.tokenizer.decode(ids) if self.echo else "" for ids in self.prompts
+        ]
         settings = self.settings | {"logprobs": self.top is not None, "top": self.top or 0}
         for ids in self.prompts if self.max_tokens else ():
             max_new_tokens = self.served.max_new_tokens(ids, self.max_tokens)
@@ -129,10 +147,14 @@ class Completion:
             if self.echo and self.top is not None and len(ids) > 1:
                 self.served.max_new_tokens(ids[:-1], 1)
                 self.scored[len(self.generation.requests)] = number
-                self.generation.add(ids[:1], 0, targets=ids[1:], logprobs=True, top=max(self.top, 1))
+                self.generation.add(
+                    ids[:1], 0, targets=ids[1:], logprobs=True, top=max(self.top, 1)
+                )
 
     async def parts(self) -> AsyncIterator[Part]:
-        """The parts of all choices. Generated text follows the echoed prompt, which follows its scores."""
+        """The parts of all choices. Generated text follows the echoed prompt, which follows its
+        scores.
+        """
         for number in sorted(set(range(len(self.prompts))) - set(self.scored.values())):
             for part in self._echoed(number, []):
                 yield part
@@ -141,7 +163,10 @@ class Completion:
         async for index, delta in self.generation.deltas():
             if (scored := self.scored.get(index)) is None:
                 number = index // self.count
-                tokens = [replace(token, offset=token.offset + len(self.echoes[number])) for token in delta.tokens]
+                tokens = [
+                    replace(token, offset=token.offset + len(self.echoes[number]))
+                    for token in delta.tokens
+                ]
                 part = (index, delta.text, self._shown(tokens), delta.end)
                 if (waiting := held.get(number)) is None:
                     yield part
@@ -168,13 +193,21 @@ class Completion:
     def _shown(self, tokens: Sequence[Token]) -> list[Token]:
         """New tokens whose log-probabilities a response contains."""
         ends = self.settings["stop_ids"]
-        if self.echo:  # with the end token, which has no text: lm-eval expects max_tokens tokens after the prompt's
+        # with the end token, which has no text: lm-eval expects max_tokens tokens after the
+        # prompt's
+        if self.echo:
             return [replace(token, text="") if token.id in ends else token for token in tokens]
         return [token for token in tokens if token.id not in ends]
 
-    def choice(self, index: int, text: str, tokens: Sequence[Token], end: str | None) -> dict[str, Any]:
+    def choice(
+        self, index: int, text: str, tokens: Sequence[Token], end: str | None
+    ) -> dict[str, Any]:
         """A choice, or a part of it, in the format of the API."""
-        logprobs = None if self.top is None else completion_logprobs(self.served.tokenizer, tokens, self.top)
+        logprobs = (
+            None
+            if self.top is None
+            else completion_logprobs(self.served.tokenizer, tokens, self.top)
+        )
         return {"index": index, "text": text, "finish_reason": end, "logprobs": logprobs}
 
 
@@ -182,7 +215,10 @@ def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
     """Reject more requests than half of the queue."""
     maximum = (served.engine.batch_size + served.engine.queue_size) // 2
     if prompts * choices > maximum:
-        raise invalid(f"{prompts:,} prompts with n={choices} are too many: at most {maximum} in total", "prompt")
+        raise invalid(
+            f"{prompts:,} prompts with n={choices} are too many: at most {maximum} in total",
+            "prompt",
+        )
 
 
 def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], top: int) -> dict[str, Any]:
@@ -193,11 +229,18 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], top: int)
 
     return {
         "tokens": [label(token.id, token.text) for token in tokens],
-        "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
+        "token_logprobs": [
+            None if token.logprob is None else finite(token.logprob) for token in tokens
+        ],
         "top_logprobs": [
-            None
-            if token.logprob is None
-            else {label(id, text): finite(logprob) for id, text, logprob in reversed(token.top[:top])}
+            (
+                None
+                if token.logprob is None
+                else {
+                    label(id, text): finite(logprob)
+                    for id, text, logprob in reversed(token.top[:top])
+                }
+            )
             for token in tokens
         ],
         "text_offset": [token.offset for token in tokens],

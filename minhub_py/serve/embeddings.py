@@ -1,4 +1,5 @@
-"""Text embeddings and reranking: POST /v1/embeddings (OpenAI), /v1/rerank (Jina, llama.cpp), /v2/rerank (Cohere).
+"""Text embeddings and reranking: POST /v1/embeddings (OpenAI), /v1/rerank (Jina, llama.cpp),
+/v2/rerank (Cohere).
 
 Sources: the API references of OpenAI, Jina, Cohere and Text Embeddings Inference (TEI).
 """
@@ -35,18 +36,23 @@ from minhub_py.serve.validation import Fields, invalid, shaped
 S = TypeVar("S")
 T = TypeVar("T")
 MAX_TEXTS = 2048  # of a request, as in the OpenAI API
-GROUP_CHARACTERS = 200_000  # tokenized at a time: an encoding takes a hundred times the memory of its text
+# tokenized at a time: an encoding takes a hundred times the memory of its text
+GROUP_CHARACTERS = 200_000
 
 
 async def embeddings(request: HTTPRequest) -> Response:
-    """POST /v1/embeddings. Embeddings have length 1 unless `normalize` is false; `prompt_name` is TEI's."""
+    """POST /v1/embeddings. Embeddings have length 1 unless `normalize` is false; `prompt_name` is
+    TEI's.
+    """
     served, fields = await server_of(request).read_with_model(request, "embedding")
     fields.reject("truncate_prompt_tokens", "truncate")
     items = parse_items(fields.get("input"), "input")
     check_count(items, "input")
     encoding = fields.string("encoding_format", "float")
     if encoding not in ("float", "base64"):
-        raise invalid(f"encoding_format must be float or base64, not {encoding!r}", "encoding_format")
+        raise invalid(
+            f"encoding_format must be float or base64, not {encoding!r}", "encoding_format"
+        )
     dimensions = fields.integer("dimensions", 1, 2**31)
     name, normalize = fields.string("prompt_name"), fields.boolean("normalize", True)
     fields.reject("add_special_tokens", harmless=(True,), empty=False)
@@ -54,15 +60,21 @@ async def embeddings(request: HTTPRequest) -> Response:
 
     async def work() -> Response:
         paths = ["input"] if len(items) == 1 else [f"input[{index}]" for index in range(len(items))]
-        texts = [await resolved(served, item, path) for item, path in zip(items, paths, strict=True)]
+        texts = [
+            await resolved(served, item, path) for item, path in zip(items, paths, strict=True)
+        ]
         inputs = await encode_texts(served, texts, name)
         vectors = await embed_inputs(served, inputs, dimensions, normalize)
         if dimensions is not None and len(vectors[0]) < dimensions:
-            raise invalid(f"dimensions must be at most {len(vectors[0])}, not {dimensions}", "dimensions")
+            raise invalid(
+                f"dimensions must be at most {len(vectors[0])}, not {dimensions}", "dimensions"
+            )
         tokens = sum(len(row.ids) for row in inputs)
         values = numbers if encoding == "float" else encode_base64
-        data = ({"object": "embedding", "index": index, "embedding": values(vector)}
-                for index, vector in enumerate(vectors))  # fmt: skip
+        data = (
+            {"object": "embedding", "index": index, "embedding": values(vector)}
+            for index, vector in enumerate(vectors)
+        )
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         fields = {"object": "list", "model": served.name, "usage": usage}
         return await respond_with_lists(request, {"data": data}, fields, cost=len(vectors[0]))
@@ -80,7 +92,10 @@ def check_count(values: Sequence[Any], name: str) -> None:
 
 
 async def encode_texts(
-    served: ServedModel, texts: Sequence[str | list[int]], prompt_name: str | None = None, truncate: bool = False
+    served: ServedModel,
+    texts: Sequence[str | list[int]],
+    prompt_name: str | None = None,
+    truncate: bool = False,
 ) -> list[Input]:
     """The input of each text. Token IDs are used without prompt and special tokens.
 
@@ -103,27 +118,39 @@ async def encode_texts(
     for name, text in zip(names, texts, strict=True):
         if not truncate and isinstance(text, str):
             served.check_characters(len(text), name)
-    rows = iter(await tokenized(served, [text for text in texts if isinstance(text, str)], encoded, "input"))
+    rows = iter(
+        await tokenized(served, [text for text in texts if isinstance(text, str)], encoded, "input")
+    )
     inputs = []
     for name, text in zip(names, texts, strict=True):
         ids = [] if isinstance(text, str) else text
-        row = next(rows) if isinstance(text, str) else Input(ids[:limit], [0] * min(len(ids), limit),
-                                                             removed=max(len(ids) - limit, 0))  # fmt: skip
+        row = (
+            next(rows)
+            if isinstance(text, str)
+            else Input(ids[:limit], [0] * min(len(ids), limit), removed=max(len(ids) - limit, 0))
+        )
         if row is None or not row.ids:
             raise invalid(f"{name} has no tokens", name)
         if row.removed and not truncate:
             raise invalid(
-                f"{name} has {len(row.ids) + row.removed:,} tokens, but {served.name} reads at most {len(row.ids):,}: "
-                "shorten or split it", name, "context_length_exceeded",
-            )  # fmt: skip
+                f"{name} has {len(row.ids) + row.removed:,} tokens, but {served.name} reads at most"
+                f" {len(row.ids):,}: shorten or split it",
+                name,
+                "context_length_exceeded",
+            )
         inputs.append(row)
     return inputs
 
 
 async def tokenized(
-    served: ServedModel, texts: Sequence[str], encoded: Callable[[Sequence[str]], Sequence[T]], name: str
+    served: ServedModel,
+    texts: Sequence[str],
+    encoded: Callable[[Sequence[str]], Sequence[T]],
+    name: str,
 ) -> list[T]:
-    """The results of `encoded` for groups of texts, in a thread. Text beyond the maximum length is not tokenized."""
+    """The results of `encoded` for groups of texts, in a thread. Text beyond the maximum length is
+    not tokenized.
+    """
     results: list[T] = []
     for group in groups([text[: served.max_characters] for text in texts]):
         try:
@@ -156,10 +183,14 @@ async def embed_inputs(
     """
     settings = settings_of(served)
     # A repository that normalizes need not do so twice.
-    again = normalize and (not settings.normalize or dimensions is not None or settings.dimensions is not None)
+    again = normalize and (
+        not settings.normalize or dimensions is not None or settings.dimensions is not None
+    )
 
     def vector(x: Tensor, row: Input) -> np.ndarray:  # type: ignore[type-arg]
-        return finite(finished(pooled(x, settings, row.prompt).unsqueeze(0), settings, dimensions, again)[0])
+        return finite(
+            finished(pooled(x, settings, row.prompt).unsqueeze(0), settings, dimensions, again)[0]
+        )
 
     def vector_of_decoder(ids: list[int]) -> np.ndarray:  # type: ignore[type-arg]
         result = embed(served.model, None, [ids], dimensions=dimensions, normalize=again or None)
@@ -170,12 +201,16 @@ async def embed_inputs(
     return await run_decoder(served, vector_of_decoder, [list(row.ids) for row in inputs])
 
 
-async def run_decoder(served: ServedModel, compute: Callable[[S], T], texts: Sequence[S]) -> list[T]:
+async def run_decoder(
+    served: ServedModel, compute: Callable[[S], T], texts: Sequence[S]
+) -> list[T]:
     """The results of `compute` for each text, one after the other in a thread; requests take turns."""
     deadline, results = time.monotonic() + served.timeout, list[T]()
     for text in texts:
         if time.monotonic() > deadline:
-            raise failed(Failure("time", "the request exceeded the server's time limit: send fewer texts"))
+            raise failed(
+                Failure("time", "the request exceeded the server's time limit: send fewer texts")
+            )
         try:
             results.append(await served.embeddings.run(lambda text=text: compute(text)))  # type: ignore[misc]
         except ValueError as error:
@@ -195,8 +230,12 @@ def finite(x: Tensor) -> np.ndarray:  # type: ignore[type-arg]
     return x.numpy()
 
 
-async def run_encoder(served: ServedModel, inputs: Sequence[Input], finish: Callable[[Tensor, Input], T]) -> list[T]:
-    """The results of `finish` for the hidden states of each text. RequestError: the engine is busy, or it fails."""
+async def run_encoder(
+    served: ServedModel, inputs: Sequence[Input], finish: Callable[[Tensor, Input], T]
+) -> list[T]:
+    """The results of `finish` for the hidden states of each text. RequestError: the engine is busy,
+    or it fails.
+    """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[list[T] | Failure] = loop.create_future()
 
@@ -229,7 +268,9 @@ async def unless_disconnected(request: HTTPRequest, work: Awaitable[Response]) -
 
 async def respond_json(served: ServedModel, content: Callable[[], Any]) -> Response:
     """A JSON response, written in a thread."""
-    body = await served.texts.run(lambda: json.dumps(content(), ensure_ascii=False, allow_nan=False).encode())
+    body = await served.texts.run(
+        lambda: json.dumps(content(), ensure_ascii=False, allow_nan=False).encode()
+    )
     return Response(body, media_type="application/json")
 
 
@@ -261,16 +302,28 @@ async def rerank(request: HTTPRequest) -> Response:
         scores, tokens = await relevance(served, query, documents, name, raw)
         best = by_score(scores)[:count]
         if tei:
-            rows = [{"index": i, "score": scores[i], **({"text": documents[i]} if with_text else {})} for i in best]
+            rows = [
+                {"index": i, "score": scores[i], **({"text": documents[i]} if with_text else {})}
+                for i in best
+            ]
             return await respond_json(served, lambda: rows)
         results = [
-            {"index": i, "relevance_score": scores[i], **({"document": {"text": documents[i]}} if with_text else {})}
+            {
+                "index": i,
+                "relevance_score": scores[i],
+                **({"document": {"text": documents[i]}} if with_text else {}),
+            }
             for i in best
         ]
-        return await respond_json(served, lambda: {
-            "model": served.name, "object": "list", "results": results,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        })  # fmt: skip
+        return await respond_json(
+            served,
+            lambda: {
+                "model": served.name,
+                "object": "list",
+                "results": results,
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            },
+        )
 
     return await unless_disconnected(request, work())
 
@@ -284,15 +337,19 @@ async def cohere_rerank(request: HTTPRequest) -> Response:
     finish_reranking(fields)
     if limit is not None and limit < served.engine.max_length:
         raise invalid(
-            f"max_tokens_per_doc must be at least {served.engine.max_length}, the maximum length of {served.name}: "
-            "remove it", "max_tokens_per_doc", "unsupported",
-        )  # fmt: skip
+            f"max_tokens_per_doc must be at least {served.engine.max_length}, the maximum length of"
+            f" {served.name}: remove it",
+            "max_tokens_per_doc",
+            "unsupported",
+        )
 
     async def work() -> Response:
         scores, _ = await relevance(served, query, documents, "documents", raw=False)
         results = [{"index": i, "relevance_score": scores[i]} for i in by_score(scores)[:count]]
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
-        return await respond_json(served, lambda: {"id": secrets.token_hex(16), "results": results, "meta": meta})
+        return await respond_json(
+            served, lambda: {"id": secrets.token_hex(16), "results": results, "meta": meta}
+        )
 
     return await unless_disconnected(request, work())
 
@@ -317,14 +374,19 @@ def parse_documents(fields: Fields, name: str) -> tuple[str, list[str]]:
     documents = []
     for index, value in enumerate(values):
         path = f"{name}[{index}]"
-        documents.append(shaped(Fields(value, path).string("text") if isinstance(value, dict) else value, str, path))
+        documents.append(
+            shaped(
+                Fields(value, path).string("text") if isinstance(value, dict) else value, str, path
+            )
+        )
     return query, documents
 
 
 async def relevance(
     served: ServedModel, query: str, documents: Sequence[str], name: str, raw: bool
 ) -> tuple[list[float], int]:
-    """The score of each document, and the number of tokens. Long pairs are truncated, as in `rerank`.
+    """The score of each document, and the number of tokens. Long pairs are truncated, as in
+    `rerank`.
 
     raw: scores before the sigmoid.
     """
@@ -332,12 +394,16 @@ async def relevance(
     if not served.is_encoder:
 
         def score_of(text: str) -> float:
-            [value] = rerank_texts(served.model, served.tokenizer, query, [text], raw_scores=raw)["score"]
+            [value] = rerank_texts(served.model, served.tokenizer, query, [text], raw_scores=raw)[
+                "score"
+            ]
             return float(str(value))
 
         documents = [text[: served.max_characters] for text in documents]
         scores = await run_decoder(served, score_of, documents)
-        ids = await served.texts.run(lambda: [encode(served.tokenizer, text) for text in (query, *documents)])
+        ids = await served.texts.run(
+            lambda: [encode(served.tokenizer, text) for text in (query, *documents)]
+        )
         return scores, sum(map(len, ids))
     settings = served.model.embedding_settings
     max_length = None if settings is None else settings.max_length
@@ -350,7 +416,11 @@ async def relevance(
     parameter = next(served.model.parameters())
 
     def score(x: Tensor, _: Input) -> float:
-        value = served.model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
+        value = (
+            served.model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0]
+            .float()
+            .cpu()
+        )
         return float(str(finite(value if raw else value.sigmoid())[0]))
 
     return await run_encoder(served, inputs, score), sum(len(row.ids) for row in inputs)

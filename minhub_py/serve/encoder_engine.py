@@ -1,7 +1,8 @@
 """Batching for an encoder: texts of different requests share the calls of one thread.
 
-A call has about BATCH_TOKENS tokens. Requests take turns, so that a request with many texts does not delay the others.
-Results are bitwise identical to a single text, if the native runner computes in float32 or int8.
+A call has about BATCH_TOKENS tokens. Requests take turns, so that a request with many texts does
+not delay the others. Results are bitwise identical to a single text, if the native runner computes
+in float32 or int8.
 """
 
 import time
@@ -13,7 +14,12 @@ import torch
 from torch import Tensor
 
 from minhub_py.analysis.encoders import Input, run
-from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, TorchEncoder, encoder_runner
+from minhub_py.inference.encoder_runner import (
+    BATCH_TOKENS,
+    EncoderRunner,
+    TorchEncoder,
+    encoder_runner,
+)
 from minhub_py.inference.prefixes import identity_of_weights
 from minhub_py.models.encoder import Encoder
 from minhub_py.serve.engine_thread import EngineThread, Failure, failure_of
@@ -44,7 +50,8 @@ class EncoderRequest:
 class EncoderEngine(EngineThread[EncoderRequest]):
     """A thread that runs an encoder, with a queue of requests.
 
-    max_length: maximum number of tokens of a text.    queue_size: maximum number of unfinished requests.
+    max_length: maximum number of tokens of a text.    queue_size: maximum number of unfinished
+    requests.
     """
 
     def __init__(self, model: Encoder, max_length: int, queue_size: int = 128) -> None:
@@ -65,8 +72,11 @@ class EncoderEngine(EngineThread[EncoderRequest]):
                 while not self.stopping:
                     self._receive(wait=not self.waiting)
                     now = time.monotonic()
-                    self.waiting = [request for request in self.waiting if not self._has_ended(request, now)]
-                    if (current := identity_of_weights(self.model)) != weights:  # R's load_state_dict()
+                    self.waiting = [
+                        request for request in self.waiting if not self._has_ended(request, now)
+                    ]
+                    # R's load_state_dict()
+                    if (current := identity_of_weights(self.model)) != weights:
                         runner, weights = encoder_runner(self.model), current
                     self.batch = self._next_batch(padded=isinstance(runner, TorchEncoder))
                     self._compute(runner)
@@ -74,7 +84,8 @@ class EncoderEngine(EngineThread[EncoderRequest]):
                 self._end()
 
     def _next_batch(self, padded: bool) -> list[tuple[EncoderRequest, Input]]:
-        """Texts of about BATCH_TOKENS tokens: one of each waiting request in turn. The next batch begins with the last.
+        """Texts of about BATCH_TOKENS tokens: one of each waiting request in turn. The next batch
+        begins with the last.
 
         padded: count the padding.
         """
@@ -97,7 +108,9 @@ class EncoderEngine(EngineThread[EncoderRequest]):
         return batch
 
     def _compute(self, runner: EncoderRunner) -> None:
-        """Compute a batch; if it raises, compute its texts one by one to find the request that fails."""
+        """Compute a batch; if it raises, compute its texts one by one to find the request that
+        fails.
+        """
         try:
             self._add_results(runner, self.batch)
         except Exception:
@@ -108,18 +121,24 @@ class EncoderEngine(EngineThread[EncoderRequest]):
                     except Exception as error:
                         self.waiting.remove(request)
                         self._fail(request, failure_of(error))
-        for request in [request for request in self.waiting if len(request.results) == len(request.inputs)]:
+        for request in [
+            request for request in self.waiting if len(request.results) == len(request.inputs)
+        ]:
             self.waiting.remove(request)
             self.counts["prompt"] += request.tokens
             self._count_end("finished")
             request.send(request.results)
         self.batch = []
 
-    def _add_results(self, runner: EncoderRunner, batch: Sequence[tuple[EncoderRequest, Input]]) -> None:
+    def _add_results(
+        self, runner: EncoderRunner, batch: Sequence[tuple[EncoderRequest, Input]]
+    ) -> None:
         """Compute texts and add their results to the requests: all, or none if it raises."""
         if not batch:
             return
         states = run(runner, self.model, [text for _, text in batch])
-        results = [request.finish(part, text) for (request, text), part in zip(batch, states, strict=True)]
+        results = [
+            request.finish(part, text) for (request, text), part in zip(batch, states, strict=True)
+        ]
         for (request, _), result in zip(batch, results, strict=True):
             request.results.append(result)

@@ -1,9 +1,11 @@
-"""Continuous batching for one model: requests join and leave its batch between steps, in one thread.
+"""Continuous batching for one model: requests join and leave its batch between steps, in one
+thread.
 
-The output of a request is bitwise identical to its single run (see Determinism in inference/batch.py). Prompts share
-cached prefixes. If a step raises, the engine runs the requests one by one in a new batch to find the cause: only that
-request fails. After a change of the model's weights (R's load_state_dict()), new requests wait until the batch is
-empty, and a new batch starts without cached prefixes.
+The output of a request is bitwise identical to its single run (see Determinism in
+inference/batch.py). Prompts share cached prefixes. If a step raises, the engine runs the requests
+one by one in a new batch to find the cause: only that request fails. After a change of the model's
+weights (R's load_state_dict()), new requests wait until the batch is empty, and a new batch starts
+without cached prefixes.
 """
 
 import threading
@@ -29,7 +31,8 @@ from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine_thread import EngineThread, Failure, failure_of
 from minhub_py.system.console import note
 
-# Maximum number of prompt tokens per step, which delays the other requests. Smaller chunks load the weights more often.
+# Maximum number of prompt tokens per step, which delays the other requests. Smaller chunks load the
+# weights more often.
 PREFILL_CHUNK = MAX_TOKENS
 
 
@@ -99,7 +102,8 @@ class Request:
     cached_tokens: number of prompt tokens copied from the prefix cache.
     first_token_at: time of the first token.
     new_ids: generated token IDs.
-    repeat: number of tokens to generate again after a failed step, without sending them (encoder-decoders only).
+    repeat: number of tokens to generate again after a failed step, without sending them
+    (encoder-decoders only).
     """
 
     ids: Sequence[int]
@@ -195,20 +199,29 @@ class Engine(EngineThread[Request]):
     batch_size: maximum number of sequences that run at the same time.
     max_length: maximum number of tokens of a sequence, including the prompt.
     queue_size: maximum number of waiting requests.
-    prefix_bytes: size of the prefix cache.    prefixes: a prefix cache that models with activated adapters share.
-    disk: the prefix cache on disk, closed with the engine.
+    prefix_bytes: size of the prefix cache.    prefixes: a prefix cache that models with activated
+    adapters share. disk: the prefix cache on disk, closed with the engine.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Tokenizer, *, batch_size: int = 8, max_length: int = 2048, queue_size: int = 128,
-        prefix_bytes: int = 2**28, prefixes: PrefixCache | None = None, disk: DiskCache | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        *,
+        batch_size: int = 8,
+        max_length: int = 2048,
+        queue_size: int = 128,
+        prefix_bytes: int = 2**28,
+        prefixes: PrefixCache | None = None,
+        disk: DiskCache | None = None,
+    ) -> None:
         super().__init__(batch_size, max_length, queue_size)
         self.model, self.tokenizer, self.disk = model, tokenizer, disk
         self.prefixes = prefixes or PrefixCache(prefix_bytes)
         self.running: dict[int, Request] = {}  # by row of the batch
         self.weights: list[object] = []  # identity of the weights of the batch
-        self.prefill_seconds = 0.0  # of the latest prefill, minus its step's decoding and the decoding steps since
+        # of the latest prefill, minus its step's decoding and the decoding steps since
+        self.prefill_seconds = 0.0
         self.decode_seconds = 0.0  # of the latest step without prefill
         self.by_age = False  # whether the latest request was admitted as the oldest one
         self.ready = threading.Event()
@@ -247,11 +260,18 @@ class Engine(EngineThread[Request]):
         identity = identity_of_weights(self.model)
         if self.weights and identity != self.weights and self.disk is not None:
             self.disk.weights_changed()
-        if self.weights:  # they have changed, or a step has failed: other engines may keep a shared prefix cache
+        # they have changed, or a step has failed: other engines may keep a shared prefix cache
+        if self.weights:
             self.prefixes = PrefixCache(self.prefixes.size)
         self.weights = identity
-        return Batch(self.model, self.batch_size, self.max_length, prefixes=self.prefixes, disk=self.disk,
-                     chunk=PREFILL_CHUNK)  # fmt: skip
+        return Batch(
+            self.model,
+            self.batch_size,
+            self.max_length,
+            prefixes=self.prefixes,
+            disk=self.disk,
+            chunk=PREFILL_CHUNK,
+        )
 
     def _step(self, batch: Batch) -> Batch:
         """Run one step. Returns the batch, or a new one after an exception."""
@@ -259,7 +279,10 @@ class Engine(EngineThread[Request]):
             self._advance(batch)
         except Exception as error:
             count = len(self.running)
-            note(f"Note: {type(error).__name__} in a step of the model: its {count} requests continue one by one")
+            note(
+                f"Note: {type(error).__name__} in a step of the model: its {count} requests"
+                " continue one by one"
+            )
             return self._recover()
         return batch
 
@@ -282,15 +305,21 @@ class Engine(EngineThread[Request]):
                 self._process(batch, event)
 
     def _next_waiting(self) -> int:
-        """The index of the next request: in turn the oldest one, and the one with the shortest prompt."""
+        """The index of the next request: in turn the oldest one, and the one with the shortest
+        prompt.
+        """
         self.by_age = not self.by_age
-        return 0 if self.by_age else min(range(len(self.waiting)), key=lambda index: len(self.waiting[index].ids))
+        return (
+            0
+            if self.by_age
+            else min(range(len(self.waiting)), key=lambda index: len(self.waiting[index].ids))
+        )
 
     def _events(self, batch: Batch) -> list[Event]:
         """Run one step. Prompts take at most half of the time while replies are generated.
 
-        A prefill chunk takes as long as many decoding steps, so that long prompts would delay all replies: decoding
-        steps of the same duration follow it.
+        A prefill chunk takes as long as many decoding steps, so that long prompts would delay all
+        replies: decoding steps of the same duration follow it.
         """
         start, decoding = time.monotonic(), batch.decoding
         prefill = not decoding or self.prefill_seconds <= 0
@@ -307,7 +336,9 @@ class Engine(EngineThread[Request]):
     def _admit(self, batch: Batch, request: Request) -> int:
         """Add a request to a batch with the tokens generated so far. Returns its row."""
         count = len(request.new_ids)
-        prefix, request.repeat = ([], count) if self.model.encoder_decoder else (request.new_ids[:], 0)
+        prefix, request.repeat = (
+            ([], count) if self.model.encoder_decoder else (request.new_ids[:], 0)
+        )
         generator = torch.Generator().manual_seed(request.seed)
         for _ in prefix:  # each token consumes one random number
             torch.rand(1, dtype=torch.float64, generator=generator)
@@ -372,7 +403,9 @@ class Engine(EngineThread[Request]):
         return request.detokenizer.add(token, event.end)
 
     def _recover(self) -> Batch:
-        """Find the requests that raise: run each alone for one token. Returns a new batch; the others wait for it."""
+        """Find the requests that raise: run each alone for one token. Returns a new batch; the
+        others wait for it.
+        """
         requests, self.running = list(self.running.values()), {}
         batch, intact = self._new_batch(), []
         for request in requests:

@@ -50,7 +50,8 @@ R = TypeVar("R", bound=QueuedRequest)
 
 
 class EngineThread(Generic[R]):
-    """A thread that computes requests. A subclass defines `_run`, and calls `start` at the end of `__init__`.
+    """A thread that computes requests. A subclass defines `_run`, and calls `start` at the end of
+    `__init__`.
 
     batch_size: maximum number of requests that run at the same time.
     max_length: maximum number of tokens of a sequence.
@@ -62,7 +63,14 @@ class EngineThread(Generic[R]):
         self.inbox: queue.SimpleQueue[R | None] = queue.SimpleQueue()
         self.waiting: list[R] = []
         self.accepting, self.stopping = True, False
-        self.counts = {"prompt": 0, "cached": 0, "generated": 0, "finished": 0, "failed": 0, "cancelled": 0}
+        self.counts = {
+            "prompt": 0,
+            "cached": 0,
+            "generated": 0,
+            "finished": 0,
+            "failed": 0,
+            "cancelled": 0,
+        }
         self.lock = threading.Lock()
         self.unfinished = 0  # number of requests
         self.cache_bytes = 0  # of the KV cache
@@ -121,7 +129,12 @@ class EngineThread(Generic[R]):
         if request.cancelled:
             self._count_end("cancelled")
         elif now > request.deadline:
-            self._fail(request, Failure("time", "the reply exceeded the server's time limit: shorten it or try again"))
+            self._fail(
+                request,
+                Failure(
+                    "time", "the reply exceeded the server's time limit: shorten it or try again"
+                ),
+            )
         else:
             return False
         return True

@@ -17,7 +17,8 @@ MAX_CHOICES = 1000
 def parse_form(fields: Fields) -> tuple[Form | None, str]:
     """The form of a reply, and the name of its field.
 
-    vLLM's fields have the prefix guided_ or are parts of structured_outputs; the others are llama.cpp's and SGLang's.
+    vLLM's fields have the prefix guided_ or are parts of structured_outputs; the others are
+    llama.cpp's and SGLang's.
     """
     forms: list[tuple[Form, str]] = []
     if (schema := parse_schema(fields, "response_format")) is not None:
@@ -28,10 +29,17 @@ def parse_form(fields: Fields) -> tuple[Form | None, str]:
             path = f"{part.path}.{name}" if part.path else name
             if (value := part.get(name)) not in (None, "", False):
                 forms.append((read(value, path), path))
-    nested.reject("disable_additional_properties", "disable_any_whitespace", "structural_tag", "whitespace_pattern")
+    nested.reject(
+        "disable_additional_properties",
+        "disable_any_whitespace",
+        "structural_tag",
+        "whitespace_pattern",
+    )
     nested.finish(("disable_fallback",))
     if len(forms) > 1:
-        raise invalid(f"{forms[0][1]} and {forms[1][1]} contradict each other: remove one", forms[1][1])
+        raise invalid(
+            f"{forms[0][1]} and {forms[1][1]} contradict each other: remove one", forms[1][1]
+        )
     return forms[0] if forms else (None, "response_format")
 
 
@@ -41,7 +49,9 @@ def json_schema(value: Any, name: str) -> Form:
         try:
             value = parse(check_text(value, name))
         except ValueError as error:
-            raise invalid(f"{name} must be a JSON schema, not {brief(value)} ({error})", name) from error
+            raise invalid(
+                f"{name} must be a JSON schema, not {brief(value)} ({error})", name
+            ) from error
     return shaped(value, dict[str, Any], name) or {"type": "object"}
 
 
@@ -74,14 +84,23 @@ def grammar(value: Any, name: str) -> Form:
 def check_text(value: Any, name: str) -> str:
     """A string that is not too long to compile."""
     if len(text := shaped(value, str, name)) > MAX_SCHEMA:
-        raise invalid(f"{name} has {len(text):,} characters; at most {MAX_SCHEMA:,} are supported", name)
+        raise invalid(
+            f"{name} has {len(text):,} characters; at most {MAX_SCHEMA:,} are supported", name
+        )
     return text
 
 
 NESTED: dict[str, Callable[[Any, str], Form]] = {
-    "json": json_schema, "json_object": any_object, "regex": regex, "choice": choice, "grammar": grammar,
-}  # fmt: skip
+    "json": json_schema,
+    "json_object": any_object,
+    "regex": regex,
+    "choice": choice,
+    "grammar": grammar,
+}
 NAMES: dict[str, Callable[[Any, str], Form]] = {
     **{f"guided_{name}": parse for name, parse in NESTED.items()},
-    "json_schema": json_schema, "regex": regex, "grammar": grammar, "ebnf": grammar,
-}  # fmt: skip
+    "json_schema": json_schema,
+    "regex": regex,
+    "grammar": grammar,
+    "ebnf": grammar,
+}

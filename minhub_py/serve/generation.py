@@ -13,7 +13,9 @@ from minhub_py.serve.models import ServedModel, failed
 
 
 class Generation:
-    """The engine requests of one HTTP request. Transfers their deltas from the engine's thread to the event loop."""
+    """The engine requests of one HTTP request. Transfers their deltas from the engine's thread to
+    the event loop.
+    """
 
     def __init__(self, served: ServedModel) -> None:
         self.served = served
@@ -23,12 +25,17 @@ class Generation:
         self.warnings: list[str] = []  # for the client
         self.unfinished = 0  # number of requests
         self.on_end: Callable[[], object] = lambda: None
-        self.first: tuple[int, Delta] | None = None  # the first delta, if it was awaited before the response
+        # the first delta, if it was awaited before the response
+        self.first: tuple[int, Delta] | None = None
 
     def add(
-        self, ids: Sequence[int], max_new_tokens: int, *, new_parser: Callable[[], ReplyParser] | None = None,
+        self,
+        ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        new_parser: Callable[[], ReplyParser] | None = None,
         **settings: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add a request with settings of `engine.Request`. new_parser: returns its parser."""
         index = len(self.requests)
         parser = None if new_parser is None else new_parser()
@@ -38,9 +45,13 @@ class Generation:
                 self.loop.call_soon_threadsafe(self._receive, index, item)
 
         deadline = time.monotonic() + self.served.timeout
-        self.requests.append(Request(ids, max_new_tokens, send, deadline=deadline, parser=parser, **settings))
+        self.requests.append(
+            Request(ids, max_new_tokens, send, deadline=deadline, parser=parser, **settings)
+        )
 
-    def add_choices(self, ids: Sequence[int], max_new_tokens: int, count: int, *, seed: int, **settings: Any) -> None:
+    def add_choices(
+        self, ids: Sequence[int], max_new_tokens: int, count: int, *, seed: int, **settings: Any
+    ) -> None:
         """Add `count` requests with consecutive seeds."""
         for number in range(count):
             self.add(ids, max_new_tokens, seed=seed + number, **settings)
@@ -48,7 +59,8 @@ class Generation:
     def start(self, on_end: Callable[[], object]) -> None:
         """Submit the requests. RequestError: the engine is busy.
 
-        on_end: called when the engine has ended all requests; clients may receive the last deltas later.
+        on_end: called when the engine has ended all requests; clients may receive the last deltas
+        later.
         """
         self.served.submit(*self.requests)
         self.unfinished, self.on_end = len(self.requests), on_end
@@ -85,7 +97,11 @@ class Generation:
     @property
     def reasoning_tokens(self) -> int:
         """The number of generated tokens of reasoning so far."""
-        return sum(request.parser.reasoning_tokens for request in self.requests if request.parser is not None)
+        return sum(
+            request.parser.reasoning_tokens
+            for request in self.requests
+            if request.parser is not None
+        )
 
     @property
     def generated_tokens(self) -> int:

@@ -10,14 +10,18 @@ Item = str | list[Any]  # a text, or a sequence of token IDs and texts
 
 
 def parse_items(value: Any, name: str) -> list[Item]:
-    """A text, a sequence of token IDs and texts, or a list of either. A text can also be `{"prompt_string": text}`.
+    """A text, a sequence of token IDs and texts, or a list of either. A text can also be
+    `{"prompt_string": text}`.
 
     A list with a token ID is one sequence. Token IDs are not checked.
     """
     if isinstance(value, str | dict) or is_sequence(value):
         return [parse_item(value, name)]
     if not isinstance(value, list) or not value:
-        raise invalid(f"{name} must be a string, a list of token IDs, or a list of either, and not empty", name)
+        raise invalid(
+            f"{name} must be a string, a list of token IDs, or a list of either, and not empty",
+            name,
+        )
     return [parse_item(item, f"{name}[{index}]") for index, item in enumerate(value)]
 
 
@@ -27,7 +31,10 @@ def parse_item(value: Any, name: str) -> Item:
         fields = Fields(value, name)
         text = fields.string("prompt_string")
         if text is None:
-            raise invalid(f"{name} must be a string, a list of token IDs, or an object with prompt_string", name)
+            raise invalid(
+                f"{name} must be a string, a list of token IDs, or an object with prompt_string",
+                name,
+            )
         fields.finish()
         return text
     if not isinstance(value, list):
@@ -57,7 +64,14 @@ async def resolved(served: ServedModel, item: Item, name: str) -> str | list[int
         check_count(item, served.engine.max_length, name)
         ids = []
         for part in item:
-            ids += await served.tokenize(part, name, add_special_tokens=False) if isinstance(part, str) else [part]
-    if not set(map(type, ids)) <= {int} or not 0 <= min(ids, default=0) <= max(ids, default=0) < size:
+            ids += (
+                await served.tokenize(part, name, add_special_tokens=False)
+                if isinstance(part, str)
+                else [part]
+            )
+    if (
+        not set(map(type, ids)) <= {int}
+        or not 0 <= min(ids, default=0) <= max(ids, default=0) < size
+    ):
         raise invalid(f"{name}: token IDs must be integers from 0 to {size - 1}", name)
     return ids

@@ -1,11 +1,11 @@
 """Fields of requests that the server does not use, but that clients and other servers know.
 
-An ignored field does not change the reply: it concerns accounts, storage, scheduling or hardware. An unsupported field
-is rejected unless it has a value without an effect. All other fields that the server does not read are unknown
-(`Fields.finish`).
+An ignored field does not change the reply: it concerns accounts, storage, scheduling or hardware.
+An unsupported field is rejected unless it has a value without an effect. All other fields that the
+server does not read are unknown (`Fields.finish`).
 
-Sources: the types of the clients openai 3.54, anthropic 2.14 and ollama 0.6; the documentation of vLLM, llama.cpp,
-SGLang, Text Generation Inference and Ollama.
+Sources: the types of the clients openai 3.54, anthropic 2.14 and ollama 0.6; the documentation of
+vLLM, llama.cpp, SGLang, Text Generation Inference and Ollama.
 """
 
 from typing import Any
@@ -15,15 +15,34 @@ from minhub_py.serve.validation import Fields
 # Of accounts and storage.
 ACCOUNT = frozenset(("metadata", "safety_identifier", "service_tier", "store", "user"))
 # Of caches and scheduling in the server. Replies do not depend on a prefix cache.
-SCHEDULING = frozenset((
-    "cache_prompt", "cache_salt", "id_slot", "priority", "prompt_cache_key", "prompt_cache_options",
-    "prompt_cache_retention", "request_id", "slot_id",
-))  # fmt: skip
-# Details of unsupported settings, which alone have no effect; names of the library that compiles grammars.
-DETAILS = frozenset((
-    "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent",
-    "guided_decoding_backend", "mirostat_eta", "mirostat_tau", "xtc_threshold",
-))  # fmt: skip
+SCHEDULING = frozenset(
+    (
+        "cache_prompt",
+        "cache_salt",
+        "id_slot",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "request_id",
+        "slot_id",
+    )
+)
+# Details of unsupported settings, which alone have no effect; names of the library that compiles
+# grammars.
+DETAILS = frozenset(
+    (
+        "dry_allowed_length",
+        "dry_base",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "dynatemp_exponent",
+        "guided_decoding_backend",
+        "mirostat_eta",
+        "mirostat_tau",
+        "xtc_threshold",
+    )
+)
 GENERATION = ACCOUNT | SCHEDULING | DETAILS
 
 CHAT = GENERATION | {
@@ -33,22 +52,65 @@ CHAT = GENERATION | {
 COMPLETION = GENERATION
 RESPONSES = GENERATION | {"access_programs", "background_options", "max_tool_calls", "truncation"}
 MESSAGES = GENERATION | {
-    "anthropic_beta", "betas", "billing_policy", "cache_control", "compaction", "context_management", "diagnostics",
-    "fallback_credit_token", "inference_geo", "speed", "user_profile_id", "workspace_id",
-}  # fmt: skip
+    "anthropic_beta",
+    "betas",
+    "billing_policy",
+    "cache_control",
+    "compaction",
+    "context_management",
+    "diagnostics",
+    "fallback_credit_token",
+    "inference_geo",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+}
 OLLAMA = DETAILS | {"keep_alive", "model", "name", "shift", "truncate"}
 # The context of the server has one length for all requests.
 OLLAMA_OPTIONS = DETAILS | {
-    "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep",
-    "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only",
-}  # fmt: skip
+    "embedding_only",
+    "f16_kv",
+    "logits_all",
+    "low_vram",
+    "main_gpu",
+    "num_batch",
+    "num_ctx",
+    "num_gpu",
+    "num_keep",
+    "num_thread",
+    "numa",
+    "use_mlock",
+    "use_mmap",
+    "vocab_only",
+}
 EMBEDDING = ACCOUNT | SCHEDULING | {"encoding_format"}
 # Of requests with the fields of a generation that only count or render its prompt.
-PROMPT = CHAT | RESPONSES | MESSAGES | {
-    "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_output_tokens", "max_tokens", "n",
-    "presence_penalty", "response_format", "seed", "stop", "stop_sequences", "stream", "stream_options", "temperature",
-    "text", "top_k", "top_logprobs", "top_p",
-}  # fmt: skip
+PROMPT = (
+    CHAT
+    | RESPONSES
+    | MESSAGES
+    | {
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "max_tokens",
+        "n",
+        "presence_penalty",
+        "response_format",
+        "seed",
+        "stop",
+        "stop_sequences",
+        "stream",
+        "stream_options",
+        "temperature",
+        "text",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+    }
+)
 
 # Sampling of other servers -> values without an effect, in addition to false, 0 and empty ones.
 SAMPLING: dict[str, tuple[Any, ...]] = {
@@ -69,11 +131,16 @@ OUTPUT: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }  # fmt: skip
 # Settings whose only supported value is not an empty one.
-FIXED: dict[str, tuple[Any, ...]] = {"parse_tool_calls": (True,), "spaces_between_special_tokens": (True,)}
+FIXED: dict[str, tuple[Any, ...]] = {
+    "parse_tool_calls": (True,),
+    "spaces_between_special_tokens": (True,),
+}
 
 
 def reject_unsupported(fields: Fields, *groups: dict[str, tuple[Any, ...]]) -> None:
-    """Reject the unsupported fields of a request, except those that have been read. groups: of this module."""
+    """Reject the unsupported fields of a request, except those that have been read. groups: of this
+    module.
+    """
     for group in groups:
         for name in group.keys() - fields.read:
             fields.reject(name, harmless=group[name], empty=group is not FIXED)

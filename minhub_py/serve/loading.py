@@ -23,7 +23,10 @@ PREFIX_BYTES = 2**28  # of the prefix cache
 
 def sources_in_cache(load: Callable[[str], ServedModel]) -> dict[str, Source]:
     """The complete models in the Hub cache of supported architectures, and the built-ins."""
-    folders = {f"minhub/{path.parent.name}": path.parent for path in sorted(local.BUILTIN.glob("*/config.json"))}
+    folders = {
+        f"minhub/{path.parent.name}": path.parent
+        for path in sorted(local.BUILTIN.glob("*/config.json"))
+    }
     sizes = {name: local.folder_size(path) for name, path in folders.items()}
     for model in local.cached_models():
         if model.complete and "main" in model.revisions:
@@ -43,7 +46,8 @@ def task_at(path: Path) -> Task | None:
         return None
 
 
-@lru_cache(maxsize=1024)  # each request lists the models, and reading the vocabulary of a GGUF file takes 0.2 s
+# each request lists the models, and reading the vocabulary of a GGUF file takes 0.2 s
+@lru_cache(maxsize=1024)
 def task_of_version(path: Path, changed: int) -> Task:
     """The same for a file or folder that was changed at this time, in nanoseconds."""
     files = open_files(path, weights="never", local_files_only=True)
@@ -55,14 +59,17 @@ def served_models(
 ) -> Iterator[ServedModel]:
     """A model, and the same model with adapters.
 
-    networks: by name, the model without an adapter first.    seconds: maximum duration of a request.
+    networks: by name, the model without an adapter first.    seconds: maximum duration of a
+    request.
     settings: of `engine_for`.
     """
     [base, *_] = networks
     shared = PrefixCache(settings.get("prefix_cache", PREFIX_BYTES))
     for name, network in networks.items():
         shares = name == base or network.invocation is not None
-        engine = engine_for(network, tokenizer, name, prefixes=shared if shares else None, **settings)
+        engine = engine_for(
+            network, tokenizer, name, prefixes=shared if shares else None, **settings
+        )
         parent = None if name == base else base
         try:
             yield ServedModel(name, network, tokenizer, template, engine, seconds, parent=parent)
@@ -72,10 +79,18 @@ def served_models(
 
 
 def engine_for(
-    model: Any, tokenizer: Any, name: str, *, max_requests: int, context: int | None, waiting: int = 128,
-    prefix_cache: int = PREFIX_BYTES, prefixes: PrefixCache | None = None, cache_dir: str | None = None,
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    *,
+    max_requests: int,
+    context: int | None,
+    waiting: int = 128,
+    prefix_cache: int = PREFIX_BYTES,
+    prefixes: PrefixCache | None = None,
+    cache_dir: str | None = None,
     cache_size: int = 10**10,
-) -> EngineThread[Any]:  # fmt: skip
+) -> EngineThread[Any]:
     """The engine of a model. Encoders do not use `context` and `cache_dir`.
 
     prefix_cache: size of the prefix cache in bytes.    prefixes: a prefix cache to share instead.
@@ -83,21 +98,38 @@ def engine_for(
     """
     if isinstance(model, Encoder):
         settings = model.embedding_settings
-        lengths = (None if settings is None else settings.max_length, model.config.context_length, DEFAULT_CONTEXT)
-        return EncoderEngine(model, min(length for length in lengths if length is not None), max_requests + waiting)
+        lengths = (
+            None if settings is None else settings.max_length,
+            model.config.context_length,
+            DEFAULT_CONTEXT,
+        )
+        return EncoderEngine(
+            model, min(length for length in lengths if length is not None), max_requests + waiting
+        )
     length = length_of(model, context, name)
     disk = None if cache_dir is None else DiskCache(cache_dir, cache_size)
     return Engine(
-        model, tokenizer, batch_size=max_requests, max_length=length, queue_size=waiting, prefix_bytes=prefix_cache,
-        prefixes=prefixes, disk=disk,
-    )  # fmt: skip
+        model,
+        tokenizer,
+        batch_size=max_requests,
+        max_length=length,
+        queue_size=waiting,
+        prefix_bytes=prefix_cache,
+        prefixes=prefixes,
+        disk=disk,
+    )
 
 
 def length_of(model: Any, requested: int | None, name: str) -> int:
-    """Maximum number of tokens of a sequence. ValueError: `requested` exceeds the model's context length."""
+    """Maximum number of tokens of a sequence. ValueError: `requested` exceeds the model's context
+    length.
+    """
     maximum: int | None = model.config.context_length
     if requested is None:
         return min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     if maximum is not None and requested > maximum:
-        raise ValueError(f"{setting('context', requested)} exceeds the context length of {name}: at most {maximum}")
+        raise ValueError(
+            f"{setting('context', requested)} exceeds the context length of {name}: at most"
+            f" {maximum}"
+        )
     return requested

@@ -1,6 +1,7 @@
 """Requests that load, unload, download, delete and describe models.
 
-Sources: Ollama's /api/pull and /api/delete; llama.cpp's /models/load, /models/unload, /props and /slots.
+Sources: Ollama's /api/pull and /api/delete; llama.cpp's /models/load, /models/unload, /props and
+/slots.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ from minhub_py.system.printable import gist
 from minhub_py.system.version import __version__
 
 STEPS = 200  # maximum number of lines about a file
-PATH = re.compile(r"(?<![:/\w])[/~]/?[\w.]|\b[A-Za-z]:\\")  # an absolute path, but no repository and no URL
+# an absolute path, but no repository and no URL
+PATH = re.compile(r"(?<![:/\w])[/~]/?[\w.]|\b[A-Za-z]:\\")
 
 
 class CancelledDownloadError(Exception):
@@ -54,38 +56,60 @@ async def unload(request: HTTPRequest) -> Response:
 
 
 async def props(request: HTTPRequest) -> Response:
-    """GET /props: the settings of a model (see `described`), or of the server if no model is loaded."""
+    """GET /props: the settings of a model (see `described`), or of the server if no model is
+    loaded.
+    """
     build = f"minhub {__version__}"
     served = await described(request)
     if served is None:
-        return JSONResponse({
-            "role": "router", "default_generation_settings": {"n_ctx": 0, "params": {}}, "model_alias": "",
-            "model_path": "", "build_info": build,
-        })  # fmt: skip
-    return JSONResponse({
-        "default_generation_settings": {"n_ctx": served.engine.max_length, "params": served.sampling},
-        "total_slots": served.engine.batch_size, "model_alias": served.name, "model_path": served.name,
-        "chat_template": served.template.templates.get("default", ""), "build_info": build,
-        "modalities": {"vision": False, "audio": False},
-    })  # fmt: skip
+        return JSONResponse(
+            {
+                "role": "router",
+                "default_generation_settings": {"n_ctx": 0, "params": {}},
+                "model_alias": "",
+                "model_path": "",
+                "build_info": build,
+            }
+        )
+    return JSONResponse(
+        {
+            "default_generation_settings": {
+                "n_ctx": served.engine.max_length,
+                "params": served.sampling,
+            },
+            "total_slots": served.engine.batch_size,
+            "model_alias": served.name,
+            "model_path": served.name,
+            "chat_template": served.template.templates.get("default", ""),
+            "build_info": build,
+            "modalities": {"vision": False, "audio": False},
+        }
+    )
 
 
 async def slots(request: HTTPRequest) -> Response:
-    """GET /slots: the rows of a model's batch (see `described`); an empty list if no model is loaded."""
+    """GET /slots: the rows of a model's batch (see `described`); an empty list if no model is
+    loaded.
+    """
     served = await described(request)
     if served is None:
         return JSONResponse([])
     engine = served.engine
     active = len(engine.active)
-    return JSONResponse([{"id": row, "n_ctx": engine.max_length, "is_processing": row < active}
-                         for row in range(engine.batch_size)])  # fmt: skip
+    return JSONResponse(
+        [
+            {"id": row, "n_ctx": engine.max_length, "is_processing": row < active}
+            for row in range(engine.batch_size)
+        ]
+    )
 
 
 async def described(request: HTTPRequest) -> ServedModel | None:
-    """The model that `model` in the query names, or the first loaded model; None if no model is loaded.
+    """The model that `model` in the query names, or the first loaded model; None if no model is
+    loaded.
 
-    A web page can send GET requests without permission, so they do not load a model. They do not delay its unloading
-    either: programs send them regularly.
+    A web page can send GET requests without permission, so they do not load a model. They do not
+    delay its unloading either: programs send them regularly.
 
     RequestError: the name is unknown, or the model is not loaded.
     """
@@ -94,12 +118,18 @@ async def described(request: HTTPRequest) -> ServedModel | None:
         return next(iter(server.models.all), None)
     entry = await server.models.find(name)
     if entry.served is None:
-        raise invalid(f"{entry.name} is not loaded: load it with POST /models/load", "model", "model_not_loaded")
+        raise invalid(
+            f"{entry.name} is not loaded: load it with POST /models/load",
+            "model",
+            "model_not_loaded",
+        )
     return entry.served
 
 
 async def pull(request: HTTPRequest) -> Response:
-    """POST /api/pull: download a model to the cache, with progress. A repeated request continues the download."""
+    """POST /api/pull: download a model to the cache, with progress. A repeated request continues
+    the download.
+    """
     server = server_of(request)
     fields = await server.read(request)
     check_pull(server)
@@ -148,14 +178,18 @@ def name_in(fields: Fields) -> str:
 
 
 def repository_in(fields: Fields, server: Server) -> str:
-    """The repository, or the GGUF file of one, that a request names. RequestError: it is a path or an invalid name."""
+    """The repository, or the GGUF file of one, that a request names. RequestError: it is a path or
+    an invalid name.
+    """
     name = server.models.target(name_in(fields).removesuffix(":latest"))
     try:
         repository, _ = split_file(name)
         transfer.client().utils.validate_repo_id(repository)
     except ValueError as error:
         raise invalid(
-            f"model must be a repository on the Hub, owner/name or owner/name:file.gguf, not {brief(name)}", "model"
+            "model must be a repository on the Hub, owner/name or owner/name:file.gguf, not"
+            f" {brief(name)}",
+            "model",
         ) from error
     return name
 
@@ -172,7 +206,9 @@ def public_message(error: Exception) -> str:
 def check_pull(server: Server) -> None:
     """RequestError: the server does not allow changes of the cache."""
     if not server.allow_pull:
-        raise RequestError(403, "the server does not download or delete models: start it with --allow-pull", "pull")
+        raise RequestError(
+            403, "the server does not download or delete models: start it with --allow-pull", "pull"
+        )
 
 
 class Download:
@@ -183,12 +219,16 @@ class Download:
         self.cancelled = threading.Event()
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Ollama's lines of progress. An error is the last line, because the response has already begun."""
+        """Ollama's lines of progress. An error is the last line, because the response has already
+        begun.
+        """
         async for event in self.events():
             yield json_line(event)
 
     async def events(self) -> AsyncIterator[Mapping[str, Any]]:
-        """Progress of the download. Closing the generator cancels it; its files are kept for the next attempt."""
+        """Progress of the download. Closing the generator cancels it; its files are kept for the
+        next attempt.
+        """
         queue: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -211,9 +251,18 @@ class Download:
             nonlocal previous
             if self.cancelled.is_set():
                 raise CancelledDownloadError
-            if total and (previous[0] != file or count == total or count - previous[1] >= total / STEPS):
+            if total and (
+                previous[0] != file or count == total or count - previous[1] >= total / STEPS
+            ):
                 previous = (file, count)
-                send({"status": f"pulling {file}", "digest": file, "total": total, "completed": count})
+                send(
+                    {
+                        "status": f"pulling {file}",
+                        "digest": file,
+                        "total": total,
+                        "completed": count,
+                    }
+                )
             elif file and not total:  # a reason to wait
                 send({"status": file})
 

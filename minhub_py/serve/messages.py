@@ -1,7 +1,7 @@
 """Messages and tools in requests.
 
-Clients send previous replies again, so that a broken call or an image in a result would make each further request of a
-conversation fail. Such parts are accepted in a reduced form.
+Clients send previous replies again, so that a broken call or an image in a result would make each
+further request of a conversation fail. Such parts are accepted in a reduced form.
 """
 
 import json
@@ -75,7 +75,10 @@ class ChatInput:
 
 def parse_chat(fields: Fields, served: ServedModel) -> ChatInput:
     """The conversation of a request of the OpenAI API, without its tool choice."""
-    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+    chat = ChatInput(
+        parse_messages(fields.get("messages"), served.engine.max_length),
+        parse_tools(fields.get("tools")),
+    )
     chat.variables = parse_variables(fields) | parse_prompt_variables(fields, served)
     chat.truncation = parse_truncation(fields)
     fields.reject("add_special_tokens")  # they are the chat template's
@@ -85,30 +88,46 @@ def parse_chat(fields: Fields, served: ServedModel) -> ChatInput:
 
 def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, Any]:
     """The variables of the chat template that have their own fields."""
-    generation, continued = fields.boolean("add_generation_prompt", True), fields.boolean("continue_final_message")
+    generation, continued = (
+        fields.boolean("add_generation_prompt", True),
+        fields.boolean("continue_final_message"),
+    )
     if continued and fields.get("add_generation_prompt") is True:
-        raise invalid("add_generation_prompt and continue_final_message contradict each other: remove one",
-                      "add_generation_prompt")  # fmt: skip
-    variables: dict[str, Any] = {"add_generation_prompt": generation, "continue_final_message": continued}
+        raise invalid(
+            "add_generation_prompt and continue_final_message contradict each other: remove one",
+            "add_generation_prompt",
+        )
+    variables: dict[str, Any] = {
+        "add_generation_prompt": generation,
+        "continue_final_message": continued,
+    }
     documents = fields.get("documents", list[dict[str, Any]])
     if not documents:
         return variables
     if not any("documents" in text for text in served.template.templates.values()):
-        raise invalid("the model's chat template does not use documents: add them to a message", "documents")
+        raise invalid(
+            "the model's chat template does not use documents: add them to a message", "documents"
+        )
     check_variables(documents, "documents")
     return variables | {"documents": documents}
 
 
-async def encode_input(served: ServedModel, chat: ChatInput, max_tokens: int | None = None) -> list[int]:
+async def encode_input(
+    served: ServedModel, chat: ChatInput, max_tokens: int | None = None
+) -> list[int]:
     """The token IDs of the prompt. max_tokens: requested length of the reply."""
     variables = chat.variables | ({"tools": chat.tools} if chat.tools else {})
     return await served.encode_chat(chat.messages, variables, chat.truncation, max_tokens)
 
 
 async def start_reply(
-    served: ServedModel, chat: ChatInput, max_tokens: int | None, settings: dict[str, Any], count: int = 1,
+    served: ServedModel,
+    chat: ChatInput,
+    max_tokens: int | None,
+    settings: dict[str, Any],
+    count: int = 1,
     name: str = "response_format",
-) -> tuple[Generation, list[int]]:  # fmt: skip
+) -> tuple[Generation, list[int]]:
     """A generation of `count` replies, which has not started, and its prompt.
 
     settings: result of `parse_settings`.    name: the field of the schema.
@@ -116,11 +135,19 @@ async def start_reply(
     ids = await encode_input(served, chat, max_tokens)
     max_new_tokens = served.max_new_tokens(ids, max_tokens, "messages")
     form = ReplyForm(
-        served.template.markup, end_of_prompt(served.tokenizer, ids), chat.schemas,
-        chat.choice == "required", chat.parallel, chat.schema, chat.separate_reasoning, chat.strict,
-    )  # fmt: skip
+        served.template.markup,
+        end_of_prompt(served.tokenizer, ids),
+        chat.schemas,
+        chat.choice == "required",
+        chat.parallel,
+        chat.schema,
+        chat.separate_reasoning,
+        chat.strict,
+    )
     grammar = await served.reply_grammar(form, max_new_tokens, name)
-    settings = limited(settings | {"stop_ids": settings["stop_ids"] | form.end_ids}, grammar, max_new_tokens)
+    settings = limited(
+        settings | {"stop_ids": settings["stop_ids"] | form.end_ids}, grammar, max_new_tokens
+    )
     context = [] if served.model.encoder_decoder else ids
     new_parser = (lambda: form.parser(context)) if form.has_markup else None
     generation = Generation(served)
@@ -132,7 +159,8 @@ async def start_reply(
 def parse_messages(values: Any, max_length: int, name: str = "messages") -> list[dict[str, Any]]:
     """Messages with a role and a content string, calls and results.
 
-    max_length: maximum number of messages, and of parts of each, because each has at least one token.
+    max_length: maximum number of messages, and of parts of each, because each has at least one
+    token.
     """
     if not isinstance(values, list) or not values:
         raise invalid(f"{name} must be a list of at least one message", name)
@@ -148,18 +176,35 @@ def parse_messages(values: Any, max_length: int, name: str = "messages") -> list
         is_result = role in ("tool", "function")
         if not is_result:
             fields.reject("images")
-        content = parse_content(fields.get("content"), max_length, f"{path}.content", omit=is_result)
-        message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content}
+        content = parse_content(
+            fields.get("content"), max_length, f"{path}.content", omit=is_result
+        )
+        message: dict[str, Any] = {
+            "role": "system" if role == "developer" else role,
+            "content": content,
+        }
         if is_result:
-            message |= {"role": "tool", "tool_call_id": fields.string("tool_call_id"),
-                        "name": fields.string("name") or fields.string("tool_name")}  # fmt: skip
+            message |= {
+                "role": "tool",
+                "tool_call_id": fields.string("tool_call_id"),
+                "name": fields.string("name") or fields.string("tool_name"),
+            }
         elif role == "assistant":
             calls = parse_calls(fields, max_length)
             reasoning = next(
-                (text for key in REASONING_FIELDS if isinstance(text := fields.get(key), str) and text), ""
+                (
+                    text
+                    for key in REASONING_FIELDS
+                    if isinstance(text := fields.get(key), str) and text
+                ),
+                "",
             )
             message |= {"tool_calls": calls} if calls else {}
-            message |= {"reasoning_content": shaped(reasoning, str, f"{path}.reasoning_content")} if reasoning else {}
+            message |= (
+                {"reasoning_content": shaped(reasoning, str, f"{path}.reasoning_content")}
+                if reasoning
+                else {}
+            )
         messages.append({key: value for key, value in message.items() if value is not None})
     return messages
 
@@ -183,20 +228,30 @@ def make_call(id: Any, name: str, arguments: Any) -> dict[str, Any]:
     """A call of a message, without lone surrogates, which UTF-8 cannot encode."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     function = {"name": encodable(name), "arguments": encodable(text)}
-    return {"id": encodable(id) if isinstance(id, str) else None, "type": "function", "function": function}
+    return {
+        "id": encodable(id) if isinstance(id, str) else None,
+        "type": "function",
+        "function": function,
+    }
 
 
 def check_count(values: list[Any], max_length: int, name: str) -> None:
     """Reject lists with more elements than the context has tokens."""
     if len(values) > max_length:
         raise invalid(
-            f"{name} has {len(values):,} elements, but the context has {max_length:,} tokens: shorten it",
-            name, "context_length_exceeded",
-        )  # fmt: skip
+            f"{name} has {len(values):,} elements, but the context has {max_length:,} tokens:"
+            " shorten it",
+            name,
+            "context_length_exceeded",
+        )
 
 
-def parse_content(value: Any, max_length: int, name: str, *, omit: bool = False) -> str | list[dict[str, str]]:
-    """The content of a message, a string or a list of text parts. omit: as a string, with notes for other parts."""
+def parse_content(
+    value: Any, max_length: int, name: str, *, omit: bool = False
+) -> str | list[dict[str, str]]:
+    """The content of a message, a string or a list of text parts. omit: as a string, with notes for
+    other parts.
+    """
     if value is None:
         return ""
     if not isinstance(value, list):
@@ -221,7 +276,9 @@ def parse_content(value: Any, max_length: int, name: str, *, omit: bool = False)
 
 
 def parse_tools(value: Any, name: str = "tools") -> list[dict[str, Any]]:
-    """Definitions of functions, also in the flat form of responses. Tools that run in the server are skipped."""
+    """Definitions of functions, also in the flat form of responses. Tools that run in the server
+    are skipped.
+    """
     if value is None:
         return []
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
@@ -248,14 +305,20 @@ def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: Any, pa
     if name in tools:
         raise invalid(f"{path} has the same name as another tool, {name!r}: rename it", path)
     description = function.get("description")
-    tools[name] = {"type": "function", "function": {
-        "name": name, "description": encodable(description) if isinstance(description, str) else "",
-        "parameters": encodable(schema) if isinstance(schema, Mapping) else None,
-        **({"strict": True} if function.get("strict") is True else {}),
-    }}  # fmt: skip
+    tools[name] = {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": encodable(description) if isinstance(description, str) else "",
+            "parameters": encodable(schema) if isinstance(schema, Mapping) else None,
+            **({"strict": True} if function.get("strict") is True else {}),
+        },
+    }
 
 
-def choose_tools(chat: ChatInput, value: Any, parallel: bool = True, name: str = "tool_choice") -> None:
+def choose_tools(
+    chat: ChatInput, value: Any, parallel: bool = True, name: str = "tool_choice"
+) -> None:
     """Apply the tool choice of the OpenAI APIs to the tools of a request."""
     names = [tool["function"]["name"] for tool in chat.tools]
     chat.allowed, chat.parallel = names, parallel
@@ -269,18 +332,30 @@ def choose_tools(chat: ChatInput, value: Any, parallel: bool = True, name: str =
     else:
         fields = Fields(value, name)
         kind = fields.string("type")
-        nested = fields.object("allowed_tools") if fields.get("allowed_tools") is not None else fields
+        nested = (
+            fields.object("allowed_tools") if fields.get("allowed_tools") is not None else fields
+        )
         if kind == "allowed_tools":
             chat.choice = "required" if nested.string("mode") == "required" else "auto"
-            allowed = [item.get("name") or (item.get("function") or {}).get("name")
-                       for item in nested.get("tools", list[NamedTool]) or ()]  # fmt: skip
+            allowed = [
+                item.get("name") or (item.get("function") or {}).get("name")
+                for item in nested.get("tools", list[NamedTool]) or ()
+            ]
         elif kind in ("function", "tool"):
             chat.choice, chat.parallel = "required", False
-            allowed = [(fields.object("function") if fields.get("function") is not None else fields).string("name")]
+            allowed = [
+                (
+                    fields.object("function") if fields.get("function") is not None else fields
+                ).string("name")
+            ]
         else:
-            raise invalid(f"{name}.type must be function or allowed_tools, not {kind!r}", name, "unsupported")
+            raise invalid(
+                f"{name}.type must be function or allowed_tools, not {kind!r}", name, "unsupported"
+            )
         if unknown := [item for item in allowed if item not in names]:
-            raise invalid(f"{name} has the tool {unknown[0]!r}, which is not in tools: add it", name)
+            raise invalid(
+                f"{name} has the tool {unknown[0]!r}, which is not in tools: add it", name
+            )
         chat.allowed = [item for item in names if item in allowed]
     if chat.choice == "required" and not chat.allowed:
         raise invalid(f"{name} requires a call, but there are no tools: add tools", name)
@@ -288,7 +363,9 @@ def choose_tools(chat: ChatInput, value: Any, parallel: bool = True, name: str =
         chat.tools, chat.allowed = [], []
 
 
-def set_effort(chat: ChatInput, served: ServedModel, effort: Any, name: str = "reasoning_effort") -> None:
+def set_effort(
+    chat: ChatInput, served: ServedModel, effort: Any, name: str = "reasoning_effort"
+) -> None:
     """Apply an effort of reasoning: a level, or "none" to switch reasoning off."""
     if effort is None:
         return

@@ -28,14 +28,16 @@ from minhub_py.system.console import note
 
 FAILURE_STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
 Task = Literal["completion", "embedding", "rerank"]
-# Maximum number of characters of a text, per token of its maximum length: WordPiece has one token for an unknown word
-# of any length, and white space has none.
+# Maximum number of characters of a text, per token of its maximum length: WordPiece has one token
+# for an unknown word of any length, and white space has none.
 CHARACTERS_PER_TOKEN = 100
 MAX_GRAMMARS = 16  # compiled grammars of a model's recent sets of tools and schemas
 
 
 def task_of(model: type[LanguageModel], config: Any, *, without_head: bool = False) -> Task:
-    """The purpose of a model of this class with this config. without_head: an embedding model without output head."""
+    """The purpose of a model of this class with this config. without_head: an embedding model
+    without output head.
+    """
     if not issubclass(model, Encoder):
         return "embedding" if without_head else "completion"
     return "rerank" if config.head == "sequence" and len(config.labels) == 1 else "embedding"
@@ -43,7 +45,8 @@ def task_of(model: type[LanguageModel], config: Any, *, without_head: bool = Fal
 
 @dataclass(eq=False)
 class ServedModel:
-    """A model with its name, tokenizer, chat template and engine. timeout: maximum duration of a request in seconds.
+    """A model with its name, tokenizer, chat template and engine. timeout: maximum duration of a
+    request in seconds.
 
     parent: the name of the model without the adapter, for a model with an adapter.
 
@@ -62,11 +65,12 @@ class ServedModel:
     parent: str | None = None
 
     def __post_init__(self) -> None:
-        self.template = replace(self.template, origin="the model's chat template")  # clients must not see local paths
+        # clients must not see local paths
+        self.template = replace(self.template, origin="the model's chat template")
         self.sampling = default_sampling(self.model)
         _ = self.template.end_ids, self.template.markup  # cached: rendering may take long
-        # Two threads for tokenization, so that a long text does not delay all others. One for schemas, which may take
-        # much memory.
+        # Two threads for tokenization, so that a long text does not delay all others. One for
+        # schemas, which may take much memory.
         self.texts, self.schemas = Workers(2), Workers(1)
         self.embeddings = Workers(1)  # of a decoder
         self.grammars: dict[str, Grammar | LazyGrammar | None] = {}
@@ -109,7 +113,9 @@ class ServedModel:
 
     @cached_property
     def memory(self) -> int:
-        """Bytes of the weights, with shared ones counted once, and of the KV cache. Of an adapter: without its base."""
+        """Bytes of the weights, with shared ones counted once, and of the KV cache. Of an adapter:
+        without its base.
+        """
         tensors = {tensor.data_ptr(): tensor for tensor in self.model.state_dict().values()}
         if self.parent is not None and self.model.base is not None:
             for tensor in self.model.base.state_dict().values():
@@ -119,7 +125,9 @@ class ServedModel:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary for grammars. ValueError: the tokenizer does not support them."""
-        return Vocabulary(self.tokenizer, self.model.config.vocab_size, self.end_ids | self.template.end_ids)
+        return Vocabulary(
+            self.tokenizer, self.model.config.vocab_size, self.end_ids | self.template.end_ids
+        )
 
     def submit(self, *requests: Any) -> None:
         """Queue requests, all or none. RequestError: the engine is busy."""
@@ -127,30 +135,40 @@ class ServedModel:
             self.engine.submit(*requests)
         except BusyError as error:
             status = 429 if self.engine.accepting else 503
-            raise RequestError(status, f"{error}: try again later", "busy", retry_after=RETRY_AFTER) from error
+            raise RequestError(
+                status, f"{error}: try again later", "busy", retry_after=RETRY_AFTER
+            ) from error
 
     # Methods that raise RequestError if an input is invalid. `name` is the field of the request.
 
     def check_characters(self, length: int, name: str) -> None:
-        """Reject texts that exceed the context even with the longest tokens, before they are tokenized."""
+        """Reject texts that exceed the context even with the longest tokens, before they are
+        tokenized.
+        """
         if length > self.max_characters:
             raise invalid(
-                f"{name} has {length:,} characters, but the context of {self.engine.max_length:,} tokens holds "
-                f"at most {self.max_characters:,}: shorten it", name, "context_length_exceeded",
-            )  # fmt: skip
+                f"{name} has {length:,} characters, but the context of {self.engine.max_length:,}"
+                f" tokens holds at most {self.max_characters:,}: shorten it",
+                name,
+                "context_length_exceeded",
+            )
 
     def _too_long(self, ids: Sequence[Any], name: str) -> RequestError:
         return invalid(
-            f"the prompt has {len(ids):,} tokens, but the context has {self.engine.max_length:,} tokens for the prompt "
-            "and the reply: shorten the prompt", name, "context_length_exceeded",
-        )  # fmt: skip
+            f"the prompt has {len(ids):,} tokens, but the context has {self.engine.max_length:,}"
+            " tokens for the prompt and the reply: shorten the prompt",
+            name,
+            "context_length_exceeded",
+        )
 
     def check_length(self, ids: Sequence[Any], name: str = "prompt") -> None:
         """Reject prompts that exceed the context."""
         if len(ids) > self.engine.max_length:
             raise self._too_long(ids, name)
 
-    def max_new_tokens(self, ids: Sequence[int], requested: int | None, name: str = "prompt") -> int:
+    def max_new_tokens(
+        self, ids: Sequence[int], requested: int | None, name: str = "prompt"
+    ) -> int:
         """The requested number of new tokens, or less if the context is full before."""
         room = self.engine.max_length - (0 if self.model.encoder_decoder else len(ids))
         if room < 1:
@@ -169,18 +187,27 @@ class ServedModel:
         """The token IDs of a text."""
         self.check_characters(len(text), name)
         try:
-            return await self.texts.run(lambda: encode(self.tokenizer, text, release_gil=True, **options))
+            return await self.texts.run(
+                lambda: encode(self.tokenizer, text, release_gil=True, **options)
+            )
         except ValueError as error:
             raise invalid(str(error), name) from error
 
     def truncated(self, ids: list[int], count: int | None, reply: int | None) -> list[int]:
-        """The last token IDs of a prompt. count: result of `parse_truncation`.    reply: requested number of tokens."""
+        """The last token IDs of a prompt. count: result of `parse_truncation`.    reply: requested
+        number of tokens.
+        """
         if count == 0:
             count = max(self.engine.max_length - (reply or 1), 1)
         return ids if count is None else ids[-count:]
 
     async def encode(
-        self, text: str, *, special: bool = True, truncation: int | None = None, reply: int | None = None
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        truncation: int | None = None,
+        reply: int | None = None,
     ) -> list[int]:
         """The token IDs of a prompt. An empty one is the BOS token or the end token.
 
@@ -192,21 +219,28 @@ class ServedModel:
         ids = self.truncated(ids, truncation, reply)
         if not ids:
             candidates = [bos_token_id(self.tokenizer, self.model.config), *sorted(self.end_ids)]
-            ids = [id for id in candidates if id is not None and 0 <= id < self.model.config.vocab_size][:1]
+            ids = [
+                id for id in candidates if id is not None and 0 <= id < self.model.config.vocab_size
+            ][:1]
         if not ids:
             raise invalid("prompt must not be empty: this model has no BOS token", "prompt")
         self.check_length(ids)
         return ids
 
     async def encode_chat(
-        self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None,
-        truncation: int | None = None, reply: int | None = None,
-    ) -> list[int]:  # fmt: skip
+        self,
+        messages: list[dict[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        truncation: int | None = None,
+        reply: int | None = None,
+    ) -> list[int]:
         """The token IDs of a conversation.
 
         variables: further variables of the chat template.    truncation, reply: as in `truncated`.
         """
-        self.check_characters(sum(len(text_of(message["content"])) for message in messages), "messages")
+        self.check_characters(
+            sum(len(text_of(message["content"])) for message in messages), "messages"
+        )
 
         def prompt() -> list[int]:
             text = self.template.render(messages, **(variables or {}))
@@ -220,8 +254,12 @@ class ServedModel:
         self.check_length(ids, "messages")
         return ids
 
-    async def reply_grammar(self, form: ReplyForm, max_new_tokens: int, name: str) -> Grammar | LazyGrammar | None:
-        """The grammar of a reply's form. Grammars of recent forms are reused. name: the field of the form's schema."""
+    async def reply_grammar(
+        self, form: ReplyForm, max_new_tokens: int, name: str
+    ) -> Grammar | LazyGrammar | None:
+        """The grammar of a reply's form. Grammars of recent forms are reused. name: the field of
+        the form's schema.
+        """
         if not form.tools and form.schema is None:
             return None
 
@@ -234,7 +272,9 @@ class ServedModel:
 
         def compiled() -> Grammar | LazyGrammar | None:
             choice = asdict(form.choice(max_new_tokens))
-            key = json.dumps([list(form.tools.items()), choice, form.is_parsed, sorted(form.strict)])
+            key = json.dumps(
+                [list(form.tools.items()), choice, form.is_parsed, sorted(form.strict)]
+            )
             grammar = self.grammars.pop(key, None) or form.grammar(vocabulary, max_new_tokens)
             self.grammars[key] = grammar  # the most recent last
             while len(self.grammars) > MAX_GRAMMARS:
@@ -258,4 +298,6 @@ class ServedModel:
 def failed(failure: Failure) -> RequestError:
     """The response to a failure."""
     status = FAILURE_STATUS[failure.kind]
-    return RequestError(status, failure.message, failure.kind, retry_after=RETRY_AFTER if status == 503 else None)
+    return RequestError(
+        status, failure.message, failure.kind, retry_after=RETRY_AFTER if status == 503 else None
+    )

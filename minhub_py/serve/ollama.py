@@ -29,7 +29,14 @@ from minhub_py.serve.engine import Delta
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
 from minhub_py.serve.management import name_in
-from minhub_py.serve.messages import ChatInput, choose_tools, parse_messages, parse_tools, set_effort, start_reply
+from minhub_py.serve.messages import (
+    ChatInput,
+    choose_tools,
+    parse_messages,
+    parse_tools,
+    set_effort,
+    start_reply,
+)
 from minhub_py.serve.models import ServedModel, Task
 from minhub_py.serve.replies import ParsedReply, collect_replies
 from minhub_py.serve.server import server_of
@@ -41,8 +48,14 @@ from minhub_py.system.json_text import JSONText, object_text
 from minhub_py.system.version import __version__
 
 NEVER = timedelta(days=36500)
-UNKNOWN = {"parent_model": "", "format": "minhub", "family": "", "families": [], "parameter_size": "",
-           "quantization_level": ""}  # fmt: skip
+UNKNOWN = {
+    "parent_model": "",
+    "format": "minhub",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
 # Quantization levels that clients know. GGUF types keep their names.
 LEVELS_OF_THINKING = ("low", "medium", "high", "max")
 LEVELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
@@ -65,13 +78,24 @@ async def running(request: HTTPRequest) -> Response:
 
     def expires(entry: Entry) -> str:
         seconds = entry.keep_alive if entry.expires is None else entry.expires - clock
-        return timestamp(now + (NEVER if seconds is None or entry.source is None else timedelta(seconds=seconds)))
+        return timestamp(
+            now + (NEVER if seconds is None or entry.source is None else timedelta(seconds=seconds))
+        )
 
-    return JSONResponse({"models": [
-        {**describe(entry, entry.name), "expires_at": expires(entry), "size_vram": 0,
-         "context_length": entry.served.engine.max_length}
-        for entry in server_of(request).models.entries.values() if entry.served is not None
-    ]})  # fmt: skip
+    return JSONResponse(
+        {
+            "models": [
+                {
+                    **describe(entry, entry.name),
+                    "expires_at": expires(entry),
+                    "size_vram": 0,
+                    "context_length": entry.served.engine.max_length,
+                }
+                for entry in server_of(request).models.entries.values()
+                if entry.served is not None
+            ]
+        }
+    )
 
 
 async def show(request: HTTPRequest) -> Response:
@@ -86,12 +110,21 @@ async def show(request: HTTPRequest) -> Response:
         for name, value in sampling.items()
         if name in PUBLISHED_FIELDS and value is not None
     ]
-    return JSONResponse({
-        "modelfile": "", "parameters": "\n".join(parameters), "template": served.template.templates.get("default", ""),
-        "details": details(served), "modified_at": modified(served), "capabilities": capabilities(served),
-        "model_info": {"general.architecture": architecture, "general.parameter_count": served.parameters,
-                       f"{architecture}.context_length": served.engine.max_length},
-    })  # fmt: skip
+    return JSONResponse(
+        {
+            "modelfile": "",
+            "parameters": "\n".join(parameters),
+            "template": served.template.templates.get("default", ""),
+            "details": details(served),
+            "modified_at": modified(served),
+            "capabilities": capabilities(served),
+            "model_info": {
+                "general.architecture": architecture,
+                "general.parameter_count": served.parameters,
+                f"{architecture}.context_length": served.engine.max_length,
+            },
+        }
+    )
 
 
 def capabilities(served: ServedModel) -> list[str]:
@@ -102,20 +135,39 @@ def capabilities(served: ServedModel) -> list[str]:
 
 
 def describe(entry: Entry, name: str) -> dict[str, Any]:
-    """The entry of a model, or of its alias `name`, in lists. Details are known if the model is loaded."""
+    """The entry of a model, or of its alias `name`, in lists. Details are known if the model is
+    loaded.
+    """
     name = name if ":" in name else f"{name}:latest"
     served = entry.served
-    return {"name": name, "model": name, "size": entry.size, "digest": "",
-            "modified_at": timestamp(datetime.fromtimestamp(0, timezone.utc)) if served is None else modified(served),
-            "details": UNKNOWN if served is None else details(served)}  # fmt: skip
+    return {
+        "name": name,
+        "model": name,
+        "size": entry.size,
+        "digest": "",
+        "modified_at": (
+            timestamp(datetime.fromtimestamp(0, timezone.utc))
+            if served is None
+            else modified(served)
+        ),
+        "details": UNKNOWN if served is None else details(served),
+    }
 
 
 def details(served: ServedModel) -> dict[str, Any]:
     count, family = served.parameters, architecture_of(served)
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
-    kind = kind_of(served.model) or str(next(served.model.parameters()).dtype).removeprefix("torch.")
-    return {"parent_model": served.parent or "", "format": "minhub", "family": family, "families": [family],
-            "parameter_size": size, "quantization_level": LEVELS.get(kind, kind)}  # fmt: skip
+    kind = kind_of(served.model) or str(next(served.model.parameters()).dtype).removeprefix(
+        "torch."
+    )
+    return {
+        "parent_model": served.parent or "",
+        "format": "minhub",
+        "family": family,
+        "families": [family],
+        "parameter_size": size,
+        "quantization_level": LEVELS.get(kind, kind),
+    }
 
 
 def architecture_of(served: ServedModel) -> str:
@@ -135,8 +187,13 @@ async def chat(request: HTTPRequest) -> Response:
     served, fields = await read(request, "completion")
     reject_unsupported(fields, OUTPUT)
     if fields.get("messages") in (None, []):  # requests that load or unload a model
-        return JSONResponse({**loaded(served, fields), "message": {"role": "assistant", "content": ""}})
-    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+        return JSONResponse(
+            {**loaded(served, fields), "message": {"role": "assistant", "content": ""}}
+        )
+    chat = ChatInput(
+        parse_messages(fields.get("messages"), served.engine.max_length),
+        parse_tools(fields.get("tools")),
+    )
     choose_tools(chat, None)
     generation, ids = await start(served, fields, chat)
 
@@ -148,7 +205,11 @@ async def chat(request: HTTPRequest) -> Response:
             message["tool_calls"] = [
                 {
                     "id": call.id,
-                    "function": {"index": index, "name": call.name, "arguments": JSONText(object_text(call.arguments))},
+                    "function": {
+                        "index": index,
+                        "name": call.name,
+                        "arguments": JSONText(object_text(call.arguments)),
+                    },
                 }
                 for index, call in enumerate(part.calls)
             ]
@@ -158,7 +219,9 @@ async def chat(request: HTTPRequest) -> Response:
 
 
 async def generate(request: HTTPRequest) -> Response:
-    """POST /api/generate. The prompt is a user message; with `raw`, or without a chat template, a text to continue."""
+    """POST /api/generate. The prompt is a user message; with `raw`, or without a chat template, a
+    text to continue.
+    """
     served, fields = await read(request, "completion")
     fields.reject("context", "height", "steps", "width")
     reject_unsupported(fields, OUTPUT)
@@ -169,7 +232,9 @@ async def generate(request: HTTPRequest) -> Response:
         generation, ids = await start(served, fields, f"{system}\n{prompt}" if system else prompt)
     else:
         messages = [{"role": "system", "content": system}] if system else []
-        generation, ids = await start(served, fields, ChatInput([*messages, {"role": "user", "content": prompt}]))
+        generation, ids = await start(
+            served, fields, ChatInput([*messages, {"role": "user", "content": prompt}])
+        )
 
     def shape(part: ParsedReply) -> dict[str, Any]:
         return {"response": part.text, **({"thinking": part.reasoning} if part.reasoning else {})}
@@ -178,20 +243,31 @@ async def generate(request: HTTPRequest) -> Response:
 
 
 async def embed(request: HTTPRequest) -> Response:
-    """POST /api/embed. Embeddings have length 1; without `truncate`, texts that are too long are rejected."""
+    """POST /api/embed. Embeddings have length 1; without `truncate`, texts that are too long are
+    rejected.
+    """
     started = time.monotonic()
     served, fields = await read(request, "embedding")
     texts = parse_texts(fields.get("input"))
-    truncate, dimensions = fields.boolean("truncate", True), fields.integer("dimensions", 0, 2**31) or None
+    truncate, dimensions = (
+        fields.boolean("truncate", True),
+        fields.integer("dimensions", 0, 2**31) or None,
+    )
     finish_embedding(fields)
 
     async def work() -> Response:
         inputs = await encode_texts(served, texts, truncate=truncate)
         vectors = await embed_inputs(served, inputs, dimensions, normalize=True) if inputs else []
-        fields = {"model": served.name, "total_duration": nanoseconds(time.monotonic() - started), "load_duration": 0,
-                  "prompt_eval_count": sum(len(row.ids) for row in inputs)}  # fmt: skip
+        fields = {
+            "model": served.name,
+            "total_duration": nanoseconds(time.monotonic() - started),
+            "load_duration": 0,
+            "prompt_eval_count": sum(len(row.ids) for row in inputs),
+        }
         cost = len(vectors[0]) if vectors else 1
-        return await respond_with_lists(request, {"embeddings": map(numbers, vectors)}, fields, cost)
+        return await respond_with_lists(
+            request, {"embeddings": map(numbers, vectors)}, fields, cost
+        )
 
     return await unless_disconnected(request, work())
 
@@ -205,7 +281,9 @@ async def embeddings(request: HTTPRequest) -> Response:
     async def work() -> Response:
         inputs = await encode_texts(served, [prompt] if prompt else [], truncate=True)
         vectors = await embed_inputs(served, inputs, None, normalize=False) if inputs else []
-        return await respond_json(served, lambda: {"embedding": numbers(vectors[0]) if vectors else []})
+        return await respond_json(
+            served, lambda: {"embedding": numbers(vectors[0]) if vectors else []}
+        )
 
     return await unless_disconnected(request, work())
 
@@ -249,14 +327,22 @@ def loaded(served: ServedModel, fields: Fields) -> dict[str, Any]:
     return {"model": served.name, "created_at": created, "done": True, "done_reason": reason}
 
 
-async def start(served: ServedModel, fields: Fields, chat: ChatInput | str) -> tuple[Generation, list[int]]:
-    """A generation with the format and options of a request, and its prompt. chat: a conversation, or a text."""
-    options, schema = fields.object("options"), fields.get("format") or None  # some clients send "", [] or {}
+async def start(
+    served: ServedModel, fields: Fields, chat: ChatInput | str
+) -> tuple[Generation, list[int]]:
+    """A generation with the format and options of a request, and its prompt. chat: a conversation,
+    or a text.
+    """
+    # some clients send "", [] or {}
+    options, schema = fields.object("options"), fields.get("format") or None
     if schema not in (None, "json") and not isinstance(schema, dict):
         raise invalid(f"format must be a JSON schema, not {brief(schema)}", "format")
     schema = {"type": "object"} if schema == "json" else schema
-    requested = max(options.integer("num_predict", -2, 2**31) or 0, 0) or None  # as in Ollama, -1 and -2: no limit
-    settings = parse_settings(options, served, chat=not isinstance(chat, str), penalty="repeat_penalty")
+    # as in Ollama, -1 and -2: no limit
+    requested = max(options.integer("num_predict", -2, 2**31) or 0, 0) or None
+    settings = parse_settings(
+        options, served, chat=not isinstance(chat, str), penalty="repeat_penalty"
+    )
     think = fields.get("think")
     fields.boolean("stream")
     fields.finish(known_fields.OLLAMA, options)
@@ -276,30 +362,49 @@ def apply_think(chat: ChatInput, served: ServedModel, value: Any) -> None:
     """Apply the field `think`: true, false or a level."""
     if value is None:
         return
-    if value not in (True, False, *LEVELS_OF_THINKING) or isinstance(value, int) is not isinstance(value, bool):
-        raise invalid(f"think must be true, false, {', '.join(LEVELS_OF_THINKING)}, not {brief(value)}", "think")
+    if value not in (True, False, *LEVELS_OF_THINKING) or isinstance(value, int) is not isinstance(
+        value, bool
+    ):
+        raise invalid(
+            f"think must be true, false, {', '.join(LEVELS_OF_THINKING)}, not {brief(value)}",
+            "think",
+        )
     if value and not served.template.markup.reasons:
         raise invalid(f'"{served.name}" does not support thinking', "think", "unsupported")
     set_effort(chat, served, value, "think")
 
 
 async def reply(
-    request: HTTPRequest, fields: Fields, generation: Generation, ids: list[int],
+    request: HTTPRequest,
+    fields: Fields,
+    generation: Generation,
+    ids: list[int],
     shape: Callable[[ParsedReply], dict[str, Any]],
-) -> Response:  # fmt: skip
+) -> Response:
     """The response; `shape` returns the fields of a part of the reply."""
     [sequence] = generation.requests
     started = time.monotonic()
 
     def head() -> dict[str, Any]:
-        return {"model": generation.served.name, "created_at": timestamp(datetime.now(timezone.utc))}
+        return {
+            "model": generation.served.name,
+            "created_at": timestamp(datetime.now(timezone.utc)),
+        }
 
     def last(part: ParsedReply) -> dict[str, Any]:
         now, first = time.monotonic(), sequence.first_token_at or started
-        return {**head(), **shape(part), "done": True, "done_reason": part.end,
-                "total_duration": nanoseconds(now - started), "load_duration": 0,
-                "prompt_eval_count": len(ids), "prompt_eval_duration": nanoseconds(first - started),
-                "eval_count": len(sequence.new_ids), "eval_duration": nanoseconds(now - first)}  # fmt: skip
+        return {
+            **head(),
+            **shape(part),
+            "done": True,
+            "done_reason": part.end,
+            "total_duration": nanoseconds(now - started),
+            "load_duration": 0,
+            "prompt_eval_count": len(ids),
+            "prompt_eval_duration": nanoseconds(first - started),
+            "eval_count": len(sequence.new_ids),
+            "eval_duration": nanoseconds(now - first),
+        }
 
     async def complete() -> dict[str, Any]:
         [complete] = await collect_replies(generation)

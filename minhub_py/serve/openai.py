@@ -41,8 +41,16 @@ async def models(request: HTTPRequest) -> Response:
     server = server_of(request)
     data = [describe(entry, name) for name, entry in await server.models.available()]
     # The keys of IDs follow the Anthropic API, whose client uses the same path.
-    return JSONResponse({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"] if data else None,
-                         "last_id": data[-1]["id"] if data else None, "allow_pull": server.allow_pull})  # fmt: skip
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": data,
+            "has_more": False,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "allow_pull": server.allow_pull,
+        }
+    )
 
 
 async def model(request: HTTPRequest) -> Response:
@@ -55,7 +63,8 @@ async def model(request: HTTPRequest) -> Response:
 def describe(entry: Entry, name: str) -> dict[str, Any]:
     """The entry of a model, or of its alias `name`, in lists.
 
-    `status` and the first three fields of `meta` follow llama.cpp; `root`, the model of an alias, and `parent` vLLM.
+    `status` and the first three fields of `meta` follow llama.cpp; `root`, the model of an alias,
+    and `parent` vLLM.
     """
     status = {"value": entry.state, **({"failed": True} if entry.failed else {})}
     meta: dict[str, Any] = {"size": entry.size, "capabilities": [entry.task]}
@@ -67,9 +76,19 @@ def describe(entry: Entry, name: str) -> dict[str, Any]:
     root = {} if name == entry.name else {"root": entry.name}
     created = served.created if served else 0
     created_at = datetime.fromtimestamp(created, timezone.utc).isoformat().replace("+00:00", "Z")
-    return {"id": name, "type": "model", "display_name": name, "created_at": created_at,
-            "object": "model", "created": created, "owned_by": "minhub",
-            **root, **parent, "status": status, "meta": meta}  # fmt: skip
+    return {
+        "id": name,
+        "type": "model",
+        "display_name": name,
+        "created_at": created_at,
+        "object": "model",
+        "created": created,
+        "owned_by": "minhub",
+        **root,
+        **parent,
+        "status": status,
+        "meta": meta,
+    }
 
 
 # Chat completions
@@ -98,22 +117,37 @@ async def chat_completions(request: HTTPRequest) -> Response:
     stop_ids, head = generation.requests[0].stop_ids, head_of("chatcmpl", served)
 
     def logprobs_of(tokens: Sequence[Token]) -> dict[str, Any] | None:
-        return {"content": chat_logprobs(served.tokenizer, tokens, stop_ids), "refusal": None} if logprobs else None
+        return (
+            {"content": chat_logprobs(served.tokenizer, tokens, stop_ids), "refusal": None}
+            if logprobs
+            else None
+        )
 
     async def complete() -> dict[str, Any]:
         replies = await collect_replies(generation)
         choices = [
-            {"index": index, "message": message_of(reply, legacy), "logprobs": logprobs_of(reply.tokens),
-             "finish_reason": finish_reason(reply.end, bool(reply.calls), legacy)}
+            {
+                "index": index,
+                "message": message_of(reply, legacy),
+                "logprobs": logprobs_of(reply.tokens),
+                "finish_reason": finish_reason(reply.end, bool(reply.calls), legacy),
+            }
             for index, reply in enumerate(replies)
-        ]  # fmt: skip
-        return {**head, "object": "chat.completion", "choices": choices, "usage": usage(generation, len(ids))}
+        ]
+        return {
+            **head,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": usage(generation, len(ids)),
+        }
 
     async def events() -> AsyncIterator[bytes]:
         def chunk(choices: list[dict[str, Any]], **fields: Any) -> bytes:
             return sse({**head, "object": "chat.completion.chunk", "choices": choices, **fields})
 
-        def part(index: int, delta: dict[str, Any], tokens: Sequence[Token] = (), end: str | None = None) -> Any:
+        def part(
+            index: int, delta: dict[str, Any], tokens: Sequence[Token] = (), end: str | None = None
+        ) -> Any:
             logprobs = logprobs_of(tokens) if tokens or end else None
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": end}
 
@@ -124,10 +158,17 @@ async def chat_completions(request: HTTPRequest) -> Response:
                 yield chunk([part(index, fields, tokens)])
             if delta.end:
                 unfinished -= 1
-                # tidyllm expects the usage in the last chunk, even if it does not request a usage chunk.
-                final = {"usage": usage(generation, len(ids))} if unfinished == 0 and not usage_chunk else {}
+                # tidyllm expects the usage in the last chunk, even if it does not request a usage
+                # chunk.
+                final = (
+                    {"usage": usage(generation, len(ids))}
+                    if unfinished == 0 and not usage_chunk
+                    else {}
+                )
                 writer = writers[index]
-                yield chunk([part(index, {}, writer.tokens, writer.finish_reason(delta.end))], **final)
+                yield chunk(
+                    [part(index, {}, writer.tokens, writer.finish_reason(delta.end))], **final
+                )
         if usage_chunk:
             yield chunk([], usage=usage(generation, len(ids)))
         yield DONE
@@ -136,7 +177,9 @@ async def chat_completions(request: HTTPRequest) -> Response:
 
 
 def choose(chat: ChatInput, fields: Fields) -> bool:
-    """Apply the tool choice of a request. Returns whether it has `functions`, the previous form of `tools`."""
+    """Apply the tool choice of a request. Returns whether it has `functions`, the previous form of
+    `tools`.
+    """
     if chat.tools or fields.get("functions") is None:
         choose_tools(chat, fields.get("tool_choice"), fields.boolean("parallel_tool_calls", True))
         fields.read |= {"functions", "function_call"}
@@ -153,7 +196,9 @@ def separates_reasoning(fields: Fields) -> bool:
     """Whether reasoning is separated from the text. The field and its values are llama.cpp's."""
     value = fields.string("reasoning_format", "auto")
     if value not in ("none", "auto", "deepseek"):
-        raise invalid(f"reasoning_format must be none, auto or deepseek, not {value!r}", "reasoning_format")
+        raise invalid(
+            f"reasoning_format must be none, auto or deepseek, not {value!r}", "reasoning_format"
+        )
     return value != "none"
 
 
@@ -172,10 +217,17 @@ def message_of(reply: ParsedReply, legacy: bool) -> dict[str, Any]:
     if reply.calls:
         message["content"] = reply.text or None
     if reply.calls and legacy:
-        message["function_call"] = {"name": reply.calls[0].name, "arguments": reply.calls[0].arguments}
+        message["function_call"] = {
+            "name": reply.calls[0].name,
+            "arguments": reply.calls[0].arguments,
+        }
     elif reply.calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
             for call in reply.calls
         ]
     return message
@@ -203,7 +255,10 @@ class DeltaWriter:
             if event.kind == "call":
                 parts += [*self._remaining_text(), *self._call(event)]
             else:
-                parts += [text_delta(event.kind, text) for text in self.splitters[event.kind].add(event.text)]
+                parts += [
+                    text_delta(event.kind, text)
+                    for text in self.splitters[event.kind].add(event.text)
+                ]
         if delta.end is not None:
             parts += self._remaining_text()
         first = None
@@ -216,15 +271,26 @@ class DeltaWriter:
         return sent if first is None else [(first, ()), *sent]
 
     def _remaining_text(self) -> list[dict[str, Any]]:
-        return [text_delta(kind, text) for kind, splitter in self.splitters.items()
-                for text in splitter.add("", last=True)]  # fmt: skip
+        return [
+            text_delta(kind, text)
+            for kind, splitter in self.splitters.items()
+            for text in splitter.add("", last=True)
+        ]
 
     def _call(self, event: ReplyEvent) -> list[dict[str, Any]]:
         index, self.calls = self.calls, self.calls + 1
         if self.legacy:
-            return [] if index else [{"function_call": {"name": event.text, "arguments": event.arguments}}]
+            return (
+                []
+                if index
+                else [{"function_call": {"name": event.text, "arguments": event.arguments}}]
+            )
         # As in the OpenAI API, the first delta of a call has empty arguments.
-        call = {"id": new_call_id(), "type": "function", "function": {"name": event.text, "arguments": ""}}
+        call = {
+            "id": new_call_id(),
+            "type": "function",
+            "function": {"name": event.text, "arguments": ""},
+        }
         deltas = (call, {"function": {"arguments": event.arguments}})
         return [{"tool_calls": [{"index": index, **delta}]} for delta in deltas]
 
@@ -235,13 +301,16 @@ class DeltaWriter:
 
 def text_delta(kind: str, text: str) -> dict[str, Any]:
     """The delta of text or reasoning."""
-    return {"content": text} if kind == "content" else {"reasoning_content": text, "reasoning": text}
+    return (
+        {"content": text} if kind == "content" else {"reasoning_content": text, "reasoning": text}
+    )
 
 
 class DeltaSplitter:
     """Splits text for ellmer, which ignores a delta that equals all previous text.
 
-    A first delta of one character is held back until the next one, and a delta that equals the previous text is split.
+    A first delta of one character is held back until the next one, and a delta that equals the
+    previous text is split.
     """
 
     def __init__(self) -> None:
@@ -258,7 +327,9 @@ class DeltaSplitter:
         return parts
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dict[str, Any]]:
+def chat_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[Token], stop_ids: frozenset[int]
+) -> list[dict[str, Any]]:
     """Log-probabilities in the format of chat completions, without the end token."""
 
     def entry(id: int, text: str, logprob: float | None) -> dict[str, Any]:
@@ -277,13 +348,21 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], stop_ids: froze
 
 def head_of(prefix: str, served: ServedModel) -> dict[str, Any]:
     """The first fields of a response. prefix: of its ID."""
-    return {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": served.name,
-            "system_fingerprint": FINGERPRINT}  # fmt: skip
+    return {
+        "id": f"{prefix}-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": served.name,
+        "system_fingerprint": FINGERPRINT,
+    }
 
 
 def usage(generation: Generation, prompt_tokens: int) -> dict[str, Any]:
     """The numbers of tokens of a response."""
     generated = generation.generated_tokens
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": generated, "total_tokens": prompt_tokens + generated,
-            "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": generation.reasoning_tokens}}  # fmt: skip
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": generation.reasoning_tokens},
+    }

@@ -1,6 +1,7 @@
 """OpenAI API: responses, without stored ones.
 
-A reply is a list of items: reasoning, a message, function calls. `OutputItems` writes complete and streamed responses.
+A reply is a list of items: reasoning, a message, function calls. `OutputItems` writes complete and
+streamed responses.
 """
 
 import json
@@ -64,7 +65,9 @@ async def responses(request: HTTPRequest) -> Response:
     requested = fields.integer("max_output_tokens", 1, 2**31)
     stream, _ = parse_stream(fields)
     if "message.output_text.logprobs" in fields.strings("include", 20):
-        raise invalid("include has message.output_text.logprobs, which is not supported: remove it", "include")
+        raise invalid(
+            "include has message.output_text.logprobs, which is not supported: remove it", "include"
+        )
     reject_unsupported(fields, OUTPUT)
     fields.finish(known_fields.RESPONSES)
     generation, ids = await start_reply(served, chat, requested, settings, name="text.format")
@@ -74,18 +77,33 @@ async def responses(request: HTTPRequest) -> Response:
         status = {None: "in_progress", "stop": "completed", "length": "incomplete"}[end]
         counts = usage(generation, len(ids))
         return {
-            "id": response_id, "object": "response", "created_at": created, "status": status, "model": served.name,
-            "output": output, "error": None, "instructions": fields.get("instructions"),
+            "id": response_id,
+            "object": "response",
+            "created_at": created,
+            "status": status,
+            "model": served.name,
+            "output": output,
+            "error": None,
+            "instructions": fields.get("instructions"),
             "incomplete_details": {"reason": "max_output_tokens"} if end == "length" else None,
-            "parallel_tool_calls": chat.parallel, "tool_choice": encodable(fields.get("tool_choice") or "auto"),
-            "tools": encodable(fields.get("tools") or []), "metadata": {},
-            "temperature": settings["sampling"].temperature, "top_p": settings["sampling"].top_p or 1.0,
-            "usage": None if end is None else {
-                "input_tokens": counts["prompt_tokens"], "output_tokens": counts["completion_tokens"],
-                "total_tokens": counts["total_tokens"], "input_tokens_details": counts["prompt_tokens_details"],
-                "output_tokens_details": counts["completion_tokens_details"],
-            },
-        }  # fmt: skip
+            "parallel_tool_calls": chat.parallel,
+            "tool_choice": encodable(fields.get("tool_choice") or "auto"),
+            "tools": encodable(fields.get("tools") or []),
+            "metadata": {},
+            "temperature": settings["sampling"].temperature,
+            "top_p": settings["sampling"].top_p or 1.0,
+            "usage": (
+                None
+                if end is None
+                else {
+                    "input_tokens": counts["prompt_tokens"],
+                    "output_tokens": counts["completion_tokens"],
+                    "total_tokens": counts["total_tokens"],
+                    "input_tokens_details": counts["prompt_tokens_details"],
+                    "output_tokens_details": counts["completion_tokens_details"],
+                }
+            ),
+        }
 
     async def complete() -> dict[str, Any]:
         items = OutputItems()
@@ -99,7 +117,10 @@ async def responses(request: HTTPRequest) -> Response:
         def event(kind: str, **data: Any) -> bytes:
             nonlocal number
             number += 1
-            return sse({"type": f"response.{kind}", "sequence_number": number - 1, **data}, f"response.{kind}")
+            return sse(
+                {"type": f"response.{kind}", "sequence_number": number - 1, **data},
+                f"response.{kind}",
+            )
 
         yield event("created", response=response([]))
         yield event("in_progress", response=response([]))
@@ -107,7 +128,10 @@ async def responses(request: HTTPRequest) -> Response:
         async for _, delta in generation.deltas():
             for kind, data in items.add(delta):
                 yield event(kind, **data)
-        yield event("completed" if items.end == "stop" else "incomplete", response=response(items.output, items.end))
+        yield event(
+            "completed" if items.end == "stop" else "incomplete",
+            response=response(items.output, items.end),
+        )
 
     return await respond(request, generation, complete, events if stream else None)
 
@@ -132,26 +156,37 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
 
 
 def messages_of(items: list[Any]) -> list[Any]:
-    """Input items as messages: calls belong to the assistant message before them, reasoning to the one after it."""
+    """Input items as messages: calls belong to the assistant message before them, reasoning to the
+    one after it.
+    """
     messages: list[Any] = []
     reasoning = ""
     for index, item in enumerate(items):
         fields = Fields(item, f"input[{index}]")
         kind = fields.get("type") or "message"
         if kind == "reasoning":
-            parts = fields.get("content", list[TextPart]) or fields.get("summary", list[TextPart]) or []
+            parts = (
+                fields.get("content", list[TextPart]) or fields.get("summary", list[TextPart]) or []
+            )
             reasoning = "\n".join(part.get("text") or "" for part in parts)
         elif kind == "function_call":
-            call = make_call(fields.get("call_id") or fields.get("id"), fields.string("name") or "",
-                             fields.get("arguments"))  # fmt: skip
+            call = make_call(
+                fields.get("call_id") or fields.get("id"),
+                fields.string("name") or "",
+                fields.get("arguments"),
+            )
             if not messages or messages[-1].get("role") != "assistant":
-                messages.append({"role": "assistant", "content": "", "reasoning_content": reasoning})
+                messages.append(
+                    {"role": "assistant", "content": "", "reasoning_content": reasoning}
+                )
                 reasoning = ""
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             output = fields.get("output")
             content = output if isinstance(output, str | list) else json.dumps(output)
-            messages.append({"role": "tool", "tool_call_id": fields.get("call_id"), "content": content})
+            messages.append(
+                {"role": "tool", "tool_call_id": fields.get("call_id"), "content": content}
+            )
         elif kind == "message":
             message = dict(fields.values)
             if message.get("role") == "assistant":
@@ -192,7 +227,13 @@ class OutputItems:
 
     def _add_call(self, event: ReplyEvent) -> None:
         id = new_call_id()  # ellmer uses the item's ID as the call's
-        item = {"id": id, "type": "function_call", "call_id": id, "name": event.text, "arguments": ""}
+        item = {
+            "id": id,
+            "type": "function_call",
+            "call_id": id,
+            "name": event.text,
+            "arguments": "",
+        }
         self._start(item)
         item["arguments"] = event.arguments
         self._send("function_call_arguments.delta", delta=event.arguments)
@@ -214,14 +255,21 @@ class OutputItems:
         """Begin an item of text or reasoning."""
         self.kind, token = kind, secrets.token_hex(12)
         if kind == "reasoning":
-            item: dict[str, Any] = {"id": f"rs_{token}", "type": "reasoning", "summary": [], "content": []}
+            item: dict[str, Any] = {
+                "id": f"rs_{token}",
+                "type": "reasoning",
+                "summary": [],
+                "content": [],
+            }
             self._start(item)
             item["summary"] = [{"type": "summary_text", "text": ""}]
             self._send("reasoning_summary_part.added", summary_index=0, part={**item["summary"][0]})
         else:
             item = {"id": f"msg_{token}", "type": "message", "role": "assistant", "content": []}
             self._start(item)
-            item["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
+            item["content"] = [
+                {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            ]
             self._send("content_part.added", content_index=0, part={**item["content"][0]})
 
     def _close(self, status: str) -> None:
@@ -242,12 +290,18 @@ class OutputItems:
     def _start(self, item: dict[str, Any]) -> None:
         item["status"] = "in_progress"
         self.output.append(item)
-        self.events.append(("output_item.added", {"output_index": len(self.output) - 1, "item": {**item}}))
+        self.events.append(
+            ("output_item.added", {"output_index": len(self.output) - 1, "item": {**item}})
+        )
 
     def _send(self, kind: str, **data: Any) -> None:
         """Add an event of the current item."""
-        self.events.append((kind, {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, **data}))
+        self.events.append(
+            (kind, {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, **data})
+        )
 
     def _stop(self, status: str) -> None:
         self.output[-1]["status"] = status
-        self.events.append(("output_item.done", {"output_index": len(self.output) - 1, "item": self.output[-1]}))
+        self.events.append(
+            ("output_item.done", {"output_index": len(self.output) - 1, "item": self.output[-1]})
+        )

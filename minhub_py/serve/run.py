@@ -26,7 +26,8 @@ def bind(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise OSError(
-            f"{setting('host', host)} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all addresses"
+            f"{setting('host', host)} is not an address of this machine: use 127.0.0.1, or 0.0.0.0"
+            " for all addresses"
         ) from error
     listener = socket.socket(family, kind, protocol)
     try:
@@ -36,7 +37,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise OSError(
-            f"cannot listen on {host}:{port} ({error.strerror}): choose another with {setting('port')}"
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another with"
+            f" {setting('port')}"
         ) from error
     return listener
 
@@ -49,7 +51,8 @@ def address_of(listener: socket.socket) -> str:
 
 
 class Connection(H11Protocol):
-    """A connection that closes if the head of a request takes too long, or if the client does not read a response.
+    """A connection that closes if the head of a request takes too long, or if the client does not
+    read a response.
 
     uvicorn limits the time between requests.
     """
@@ -77,7 +80,9 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the timer of a response that the client does not read. Called when the buffer is full."""
+        """Start the timer of a response that the client does not read. Called when the buffer is
+        full.
+        """
         super().pause_writing()
         self._start_write_timer()
 
@@ -112,18 +117,27 @@ class Connection(H11Protocol):
 
 
 class UvicornServer(uvicorn.Server):
-    """uvicorn with a graceful shutdown: replies can finish within the grace period, then receive an error.
+    """uvicorn with a graceful shutdown: replies can finish within the grace period, then receive an
+    error.
 
     Ctrl-C or SIGTERM starts the shutdown; a second signal stops the server immediately.
     """
 
-    def __init__(self, server: Server, grace: float = GRACE_PERIOD, ready: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self, server: Server, grace: float = GRACE_PERIOD, ready: Callable[[], object] | None = None
+    ) -> None:
         self.server, self.grace, self.ready = server, grace, ready
         config = uvicorn.Config(
-            application(server), http=Connection, lifespan="off", log_level="critical", access_log=False,
+            application(server),
+            http=Connection,
+            lifespan="off",
+            log_level="critical",
+            access_log=False,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=int(grace) + 5, proxy_headers=False,
-        )  # fmt: skip
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=int(grace) + 5,
+            proxy_headers=False,
+        )
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -138,7 +152,11 @@ class UvicornServer(uvicorn.Server):
         engines = [served.engine for served in self.server.models.all]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.grace
-        while any(engine.unfinished for engine in engines) and loop.time() < deadline and not self.force_exit:
+        while (
+            any(engine.unfinished for engine in engines)
+            and loop.time() < deadline
+            and not self.force_exit
+        ):
             await asyncio.sleep(0.02)
         for engine in engines:
             await asyncio.to_thread(engine.close)
@@ -153,7 +171,9 @@ def run(server: Server, listener: socket.socket, ready: Callable[[], object]) ->
 class BackgroundServer:
     """A server in a thread of this process, as a context manager that returns its address."""
 
-    def __init__(self, server: Server, host: str = "127.0.0.1", port: int = 0, grace: float = GRACE_PERIOD) -> None:
+    def __init__(
+        self, server: Server, host: str = "127.0.0.1", port: int = 0, grace: float = GRACE_PERIOD
+    ) -> None:
         self.listener = bind(host, port)
         self.started = threading.Event()
         self.uvicorn = UvicornServer(server, grace, self.started.set)

@@ -20,10 +20,15 @@ from minhub_py.serve.validation import Fields, RequestError
 
 PAGE = Path(__file__).with_name("page")
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-PAGE_FILES = {path.name: MEDIA_TYPES[path.suffix] for path in sorted(PAGE.iterdir()) if path.suffix in MEDIA_TYPES}
+PAGE_FILES = {
+    path.name: MEDIA_TYPES[path.suffix]
+    for path in sorted(PAGE.iterdir())
+    if path.suffix in MEDIA_TYPES
+}
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")  # a Host header
 ACQUIRED = "minhub.models"  # key of a request's scope
-PUBLIC_PATHS = ("/", "/health", "/v1/health", *(f"/page/{name}" for name in PAGE_FILES))  # paths without an API key
+# paths without an API key
+PUBLIC_PATHS = ("/", "/health", "/v1/health", *(f"/page/{name}" for name in PAGE_FILES))
 
 
 @dataclass
@@ -59,18 +64,28 @@ class Server:
         try:
             body = await asyncio.wait_for(self._body(request), self.read_timeout)
         except (TimeoutError, asyncio.TimeoutError) as error:
-            raise RequestError(408, f"the body was not received within {self.read_timeout:g} seconds") from error
+            raise RequestError(
+                408, f"the body was not received within {self.read_timeout:g} seconds"
+            ) from error
         fields: Fields = await self.turns.run(Fields.parse(body))
         fields.ignore_unknown = self.ignore_unknown_fields
         return fields
 
-    async def read_with_model(self, request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:
-        """The body of a request, and the model that it names. RequestError: as in `read` and `model_for`."""
+    async def read_with_model(
+        self, request: HTTPRequest, task: Task | None = None
+    ) -> tuple[ServedModel, Fields]:
+        """The body of a request, and the model that it names. RequestError: as in `read` and
+        `model_for`.
+        """
         fields = await self.read(request)
         return await self.model_for(request, fields.string("model"), task), fields
 
-    async def model_for(self, request: HTTPRequest, name: str | None, task: Task | None = None) -> ServedModel:
-        """A model, which stays loaded until the end of the response. RequestError: as in `Models.acquire`."""
+    async def model_for(
+        self, request: HTTPRequest, name: str | None, task: Task | None = None
+    ) -> ServedModel:
+        """A model, which stays loaded until the end of the response. RequestError: as in
+        `Models.acquire`.
+        """
         entry = await self.models.acquire(name, task)
         request.scope.setdefault(ACQUIRED, []).append(entry)
         assert entry.served is not None
@@ -83,7 +98,9 @@ class Server:
             self.models.release(entry)
 
     async def _body(self, request: HTTPRequest) -> bytes:
-        """The body. A body that is too large is received up to a limit: clients read the response after sending."""
+        """The body. A body that is too large is received up to a limit: clients read the response
+        after sending.
+        """
         chunks, size = [], 0
         async for chunk in request.stream():
             size += len(chunk)
@@ -100,20 +117,30 @@ class Server:
         host = headers.get("host", "")
         if self.local and not is_local(hostname(host)):
             raise RequestError(
-                403, "this server accepts requests to localhost only: use this name, or start it with --host", "host"
+                403,
+                "this server accepts requests to localhost only: use this name, or start it with"
+                " --host",
+                "host",
             )
         origin = headers.get("origin")
         allowed = origin is not None and origin in self.origins
         foreign = origin is not None and (not host or authority(origin) != host)
         # Browsers send an image's request without its origin. A link to the page is allowed.
-        if path not in PUBLIC_PATHS and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        if path not in PUBLIC_PATHS and headers.get("sec-fetch-site") in (
+            "cross-site",
+            "same-site",
+        ):
             foreign = True
         if foreign and not allowed:
-            raise RequestError(403, "requests of other web pages are rejected: add --allow-origin", "origin")
+            raise RequestError(
+                403, "requests of other web pages are rejected: add --allow-origin", "origin"
+            )
         if self.key is None or path in PUBLIC_PATHS:
             return
         if not hmac.compare_digest(api_key(headers).encode(), self.key.encode()):
-            raise RequestError(401, "the API key is missing or wrong: Authorization: Bearer KEY", "invalid_api_key")
+            raise RequestError(
+                401, "the API key is missing or wrong: Authorization: Bearer KEY", "invalid_api_key"
+            )
 
     def count(self, request: HTTPRequest, status: int) -> None:
         """Count a response."""
@@ -139,17 +166,35 @@ def format_error(path: str, error: RequestError) -> dict[str, Any]:
         return format_anthropic_error(error)
     if path.startswith("/v2/"):  # Cohere
         return {"message": error.message}
-    types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
-             500: "server_error", 503: "server_error"}  # fmt: skip
+    types = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+        500: "server_error",
+        503: "server_error",
+    }
     kind = types.get(error.status, "invalid_request_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}}
+    return {
+        "error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}
+    }
 
 
 def format_anthropic_error(error: RequestError) -> dict[str, Any]:
     """An error in the format of the Anthropic API."""
-    types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
-             429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}  # fmt: skip
-    body: dict[str, Any] = {"type": types.get(error.status, "invalid_request_error"), "message": error.message}
+    types = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        500: "api_error",
+        503: "overloaded_error",
+    }
+    body: dict[str, Any] = {
+        "type": types.get(error.status, "invalid_request_error"),
+        "message": error.message,
+    }
     if error.code == "thread_unsupported_request":
         body["details"] = {"error_code": error.code, "unsupported": ["thread"]}
     return {"type": "error", "error": body}

@@ -1,4 +1,5 @@
-"""Fields of requests that the APIs share: sampling, stop strings, limits of tokens, and variables of the template.
+"""Fields of requests that the APIs share: sampling, stop strings, limits of tokens, and variables
+of the template.
 
 forms.py reads the form of a reply.
 """
@@ -26,9 +27,13 @@ MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
 
 
 def parse_settings(
-    fields: Fields, served: ServedModel, *, chat: bool = True, defaults: Mapping[str, Any] | None = None,
+    fields: Fields,
+    served: ServedModel,
+    *,
+    chat: bool = True,
+    defaults: Mapping[str, Any] | None = None,
     penalty: str = "repetition_penalty",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Settings of `engine.Request`.
 
     chat: add the stop strings and the end tokens of the chat template.
@@ -41,29 +46,43 @@ def parse_settings(
     stop_ids = frozenset(parse_ids(fields, "stop_token_ids", size) or ())
     limits = parse_limits(fields, served)
     settings = {
-        "sampling": sampling, "seed": parse_seed(fields), "limits": limits,
-        "stop_rules": parse_stop_rules(fields, served.template.stops if chat else (), stop_ids, limits.minimum),
+        "sampling": sampling,
+        "seed": parse_seed(fields),
+        "limits": limits,
+        "stop_rules": parse_stop_rules(
+            fields, served.template.stops if chat else (), stop_ids, limits.minimum
+        ),
         "stop_ids": ends | stop_ids | (served.template.end_ids if chat else frozenset()),
-    }  # fmt: skip
+    }
     reject_unsupported(fields, SAMPLING, FIXED)
     return settings
 
 
-def limited(settings: dict[str, Any], grammar: AnyGrammar | None, max_new_tokens: int) -> dict[str, Any]:
-    """Settings of `engine.Request` with a grammar and the limits of tokens. RequestError: they are contradictory."""
+def limited(
+    settings: dict[str, Any], grammar: AnyGrammar | None, max_new_tokens: int
+) -> dict[str, Any]:
+    """Settings of `engine.Request` with a grammar and the limits of tokens. RequestError: they are
+    contradictory.
+    """
     settings = dict(settings)
     limits = replace(settings.pop("limits"), ends=settings["stop_ids"], grammar=grammar)
     if limits.minimum > max_new_tokens:
         raise invalid(
-            f"min_tokens is {limits.minimum}, but the reply has at most {max_new_tokens} tokens", "min_tokens"
+            f"min_tokens is {limits.minimum}, but the reply has at most {max_new_tokens} tokens",
+            "min_tokens",
         )
     return settings | {"grammar": limits if limits.restrict else grammar}
 
 
 def parse_sampling(
-    fields: Fields, defaults: Mapping[str, Any], vocab_size: int, penalty: str = "repetition_penalty"
+    fields: Fields,
+    defaults: Mapping[str, Any],
+    vocab_size: int,
+    penalty: str = "repetition_penalty",
 ) -> Sampling:
-    """Sampling settings with `defaults` for missing ones. `penalty` is the API's name of the repetition penalty."""
+    """Sampling settings with `defaults` for missing ones. `penalty` is the API's name of the
+    repetition penalty.
+    """
     settings = dict(defaults)
     top_k = fields.integer("top_k", -1, 2**31)
     if top_k is not None:
@@ -73,11 +92,20 @@ def parse_sampling(
         settings["top_p"] = top_p or 1e-9  # 0: only the most likely token
     names = {**{name: name for name in Sampling.names()}, "repetition_penalty": penalty}
     settings["logit_bias"] = parse_bias(fields) or settings["logit_bias"]
-    for name in ("temperature", "repetition_penalty", "min_p", "presence_penalty", "frequency_penalty"):
+    for name in (
+        "temperature",
+        "repetition_penalty",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+    ):
         if (value := fields.number(names[name])) is not None:
             settings[name] = value
-    settings["repetition_penalty"] = parse_other_penalty(fields, penalty, settings["repetition_penalty"])
-    settings["repetition_penalty"] = settings["repetition_penalty"] or 1.0  # 0 disables it in some clients
+    settings["repetition_penalty"] = parse_other_penalty(
+        fields, penalty, settings["repetition_penalty"]
+    )
+    # 0 disables it in some clients
+    settings["repetition_penalty"] = settings["repetition_penalty"] or 1.0
     for name, value in settings.items():
         try:
             check_sampling(name, value)
@@ -119,34 +147,53 @@ def parse_limits(fields: Fields, served: ServedModel) -> TokenLimits:
     banned: list[tuple[int, ...]] = [(id,) for id in parse_ids(fields, "banned_tokens", size) or ()]
     for word in fields.strings("bad_words", MAX_STOPS):
         if len(word) > MAX_STOP_LENGTH:
-            raise invalid(f"bad_words has a string of more than {MAX_STOP_LENGTH:,} characters", "bad_words")
+            raise invalid(
+                f"bad_words has a string of more than {MAX_STOP_LENGTH:,} characters", "bad_words"
+            )
         # Within a text, a word is a continuation of another one, or begins with a space.
-        banned += [tuple(encode(served.tokenizer, text, add_special_tokens=False)) for text in (word, f" {word}")]
+        banned += [
+            tuple(encode(served.tokenizer, text, add_special_tokens=False))
+            for text in (word, f" {word}")
+        ]
     minimum = fields.integer("min_tokens", 0, 2**31) or 0
     limits = TokenLimits(
-        size, None if allowed is None else frozenset(allowed), tuple(dict.fromkeys(filter(None, banned))), minimum
+        size,
+        None if allowed is None else frozenset(allowed),
+        tuple(dict.fromkeys(filter(None, banned))),
+        minimum,
     )
     if allowed is not None and not limits.mask.any():
-        raise invalid("allowed_token_ids has no token that is not banned: add one", "allowed_token_ids")
+        raise invalid(
+            "allowed_token_ids has no token that is not banned: add one", "allowed_token_ids"
+        )
     return limits
 
 
 def parse_stop_rules(
     fields: Fields, further: tuple[str, ...], silent_ids: frozenset[int], minimum: int
-) -> StopRules:  # fmt: skip
+) -> StopRules:
     """The stop strings, and whether the reply contains them.
 
-    further: stop strings of the chat template.    silent_ids: end tokens of the request.    minimum: `min_tokens`.
+    further: stop strings of the chat template.    silent_ids: end tokens of the request.
+    minimum: `min_tokens`.
     """
     stops, include = parse_stops(fields), fields.boolean("include_stop_str_in_output")
-    return StopRules((*stops, *further), stops if include else (), minimum, frozenset() if include else silent_ids)
+    return StopRules(
+        (*stops, *further),
+        stops if include else (),
+        minimum,
+        frozenset() if include else silent_ids,
+    )
 
 
 def parse_bias(fields: Fields) -> dict[int, float]:
     """The logit_bias by token ID. As in the OpenAI API, IDs are the keys of a JSON object."""
     biases = fields.object("logit_bias")
     if unreadable := [key for key in biases.values if not re.fullmatch("[0-9]{1,9}", key)]:
-        raise invalid(f"logit_bias must map token IDs to numbers, but has the key {brief(unreadable[0])}", "logit_bias")
+        raise invalid(
+            f"logit_bias must map token IDs to numbers, but has the key {brief(unreadable[0])}",
+            "logit_bias",
+        )
     return {int(key): value for key in biases.values if (value := biases.number(key)) is not None}
 
 
@@ -169,7 +216,13 @@ def parse_variables(fields: Fields) -> dict[str, Any]:
     name = "chat_template_kwargs"
     variables = dict(fields.object(name).values)
     check_variables(variables, name)
-    for reserved in ("messages", "tools", "add_generation_prompt", "continue_final_message", "self"):
+    for reserved in (
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "self",
+    ):
         if reserved in variables:
             raise invalid(f"{name} must not contain {reserved}: remove it", name)
     return variables
@@ -179,7 +232,9 @@ def check_variables(variables: Any, name: str) -> None:
     """Reject values that are too large for a chat template."""
     text = shaped(json.dumps(variables, ensure_ascii=False), str, name)
     if len(text) > MAX_VARIABLES_LENGTH:
-        raise invalid(f"{name} has {len(text):,} characters: at most {MAX_VARIABLES_LENGTH:,}", name)
+        raise invalid(
+            f"{name} has {len(text):,} characters: at most {MAX_VARIABLES_LENGTH:,}", name
+        )
 
 
 def parse_stream(fields: Fields) -> tuple[bool, bool]:
@@ -191,7 +246,9 @@ def parse_stream(fields: Fields) -> tuple[bool, bool]:
 
 
 def parse_max_tokens(fields: Fields, *names: str) -> int | None:
-    """The first of several fields for the maximum number of new tokens. llama.cpp's n_predict can be -1: no maximum."""
+    """The first of several fields for the maximum number of new tokens. llama.cpp's n_predict can
+    be -1: no maximum.
+    """
     values = [fields.integer(name, 1, 2**31) for name in names]
     unlimited = fields.get("n_predict") == -1
     other = None if unlimited else fields.integer("n_predict", 1, 2**31)
@@ -199,22 +256,32 @@ def parse_max_tokens(fields: Fields, *names: str) -> int | None:
 
 
 def parse_truncation(fields: Fields) -> int | None:
-    """The number of tokens at the end of the prompt that are used: 0 as many as fit; None rejects longer prompts."""
+    """The number of tokens at the end of the prompt that are used: 0 as many as fit; None rejects
+    longer prompts.
+    """
     count = fields.integer("truncate_prompt_tokens", -1, 2**31)
     if count == 0:
-        raise invalid("truncate_prompt_tokens must be at least 1, or -1 for the length of the context",
-                      "truncate_prompt_tokens")  # fmt: skip
+        raise invalid(
+            "truncate_prompt_tokens must be at least 1, or -1 for the length of the context",
+            "truncate_prompt_tokens",
+        )
     return 0 if count == -1 else count
 
 
 def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:
-    """The schema of a response format, in `schema` or nested in `json_schema`; by default, of any object."""
+    """The schema of a response format, in `schema` or nested in `json_schema`; by default, of any
+    object.
+    """
     form = fields.object(name)
     kind = form.string("type")
     if kind in (None, "text"):
         return None
     if kind not in ("json_object", "json_schema"):
-        raise invalid(f"{name}.type must be text, json_object or json_schema, not {kind!r}", name, "unsupported")
+        raise invalid(
+            f"{name}.type must be text, json_object or json_schema, not {kind!r}",
+            name,
+            "unsupported",
+        )
     nested = kind == "json_schema" and form.get("json_schema") is not None
     schema = (form.object("json_schema") if nested else form).get("schema", dict[str, Any])
     if schema is None and kind == "json_schema":

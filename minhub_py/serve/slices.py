@@ -1,7 +1,8 @@
-"""Long computations of the event loop in slices, so that the request of one client does not delay the others.
+"""Long computations of the event loop in slices, so that the request of one client does not delay
+the others.
 
-A call of json.loads or json.dumps holds the GIL in any thread: half a million values would stop the event loop and the
-models for a second. Here they are read and written a few thousand at a time.
+A call of json.loads or json.dumps holds the GIL in any thread: half a million values would stop the
+event loop and the models for a second. Here they are read and written a few thousand at a time.
 """
 
 import asyncio
@@ -36,20 +37,25 @@ class TooManyError(ValueError):
 
 
 class Turns:
-    """Runs computations in slices. Requests take turns, and all slices together take at most half of the time."""
+    """Runs computations in slices. Requests take turns, and all slices together take at most half
+    of the time.
+    """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()  # first come, first served
 
     async def run(self, slices: Slices[T]) -> T:
-        """The result of a computation. The first slice does not wait, so that short ones are not delayed."""
+        """The result of a computation. The first slice does not wait, so that short ones are not
+        delayed.
+        """
         try:
             run_slice(slices)
             while True:
                 async with self._lock:
                     start = time.monotonic()
                     run_slice(slices)
-                    await asyncio.sleep(time.monotonic() - start)  # for the others, and for the models' threads
+                    # for the others, and for the models' threads
+                    await asyncio.sleep(time.monotonic() - start)
         except StopIteration as result:
             value: T = result.value
             return value
@@ -77,7 +83,9 @@ def write_list(elements: Iterable[Any], cost: int = 1) -> Slices[str]:
     """A list as JSON. cost: number of values of an element."""
     parts, iterator = [], iter(elements)
     while part := list(islice(iterator, max(SLICE // cost, 1))):
-        parts.append(json.dumps(part, ensure_ascii=False, allow_nan=False, separators=(",", ":"))[1:-1])
+        parts.append(
+            json.dumps(part, ensure_ascii=False, allow_nan=False, separators=(",", ":"))[1:-1]
+        )
         yield
     return f"[{','.join(parts)}]"
 
@@ -161,7 +169,9 @@ class _Reader:
     def _read_key(self) -> None:
         """Read the key of an object's next member."""
         if self.text[self.position : self.position + 1] != '"':
-            raise json.JSONDecodeError("Expecting property name enclosed in double quotes", self.text, self.position)
+            raise json.JSONDecodeError(
+                "Expecting property name enclosed in double quotes", self.text, self.position
+            )
         self.structure += 1
         self.keys[-1] = self._scanned()
         self.position = _end_of_space(self.text, self.position)

@@ -16,7 +16,8 @@ from minhub_py.serve.validation import RequestError
 from minhub_py.system.json_text import dumps
 
 T = TypeVar("T")
-FIRST_DELTA_TIMEOUT = 10.0  # seconds until a stream starts without a delta; earlier errors have an HTTP status
+# seconds until a stream starts without a delta; earlier errors have an HTTP status
+FIRST_DELTA_TIMEOUT = 10.0
 MAX_WARNING = 1000  # characters of a header
 PING_INTERVAL = 15.0  # seconds
 
@@ -36,11 +37,17 @@ def json_line(data: Mapping[str, Any]) -> bytes:
 
 
 async def respond_with_lists(
-    request: HTTPRequest, lists: Mapping[str, Iterable[Any]], fields: Mapping[str, Any], cost: int = 1
+    request: HTTPRequest,
+    lists: Mapping[str, Iterable[Any]],
+    fields: Mapping[str, Any],
+    cost: int = 1,
 ) -> Response:
     """A JSON response with long lists. cost: number of values of an element."""
     turns = server_of(request).turns
-    parts = [f"{json.dumps(name)}:{await turns.run(write_list(values, cost))}" for name, values in lists.items()]
+    parts = [
+        f"{json.dumps(name)}:{await turns.run(write_list(values, cost))}"
+        for name, values in lists.items()
+    ]
     parts += [json.dumps(fields, ensure_ascii=False, allow_nan=False)[1:-1]]
     return Response(f"{{{','.join(parts)}}}", media_type="application/json")
 
@@ -58,7 +65,9 @@ async def respond(
     """
     if not generation.requests:
         return (
-            JSONResponse(await complete()) if stream is None else GenerationResponse(generation, stream(), media_type)
+            JSONResponse(await complete())
+            if stream is None
+            else GenerationResponse(generation, stream(), media_type)
         )
     generation.start(lambda: server_of(request).release_models(request.scope))
     try:
@@ -99,10 +108,16 @@ def warning_header(generation: Generation) -> dict[str, str]:
 
 
 class GenerationResponse(StreamingResponse):
-    """A streamed response that cancels its generation at the end, even if the client disconnects before the start."""
+    """A streamed response that cancels its generation at the end, even if the client disconnects
+    before the start.
+    """
 
     def __init__(self, generation: Generation, body: AsyncIterator[bytes], media_type: str) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **warning_header(generation)}
+        headers = {
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",
+            **warning_header(generation),
+        }
         super().__init__(body, media_type=media_type, headers=headers)
         self.generation = generation
 

@@ -1,4 +1,5 @@
-"""Tokenizer routes in the formats of llama.cpp (`content`) and vLLM (`prompt`, `messages`) at the same time.
+"""Tokenizer routes in the formats of llama.cpp (`content`) and vLLM (`prompt`, `messages`) at the
+same time.
 
 lm-eval uses vLLM's format, so that it needs neither the model's files nor transformers.
 """
@@ -22,20 +23,24 @@ from minhub_py.serve.validation import Fields, invalid
 async def tokenize(request: HTTPRequest) -> Response:
     """POST /tokenize: the token IDs of a text, or of a conversation with the beginning of a reply.
 
-    `content` (llama.cpp): without special tokens, unless `add_special`; with_pieces adds their texts.
-    `prompt` (vLLM): with special tokens, unless `add_special_tokens` is false; return_token_strs adds their texts.
-    `messages` (vLLM): with the chat template.
+    `content` (llama.cpp): without special tokens, unless `add_special`; with_pieces adds their
+    texts. `prompt` (vLLM): with special tokens, unless `add_special_tokens` is false;
+    return_token_strs adds their texts. `messages` (vLLM): with the chat template.
     """
     served, fields = await server_of(request).read_with_model(request)
     name = "prompt" if fields.get("prompt") is not None else "content"
     if fields.get("messages") is not None:
         if served.task != "completion":
-            raise invalid(f"{served.name} has no chat template: use prompt instead of messages", "messages")
+            raise invalid(
+                f"{served.name} has no chat template: use prompt instead of messages", "messages"
+            )
         chat = parse_chat(fields, served)
         finish(fields)
         ids = await encode_input(served, chat)
     else:
-        special = fields.boolean("add_special_tokens", fields.boolean("add_special", name == "prompt"))
+        special = fields.boolean(
+            "add_special_tokens", fields.boolean("add_special", name == "prompt")
+        )
         finish(fields)
         ids = await served.tokenize(fields.string(name) or "", name, add_special_tokens=special)
     lists: dict[str, Iterable[Any]] = {"tokens": ids}
@@ -46,7 +51,9 @@ async def tokenize(request: HTTPRequest) -> Response:
             part = ids[start : start + SLICE]
             texts += await served.texts.run(lambda part=part: token_texts(served.tokenizer, part))  # type: ignore[misc]
         if with_pieces:
-            lists["tokens"] = ({"id": id, "piece": text} for id, text in zip(ids, texts, strict=True))
+            lists["tokens"] = (
+                {"id": id, "piece": text} for id, text in zip(ids, texts, strict=True)
+            )
         else:
             lists["token_strs"] = texts
     counts = {"count": len(ids), "max_model_len": served.engine.max_length}
@@ -58,7 +65,15 @@ def finish(fields: Fields) -> None:
     fields.reject("parse_special", harmless=(True,), empty=False)
     fields.reject("chat_template")
     fields.finish(
-        PROMPT | {"add_special", "add_special_tokens", "content", "prompt", "return_token_strs", "with_pieces"}
+        PROMPT
+        | {
+            "add_special",
+            "add_special_tokens",
+            "content",
+            "prompt",
+            "return_token_strs",
+            "with_pieces",
+        }
     )
 
 
@@ -71,23 +86,38 @@ async def detokenize(request: HTTPRequest) -> Response:
         raise invalid("tokens must be a list of token IDs", "tokens")
     ids = served.check_ids(tokens)
     # Only batch methods release the GIL.
-    [text] = await served.texts.run(lambda: served.tokenizer.decode_batch([ids], skip_special_tokens=False))
+    [text] = await served.texts.run(
+        lambda: served.tokenizer.decode_batch([ids], skip_special_tokens=False)
+    )
     return JSONResponse({"content": text, "prompt": text})
 
 
 async def tokenizer_info(request: HTTPRequest) -> Response:
-    """GET /tokenizer_info: special tokens by name, the chat template and the vocabulary's size, as in vLLM.
+    """GET /tokenizer_info: special tokens by name, the chat template and the vocabulary's size, as
+    in vLLM.
 
     `model` in the query selects another loaded model than the first.
     """
     served = await described(request)
     if served is None:
-        raise invalid("no model is loaded: load one with POST /models/load", "model", "model_not_loaded")
-    tokens = {f"{name}_token": served.template.tokens.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
+        raise invalid(
+            "no model is loaded: load one with POST /models/load", "model", "model_not_loaded"
+        )
+    tokens = {
+        f"{name}_token": served.template.tokens.get(f"{name}_token")
+        for name in ("bos", "eos", "pad", "unk")
+    }
     if tokens["eos_token"] is None and served.task == "completion":
-        tokens["eos_token"] = next((served.tokenizer.id_to_token(id) for id in sorted(served.end_ids)), None)
-    return JSONResponse({
-        "tokenizer_class": "PreTrainedTokenizerFast", **served.template.tokens, **tokens,
-        "chat_template": served.template.templates.get("default"), "vocab_size": served.model.config.vocab_size,
-        "model_max_length": served.engine.max_length,
-    })  # fmt: skip
+        tokens["eos_token"] = next(
+            (served.tokenizer.id_to_token(id) for id in sorted(served.end_ids)), None
+        )
+    return JSONResponse(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **served.template.tokens,
+            **tokens,
+            "chat_template": served.template.templates.get("default"),
+            "vocab_size": served.model.config.vocab_size,
+            "model_max_length": served.engine.max_length,
+        }
+    )

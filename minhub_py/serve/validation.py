@@ -1,7 +1,7 @@
 """Validation of JSON request bodies.
 
-`Fields` records which fields are read. `Fields.finish` rejects all others by name, except those without an effect on
-the result: every field of a request is used or rejected.
+`Fields` records which fields are read. `Fields.finish` rejects all others by name, except those
+without an effect on the result: every field of a request is used or rejected.
 """
 
 import math
@@ -18,7 +18,8 @@ from minhub_py.system.shapes import ShapeError, Within, convert
 T = TypeVar("T")
 
 MAX_VALUES = 500_000  # in a body, counted before parsing
-MAX_STRUCTURE = 50_000  # lists, objects and members of objects in a body; numbers and texts in lists can be more
+# lists, objects and members of objects in a body; numbers and texts in lists can be more
+MAX_STRUCTURE = 50_000
 
 
 @dataclass
@@ -40,28 +41,39 @@ def invalid(message: str, field: str | None = None, code: str | None = None) -> 
 class Fields:
     """A JSON object of a request. `path` is its location in the body, for messages.
 
-    Methods return None, or the default, if a field is missing or null. RequestError: a field has the wrong type.
+    Methods return None, or the default, if a field is missing or null. RequestError: a field has
+    the wrong type.
     """
 
     def __init__(self, values: Any, path: str = "") -> None:
         if not isinstance(values, Mapping):
-            raise invalid(f"{path or 'the body'} must be a JSON object, not {brief(values)}", path or None)
+            raise invalid(
+                f"{path or 'the body'} must be a JSON object, not {brief(values)}", path or None
+            )
         self.values, self.path = values, path
         self.read: set[str] = set()  # names of fields
         self.ignore_unknown = False
 
     @classmethod
     def parse(cls, body: bytes) -> "Slices[Fields]":
-        """Parse a body in slices. RequestError: it is not a JSON object in UTF-8, or has too many values."""
+        """Parse a body in slices. RequestError: it is not a JSON object in UTF-8, or has too many
+        values.
+        """
         if body.count(b",") + body.count(b":") > MAX_VALUES:
-            raise RequestError(413, f"the body has too many values: at most {MAX_VALUES:,}", "too_large")
+            raise RequestError(
+                413, f"the body has too many values: at most {MAX_VALUES:,}", "too_large"
+            )
         try:
             return cls((yield from read_json(body.decode(), MAX_STRUCTURE)))
         except UnicodeDecodeError as error:
-            raise invalid(f"the body is not UTF-8 text ({error.reason} at byte {error.start})") from error
+            raise invalid(
+                f"the body is not UTF-8 text ({error.reason} at byte {error.start})"
+            ) from error
         except TooManyError as error:
             raise RequestError(
-                413, f"the body has too many lists, objects and fields: at most {MAX_STRUCTURE:,}", "too_large"
+                413,
+                f"the body has too many lists, objects and fields: at most {MAX_STRUCTURE:,}",
+                "too_large",
             ) from error
         except ValueError as error:
             raise invalid(f"the body is not JSON: {str(error)[:200]}") from error
@@ -81,7 +93,9 @@ class Fields:
         value = self.values.get(name)
         return None if value is None else shaped(value, shape, self._name(name))
 
-    def integer(self, name: str, minimum: int, maximum: int, default: int | None = None) -> int | None:
+    def integer(
+        self, name: str, minimum: int, maximum: int, default: int | None = None
+    ) -> int | None:
         """An integer, also in the notation 3.0."""
         value = self.get(name)
         if value is None:
@@ -89,8 +103,11 @@ class Fields:
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             value = int(value)
         if type(value) is not int or not minimum <= value <= maximum:
-            raise invalid(f"{self._name(name)} must be an integer from {minimum} to {maximum}, not {brief(value)}",
-                          self._name(name))  # fmt: skip
+            raise invalid(
+                f"{self._name(name)} must be an integer from {minimum} to {maximum}, not"
+                f" {brief(value)}",
+                self._name(name),
+            )
         return value
 
     def number(self, name: str) -> float | None:
@@ -121,24 +138,36 @@ class Fields:
         return nested
 
     def reject(self, *names: str, harmless: Sequence[Any] = (), empty: bool = True) -> None:
-        """Reject unsupported fields, except if they have a harmless value. empty: false, 0 and [] are harmless, too."""
+        """Reject unsupported fields, except if they have a harmless value. empty: false, 0 and []
+        are harmless, too.
+        """
         for name in names:
             value = self.get(name)
             is_empty = not value or (isinstance(value, list) and not any(value))
             if value is not None and not (empty and is_empty) and value not in harmless:
-                raise invalid(f"{self._name(name)} is not supported: remove it", self._name(name), "unsupported")
+                raise invalid(
+                    f"{self._name(name)} is not supported: remove it",
+                    self._name(name),
+                    "unsupported",
+                )
 
     def finish(self, ignored: Collection[str] = (), nested: "Fields | None" = None) -> None:
-        """Reject the fields that have not been read, except empty ones and those that do not change the result.
+        """Reject the fields that have not been read, except empty ones and those that do not change
+        the result.
 
         Call it after all fields have been read, and before the result is computed.
 
-        ignored: names of fields that do not change the result.    nested: an object of other fields, for a hint.
+        ignored: names of fields that do not change the result.    nested: an object of other
+        fields, for a hint.
         """
         if self.ignore_unknown:
             return
         for name, value in self.values.items():
-            if name in self.read or name in ignored or (not value and value is not False and value != 0):
+            if (
+                name in self.read
+                or name in ignored
+                or (not value and value is not False and value != 0)
+            ):
                 continue
             close = get_close_matches(name[:64], self.read, n=1, cutoff=0.8)
             if nested is not None and name in nested.read:
@@ -146,9 +175,11 @@ class Fields:
             hint = f"did you mean {close[0]}? Otherwise " if close else ""
             shown = self._name(printable(name[:64]))
             raise invalid(
-                f"{shown} is unknown: {hint}remove it, or start the server with --ignore-unknown-fields", shown,
+                f"{shown} is unknown: {hint}remove it, or start the server with"
+                " --ignore-unknown-fields",
+                shown,
                 "unknown_field",
-            )  # fmt: skip
+            )
 
 
 @overload
@@ -160,7 +191,9 @@ def shaped(value: Any, shape: Any, name: str) -> Any: ...
 
 
 def shaped(value: Any, shape: Any, name: str) -> Any:
-    """A value in the types of a shape. RequestError: it has another one; the message begins with its location."""
+    """A value in the types of a shape. RequestError: it has another one; the message begins with
+    its location.
+    """
     try:
         return convert(value, shape, path=name)
     except ShapeError as error:

@@ -24,7 +24,9 @@ class Workers:
     async def run(self, job: Callable[[], T]) -> T:
         """Run a job in a thread. RequestError: the queue is full."""
         if self._free == 0:
-            raise RequestError(429, "the queue is full: try again later", "busy", retry_after=RETRY_AFTER)
+            raise RequestError(
+                429, "the queue is full: try again later", "busy", retry_after=RETRY_AFTER
+            )
         self._free -= 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, job)

@@ -10,7 +10,9 @@ Array = np.ndarray[Any, Any]
 def confusion_of(pair: Array, count: int, weights: Array) -> Array:
     """Confusion matrices (B, K, K) of two raters' codes (2, U)."""
     cells = pair[0] * count + pair[1]
-    return np.stack([np.bincount(cells, row, count * count).reshape(count, count) for row in weights])
+    return np.stack(
+        [np.bincount(cells, row, count * count).reshape(count, count) for row in weights]
+    )
 
 
 def f1_of(confusion: Array) -> Array:

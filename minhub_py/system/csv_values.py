@@ -1,7 +1,8 @@
 """Missing values of .csv and .tsv files.
 
-A value is missing if it is written without quotes and equals one of the strings `na`: by default, an empty string and
-NA, which R's write.csv() writes. A value in double quotes is text, so that "NA" is a word.
+A value is missing if it is written without quotes and equals one of the strings `na`: by default,
+an empty string and NA, which R's write.csv() writes. A value in double quotes is text, so that "NA"
+is a word.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Choice of device and dtype.
 
-"auto" selects the first of CUDA, XPU, MPS and CPU that works. Each is probed by running a kernel: only this detects an
-outdated driver, or a GPU for which this build of PyTorch has no kernels. A GPU that does not work is reported with the
-reason and is never an error.
+"auto" selects the first of CUDA, XPU, MPS and CPU that works. Each is probed by running a kernel:
+only this detects an outdated driver, or a GPU for which this build of PyTorch has no kernels. A GPU
+that does not work is reported with the reason and is never an error.
 """
 
 import shutil
@@ -16,12 +16,19 @@ from minhub_py.system.quantization import KINDS
 from minhub_py.system.spelling import SettingError, setting
 from minhub_py.system.tables import Columns, Result
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The result of probing one device: its name in PyTorch, whether it works, and its memory in bytes."""
+    """The result of probing one device: its name in PyTorch, whether it works, and its memory in
+    bytes.
+    """
 
     name: str
     works: bool
@@ -41,14 +48,21 @@ class Devices(Result):
 
     def __str__(self) -> str:
         rows = [("DEVICE", "WORKS", "DETAIL")]
-        rows += [(probe.name, "yes" if probe.works else "no", probe.detail) for probe in self.probes]
+        rows += [
+            (probe.name, "yes" if probe.works else "no", probe.detail) for probe in self.probes
+        ]
         lines = [f"{name:8}{works:7}{detail}" for name, works, detail in rows]
         return "\n".join([*lines, f'"auto" selects {self.device}: {self.reason}'])
 
     def table(self) -> Columns:
         """A row for each device: device, works and detail."""
         names = {"device": "name", "works": "works", "detail": "detail"}
-        return Columns({title: [getattr(probe, name) for probe in self.probes] for title, name in names.items()})
+        return Columns(
+            {
+                title: [getattr(probe, name) for probe in self.probes]
+                for title, name in names.items()
+            }
+        )
 
     def heading(self) -> list[str]:
         """The choice of "auto"."""
@@ -61,8 +75,8 @@ def devices() -> Devices:
     """Probe all devices.
 
     Returns:
-        A report with the probe of each device, the device that "auto" selects, and the reason. A device that does not
-        work is reported with its error; the function itself raises none.
+        A report with the probe of each device, the device that "auto" selects, and the reason. A
+        device that does not work is reported with its error; the function itself raises none.
     """
     by_type = [probe() for probe in PROBES.values()]
     working = next(filter(None, ([probe for probe in probes if probe.works] for probes in by_type)))
@@ -78,8 +92,13 @@ def probe_cuda() -> list[Probe]:
     if not torch.backends.cuda.is_built():
         hint = ""
         if shutil.which("nvidia-smi"):
-            hint = "; an NVIDIA driver is installed, so install a CUDA build of PyTorch (see pytorch.org)"
-        return [Probe("cuda", False, f"this PyTorch ({torch.__version__}) is built without CUDA{hint}")]
+            hint = (
+                "; an NVIDIA driver is installed, so install a CUDA build of PyTorch (see"
+                " pytorch.org)"
+            )
+        return [
+            Probe("cuda", False, f"this PyTorch ({torch.__version__}) is built without CUDA{hint}")
+        ]
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     try:
         torch.cuda.init()
@@ -92,7 +111,9 @@ def probe_cuda() -> list[Probe]:
 
 
 def probe_cuda_device(index: int, build: str) -> Probe:
-    """Probe one CUDA device: its name, compute capability and memory, and whether a kernel runs on it."""
+    """Probe one CUDA device: its name, compute capability and memory, and whether a kernel runs on
+    it.
+    """
     name = f"cuda:{index}"
     try:
         about = torch.cuda.get_device_properties(index)
@@ -100,7 +121,10 @@ def probe_cuda_device(index: int, build: str) -> Probe:
         free, total = torch.cuda.mem_get_info(index)
     except (RuntimeError, AssertionError) as error:
         return Probe(name, False, first_line(error))
-    detail = f"{about.name}, capability {about.major}.{about.minor}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    detail = (
+        f"{about.name}, capability {about.major}.{about.minor}, {free / 2**30:.1f} of"
+        f" {total / 2**30:.1f} GiB free"
+    )
     # bfloat16 is emulated, slowly, before Ampere.
     bf16 = about.major >= 8 or torch.version.hip is not None
     dtypes = ("float32", "float16", *(["bfloat16"] if bf16 else []), "float64")
@@ -129,8 +153,11 @@ def probe_cpu() -> list[Probe]:
 
 
 def has_onednn_bfloat16() -> bool:
-    """Whether oneDNN, which PyTorch includes, computes in bfloat16 here: on x86-64, that takes AVX-512."""
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # not in a PyTorch without oneDNN
+    """Whether oneDNN, which PyTorch includes, computes in bfloat16 here: on x86-64, that takes
+    AVX-512.
+    """
+    # not in a PyTorch without oneDNN
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return supported is not None and bool(supported())
 
 
@@ -156,7 +183,9 @@ def first_line(error: BaseException) -> str:
 
 
 def choose_device(device: str | torch.device = "auto") -> Probe:
-    """The probe of the device given by `device=`. ValueError: the device is unknown or does not work."""
+    """The probe of the device given by `device=`. ValueError: the device is unknown or does not
+    work.
+    """
     if device == "auto":
         report = devices()
         return next(probe for probe in report.probes if probe.name == report.device)
@@ -167,30 +196,41 @@ def choose_device(device: str | torch.device = "auto") -> Probe:
             f'device {device!r} is unknown; give "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"'
         ) from error
     if requested.type not in PROBES:
-        raise SettingError(f'device {device!r} is not one of "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"')
+        raise SettingError(
+            f'device {device!r} is not one of "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"'
+        )
     probes = PROBES[requested.type]()
-    matching = [probe for probe in probes if requested.index is None or probe.name in (str(requested), requested.type)]
+    matching = [
+        probe
+        for probe in probes
+        if requested.index is None or probe.name in (str(requested), requested.type)
+    ]
     for probe in matching:
         if probe.works:
             return probe
-    why = "; ".join(probe.detail for probe in matching) or f"there are {len(probes)} devices of this kind"
+    why = (
+        "; ".join(probe.detail for probe in matching)
+        or f"there are {len(probes)} devices of this kind"
+    )
     advice = f"use {setting('device', 'auto')} to select a working device"
     raise SettingError(f'device "{device}" does not work here: {why}; {advice}')
 
 
-def choose_dtype(dtype: str | torch.dtype, device: Probe, stored: Iterable[torch.dtype]) -> torch.dtype:
+def choose_dtype(
+    dtype: str | torch.dtype, device: Probe, stored: Iterable[torch.dtype]
+) -> torch.dtype:
     """The torch.dtype given by `dtype=`, for weights stored in the dtypes `stored`.
 
-    "auto" keeps the dtype of the checkpoint (the widest, if it has several) if the device supports it, and otherwise
-    selects float32. ValueError: unknown dtype.
+    "auto" keeps the dtype of the checkpoint (the widest, if it has several) if the device supports
+    it, and otherwise selects float32. ValueError: unknown dtype.
     """
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
     if dtype != "auto":
         if dtype not in DTYPES:
             raise ValueError(
-                f"dtype {dtype!r} is unknown; give auto, {', '.join(DTYPES)}, or for fewer bits quantize: "
-                f"{' or '.join(KINDS)}"
+                f"dtype {dtype!r} is unknown; give auto, {', '.join(DTYPES)}, or for fewer bits"
+                f" quantize: {' or '.join(KINDS)}"
             )
         return DTYPES[dtype]
     widest = reduce(torch.promote_types, list(stored) or [torch.float32])

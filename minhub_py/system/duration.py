@@ -8,7 +8,8 @@ FOREVER = 1e9  # seconds; longer durations are unlimited
 
 
 def parse_duration(value: object) -> float | None:
-    """Seconds of a number, or of a text such as "30s", "5m" or "1h30m". None: unlimited (a negative duration).
+    """Seconds of a number, or of a text such as "30s", "5m" or "1h30m". None: unlimited (a negative
+    duration).
 
     ValueError: another value.
     """
@@ -20,5 +21,7 @@ def parse_duration(value: object) -> float | None:
         elif parts and "".join(map("".join, parts)) == text:
             value = sign * sum(float(number) * UNITS[unit] for number, unit in parts)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise ValueError(f"{str(value)[:100]!r} is not a duration: use seconds, or a text such as 5m")
+        raise ValueError(
+            f"{str(value)[:100]!r} is not a duration: use seconds, or a text such as 5m"
+        )
     return None if value < 0 or value > FOREVER else float(value)

@@ -12,14 +12,18 @@ from minhub_py.system.spelling import install_call
 
 
 class Extra(NamedTuple):
-    """The packages of an extra with their minimum versions, and its purpose. `MODULES`: modules with another name."""
+    """The packages of an extra with their minimum versions, and its purpose. `MODULES`: modules
+    with another name.
+    """
 
     packages: Mapping[str, str]
     purpose: str
 
 
 EXTRAS = {
-    "serve": Extra({"starlette": "1.7", "uvicorn": "0.35", "llguidance": "1.9"}, "serving over HTTP"),
+    "serve": Extra(
+        {"starlette": "1.7", "uvicorn": "0.35", "llguidance": "1.9"}, "serving over HTTP"
+    ),
     "json": Extra({"llguidance": "1.9"}, "output that follows a JSON schema"),
     "gguf": Extra({"gguf": "0.17"}, "reading and writing GGUF files"),
     "tables": Extra({"pyarrow": "17"}, "reading and writing .parquet files"),
@@ -35,23 +39,33 @@ MODULES = {"scikit-learn": "sklearn"}
 
 def install_command(name: str, *, upgrade: bool = False) -> str:
     """The command that installs an extra."""
-    return install_call(name) or f"{pip()} {'--upgrade ' if upgrade else ''}{shlex.quote(f'minhub_py[{name}]')}"
+    return (
+        install_call(name)
+        or f"{pip()} {'--upgrade ' if upgrade else ''}{shlex.quote(f'minhub_py[{name}]')}"
+    )
 
 
 def require(name: str) -> None:
-    """ValueError: a module of the extra is not installed; the message contains the command that installs it."""
-    modules = [module for module in EXTRAS[name].packages if find_spec(MODULES.get(module, module)) is None]
+    """ValueError: a module of the extra is not installed; the message contains the command that
+    installs it.
+    """
+    modules = [
+        module for module in EXTRAS[name].packages if find_spec(MODULES.get(module, module)) is None
+    ]
     if modules:
         raise ValueError(
-            f"{EXTRAS[name].purpose} requires the Python package{'s' * (len(modules) > 1)} {', '.join(modules)}: "
-            f"install with {install_command(name)}"
+            f"{EXTRAS[name].purpose} requires the Python package{'s' * (len(modules) > 1)}"
+            f" {', '.join(modules)}: install with {install_command(name)}"
         )
 
 
 def pip() -> str:
-    """The command that installs packages into the running Python; `pip` on the PATH may belong to another Python."""
+    """The command that installs packages into the running Python; `pip` on the PATH may belong to
+    another Python.
+    """
     python = shlex.quote(sys.executable)
-    # Not find_spec("pip"): setuptools hooks it and removes its distutils, which PyTorch needs to compile.
+    # Not find_spec("pip"): setuptools hooks it and removes its distutils, which PyTorch needs to
+    # compile.
     try:
         version("pip")
     except PackageNotFoundError:

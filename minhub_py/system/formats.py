@@ -1,11 +1,13 @@
 """Reading of tables in batches of rows.
 
-A row is a dict of column names and values. In .csv and .tsv files all values are strings, or `Missing`
-(csv_values.py), and are copied unchanged. A .txt file has one column, `text`, with one row per line. A .json file is
-an array of rows or has one row per line; it is only read. Rows of .parquet files remain Arrow data until a writer of
-another format needs them. pyarrow is imported for .parquet files only.
+A row is a dict of column names and values. In .csv and .tsv files all values are strings, or
+`Missing` (csv_values.py), and are copied unchanged. A .txt file has one column, `text`, with one
+row per line. A .json file is an array of rows or has one row per line; it is only read. Rows of
+.parquet files remain Arrow data until a writer of another format needs them. pyarrow is imported
+for .parquet files only.
 
-A column type is an Arrow type name (string, int64, float64, bool, null) or, in .parquet files, an Arrow type.
+A column type is an Arrow type name (string, int64, float64, bool, null) or, in .parquet files, an
+Arrow type.
 """
 
 import csv
@@ -24,8 +26,13 @@ from minhub_py.system.csv_values import NA, mark_quoted, read_value
 from minhub_py.system.extras import require
 
 FORMATS = {
-    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "txt"
-}  # fmt: skip
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".txt": "txt",
+}
 INPUT_FORMATS = FORMATS | {".json": "json"}
 EXTENSIONS = ", ".join(FORMATS)
 SEPARATORS = {"csv": ",", "tsv": "\t"}
@@ -73,19 +80,25 @@ class Batch:
         for column in self.table.columns:
             as_string = pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type)
             columns.append((column.cast(pa.string()) if as_string else column).to_pylist())
-        return [dict(zip(self.table.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+        return [
+            dict(zip(self.table.schema.names, values, strict=True))
+            for values in zip(*columns, strict=True)
+        ]
 
 
 # Reading
 
 LONE_RETURN = (
-    "a carriage return without a line feed, the line end of old Macs: save the file with line feeds, or put double "
-    "quotes around values that contain it"
+    "a carriage return without a line feed, the line end of old Macs: save the file with line"
+    " feeds, or put double quotes around values that contain it"
 )
 
 
-def read_batches(path: Path, columns: Sequence[str] | None = None, na: Sequence[str] = NA) -> Iterator[Batch]:
-    """Read a file in batches of rows. columns: the required columns; .parquet files are read without the rest.
+def read_batches(
+    path: Path, columns: Sequence[str] | None = None, na: Sequence[str] = NA
+) -> Iterator[Batch]:
+    """Read a file in batches of rows. columns: the required columns; .parquet files are read
+    without the rest.
 
     na: the values of .csv and .tsv files that are missing if they have no quotes.
 
@@ -103,7 +116,9 @@ def read_batches(path: Path, columns: Sequence[str] | None = None, na: Sequence[
 
 
 def read_rows(path: Path, na: Sequence[str] = NA) -> Iterator[tuple[int, Row]]:
-    """Read the rows of a text file, with the number of each row's last line. na: see `read_batches`."""
+    """Read the rows of a text file, with the number of each row's last line. na: see
+    `read_batches`.
+    """
     file_format = input_format_of(path)
     if file_format == "json":
         return read_json_rows(path)
@@ -115,7 +130,9 @@ def read_rows(path: Path, na: Sequence[str] = NA) -> Iterator[tuple[int, Row]]:
 
 
 def read_columns(path: Path) -> dict[str, Any]:
-    """Read the names and types of a file's columns. ValueError: the file is corrupt or has duplicate names."""
+    """Read the names and types of a file's columns. ValueError: the file is corrupt or has
+    duplicate names.
+    """
     file_format = input_format_of(path)
     if file_format == "parquet":
         with open_parquet(path) as file:
@@ -142,25 +159,31 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"{path}, line {number}: invalid UTF-8 text ({error.reason}): convert the file to UTF-8"
+                    f"{path}, line {number}: invalid UTF-8 text ({error.reason}): convert the file"
+                    " to UTF-8"
                 ) from error
 
 
 def read_csv(path: Path, na: Sequence[str] = NA) -> Iterator[tuple[int, Row]]:
-    """Read the rows of a .csv or .tsv file, with the number of each row's last line. na: see `read_batches`."""
+    """Read the rows of a .csv or .tsv file, with the number of each row's last line. na: see
+    `read_batches`.
+    """
     records = read_csv_records(path)
     _, header = next(records)
     for number, values in records:
         if len(values) != len(header):
             raise ValueError(
-                f"{path}, line {number}: {len(values)} values, but the header has {len(header)} columns: put double "
-                "quotes around values that contain a separator or a line break"
+                f"{path}, line {number}: {len(values)} values, but the header has {len(header)}"
+                " columns: put double quotes around values that contain a separator or a line"
+                " break"
             )
         yield number, dict(zip(header, (read_value(value, na) for value in values), strict=True))
 
 
 def read_csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Read the header, then the values of each row in the form of `mark_quoted`, without empty lines."""
+    """Read the header, then the values of each row in the form of `mark_quoted`, without empty
+    lines.
+    """
     csv.field_size_limit(2**31 - 1)
     separator = SEPARATORS[str(format_of(path))]
     lines = mark_quoted((line for _, line in read_lines(path)), separator)
@@ -176,7 +199,11 @@ def read_csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
     except csv.Error as error:
         if reader.line_num == 1:  # quoted names with another separator
             check_separator(path, next(read_lines(path))[1], separator, '"')
-        problem = LONE_RETURN if "new-line character" in str(error) else f"{error}: check the double quotes"
+        problem = (
+            LONE_RETURN
+            if "new-line character" in str(error)
+            else f"{error}: check the double quotes"
+        )
         raise ValueError(f"{path}, line {reader.line_num}: {problem}") from error
 
 
@@ -199,17 +226,25 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def read_json_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Read the rows of a .json file: an array of objects, with their numbers, or one object per line."""
+    """Read the rows of a .json file: an array of objects, with their numbers, or one object per
+    line.
+    """
     lines = [line for _, line in read_lines(path)]
     if not next((line.lstrip() for line in lines if line.strip()), "").startswith("["):
         yield from read_jsonl(path)
         return
     try:
         rows = json.loads("".join(lines), object_pairs_hook=unique_keys)
-        if index := next((index for index, row in enumerate(rows, 1) if not isinstance(row, dict)), None):
-            raise ValueError(f"row {index} is a {type(rows[index - 1]).__name__} instead of an object")
+        if index := next(
+            (index for index, row in enumerate(rows, 1) if not isinstance(row, dict)), None
+        ):
+            raise ValueError(
+                f"row {index} is a {type(rows[index - 1]).__name__} instead of an object"
+            )
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: invalid JSON ({error}): the file must be an array of objects") from error
+        raise ValueError(
+            f"{path}: invalid JSON ({error}): the file must be an array of objects"
+        ) from error
     check_unicode(rows, str(path))
     yield from enumerate(rows, 1)
 
@@ -218,7 +253,9 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. ValueError: a key occurs twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise ValueError(f"duplicate key {Counter(name for name, _ in pairs).most_common(1)[0][0]!r}")
+        raise ValueError(
+            f"duplicate key {Counter(name for name, _ in pairs).most_common(1)[0][0]!r}"
+        )
     return row
 
 
@@ -227,7 +264,9 @@ def check_unicode(value: Any, location: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{location}: invalid Unicode text ({error.reason}): correct it") from error
+        raise ValueError(
+            f"{location}: invalid Unicode text ({error.reason}): correct it"
+        ) from error
 
 
 def open_parquet(path: Path) -> Any:
@@ -251,7 +290,9 @@ def arrow_errors(path: Path) -> Iterator[None]:
 
 
 def check_values(path: Path, table: Any) -> None:
-    """ValueError: a column of a RecordBatch has values that its type does not allow, such as invalid UTF-8."""
+    """ValueError: a column of a RecordBatch has values that its type does not allow, such as
+    invalid UTF-8.
+    """
     invalid = import_pyarrow().ArrowInvalid
     try:
         table.validate(full=True)
@@ -260,7 +301,9 @@ def check_values(path: Path, table: Any) -> None:
             try:
                 column.validate(full=True)
             except invalid as error:
-                raise ValueError(f"{path}: column {name} is corrupt ({error}): write the file again") from error
+                raise ValueError(
+                    f"{path}: column {name} is corrupt ({error}): write the file again"
+                ) from error
         raise
 
 
@@ -276,7 +319,8 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 def check_separator(path: Path, header: str, separator: str, quote: str = "") -> None:
     """ValueError: the header has another separator, as in files of R's write.csv2() and of Excel.
 
-    header: the name of the only column, or the first line.    quote: a character before the separator.
+    header: the name of the only column, or the first line.    quote: a character before the
+    separator.
     """
     other = next((mark for mark in ";\t|," if mark != separator and quote + mark in header), None)
     if other is not None:
@@ -284,8 +328,8 @@ def check_separator(path: Path, header: str, separator: str, quote: str = "") ->
         ending = {"\t": ".tsv", ",": ".csv"}.get(other)
         rename = f"rename it to {ending}" if ending else f"write it with {names[separator]}"
         raise ValueError(
-            f"{path}: {names[other]} instead of {names[separator]} separate its columns ({brief(header.strip())}): "
-            f"{rename}, or rename the column if this is its name"
+            f"{path}: {names[other]} instead of {names[separator]} separate its columns"
+            f" ({brief(header.strip())}): {rename}, or rename the column if this is its name"
         )
 
 
@@ -299,7 +343,9 @@ def json_type(value: object) -> str:
 
 
 def common_type(first: Any, second: Any) -> Any:
-    """A type that can represent the values of two types. It is string if the types differ and are not numeric."""
+    """A type that can represent the values of two types. It is string if the types differ and are
+    not numeric.
+    """
     if second in (first, "null"):
         return first
     if first == "null":

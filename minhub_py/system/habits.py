@@ -1,4 +1,6 @@
-"""Hints for names that users know from other programs: commands, options, and arguments of functions."""
+"""Hints for names that users know from other programs: commands, options, and arguments of
+functions.
+"""
 
 import functools
 import inspect
@@ -22,7 +24,8 @@ COMMANDS = {
     "perplexity": "score", "ppl": "score", "surprisal": "words", "ner": "entities",
     "benchmark": "bench",
 }  # fmt: skip
-# Other name -> option, with a value if the name implies one. A name can mean several options, in this order.
+# Other name -> option, with a value if the name implies one. A name can mean several options, in
+# this order.
 OPTIONS = {
     "--lr": ["--learning-rate"], "--batch-size": ["--batch"], "--per-device-train-batch-size": ["--batch"],
     "--gradient-accumulation-steps": ["--accumulate"], "--num-train-epochs": ["--epochs"], "--num-epochs": ["--epochs"],
@@ -56,11 +59,15 @@ ARGUMENTS = {
 }  # fmt: skip
 # Arguments that have no effect here, with the reason
 UNNECESSARY = {
-    "trust_remote_code": "no code of a repository is run", "low_cpu_mem_usage": "weights are always memory-mapped",
-    "attn_implementation": "there is one implementation of attention", "use_safetensors": "the format is detected",
-    "cache_dir": "set the environment variable HF_HOME", "pad_token_id": "prompts need no padding",
-    "attention_mask": "prompts need no padding", "use_cache": "the cache is always used",
-}  # fmt: skip
+    "trust_remote_code": "no code of a repository is run",
+    "low_cpu_mem_usage": "weights are always memory-mapped",
+    "attn_implementation": "there is one implementation of attention",
+    "use_safetensors": "the format is detected",
+    "cache_dir": "set the environment variable HF_HOME",
+    "pad_token_id": "prompts need no padding",
+    "attention_mask": "prompts need no padding",
+    "use_cache": "the cache is always used",
+}
 
 
 def argument_hint(name: str) -> str | None:
@@ -71,7 +78,9 @@ def argument_hint(name: str) -> str | None:
 
 
 def with_hints(function: F) -> F:
-    """A decorator: the TypeError for an argument with the name of another library names the argument here."""
+    """A decorator: the TypeError for an argument with the name of another library names the
+    argument here.
+    """
     names = inspect.signature(function).parameters
 
     @functools.wraps(function)

@@ -1,9 +1,11 @@
-"""JSON texts: values that can be written again, and parts that stay text, so that numbers keep their digits.
+"""JSON texts: values that can be written again, and parts that stay text, so that numbers keep
+their digits.
 
     dumps({"arguments": JSONText('{"n": 1e999}')})     ->   '{"arguments": {"n": 1e999}}'
 
-`json.loads` reads 1e999 as infinity, which `json.dumps` writes as `Infinity`; it reads integers that are too large for
-a float, and nesting that `json.dumps` cannot write. `parse` rejects all three. shapes.py checks the types of values.
+`json.loads` reads 1e999 as infinity, which `json.dumps` writes as `Infinity`; it reads integers
+that are too large for a float, and nesting that `json.dumps` cannot write. `parse` rejects all
+three. shapes.py checks the types of values.
 """
 
 import json
@@ -13,8 +15,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-MAX_DEPTH = 128  # of lists and objects, as in serde_json; functions that recurse into a value use several frames each
-# A part of each number beyond the range of float64. The look-behind limits the search to one attempt per number.
+# of lists and objects, as in serde_json; functions that recurse into a value use several frames
+# each
+MAX_DEPTH = 128
+# A part of each number beyond the range of float64. The look-behind limits the search to one
+# attempt per number.
 _large = re.compile(r"(?<!\d)\d{200}|[eE]\+?0*[1-9]\d\d").search
 _strings_and_brackets = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL).finditer
 
@@ -40,7 +45,11 @@ def dumps(value: Any, **options: Any) -> str:
         return f"{mark}{len(parts) - 1}"
 
     text = json.dumps(value, default=placeholder, **options)
-    return re.sub(f'"{mark}([0-9]+)"', lambda match: parts[int(match.group(1))], text) if mark else text
+    return (
+        re.sub(f'"{mark}([0-9]+)"', lambda match: parts[int(match.group(1))], text)
+        if mark
+        else text
+    )
 
 
 def loads(text: str) -> Any:
@@ -49,26 +58,36 @@ def loads(text: str) -> Any:
 
 
 def parse(text: str) -> Any:
-    """As `json.loads`, for values that can be written and converted. ValueError: the text is not JSON, or not such."""
+    """As `json.loads`, for values that can be written and converted. ValueError: the text is not
+    JSON, or not such.
+    """
     check_depth(text)
     return decoder(text).decode(text)
 
 
 def decoder(text: str) -> json.JSONDecoder:
-    """A decoder for parts of a text. It raises ValueError for NaN, infinity, and numbers beyond float64."""
+    """A decoder for parts of a text. It raises ValueError for NaN, infinity, and numbers beyond
+    float64.
+    """
     if _large(text) is None:
         return json.JSONDecoder(parse_constant=_reject)
-    return json.JSONDecoder(parse_constant=_reject, parse_float=_finite_float, parse_int=_finite_int)
+    return json.JSONDecoder(
+        parse_constant=_reject, parse_float=_finite_float, parse_int=_finite_int
+    )
 
 
 def check_depth(text: str, depth: int = 0) -> None:
-    """ValueError: lists and objects of a JSON text are nested too deeply. depth: of the part that precedes it."""
+    """ValueError: lists and objects of a JSON text are nested too deeply. depth: of the part that
+    precedes it.
+    """
     if text.count("[") + text.count("{") + depth <= MAX_DEPTH:
         return
     for match in _strings_and_brackets(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
         if depth > MAX_DEPTH:
-            raise ValueError(f"nested too deeply: at most {MAX_DEPTH} lists and objects are supported")
+            raise ValueError(
+                f"nested too deeply: at most {MAX_DEPTH} lists and objects are supported"
+            )
 
 
 def object_in(text: str) -> dict[str, Any] | None:

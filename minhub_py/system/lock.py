@@ -10,7 +10,8 @@ from pathlib import Path
 
 import filelock
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, an exhausted quota, a file size limit
+# a full disk, an exhausted quota, a file size limit
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class BusyError(ValueError):
@@ -18,7 +19,9 @@ class BusyError(ValueError):
 
 
 def acquire(path: Path, message: str, timeout: float = 0) -> filelock.BaseFileLock:
-    """Acquire the lock file `path`, to be released by `release`. BusyError(message): another process holds it."""
+    """Acquire the lock file `path`, to be released by `release`. BusyError(message): another
+    process holds it.
+    """
     lock = filelock.FileLock(path, timeout=timeout, thread_local=False)
     try:
         lock.acquire()
@@ -30,7 +33,8 @@ def acquire(path: Path, message: str, timeout: float = 0) -> filelock.BaseFileLo
 def release(lock: filelock.BaseFileLock, *, remove: bool = False) -> None:
     """Release a lock. remove: remove its file first."""
     if remove:
-        with suppress(OSError):  # on Windows, an open file cannot be removed; the release removes it
+        # on Windows, an open file cannot be removed; the release removes it
+        with suppress(OSError):
             Path(lock.lock_file).unlink(missing_ok=True)
     lock.release()
 

@@ -15,7 +15,9 @@ def name() -> str:
 
 @cache
 def is_amd() -> bool:
-    """Whether the processor is from AMD, where MKL, which PyTorch uses on x86-64, does not use AVX-512."""
+    """Whether the processor is from AMD, where MKL, which PyTorch uses on x86-64, does not use
+    AVX-512.
+    """
     return "AuthenticAMD" in (
         described("vendor_id") or platform.processor()
     )  # on Windows, the description ends with the vendor

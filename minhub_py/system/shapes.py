@@ -30,7 +30,18 @@ from functools import cache, partial
 from pathlib import Path
 from reprlib import repr as brief
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict, overload
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+    overload,
+)
 
 from minhub_py.system.files import read_bytes
 from minhub_py.system.json_text import check_depth
@@ -38,7 +49,13 @@ from minhub_py.system.printable import printable
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
-TITLES = {str: "a string", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
+TITLES = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    NoneType: "null",
+}
 LISTS, OBJECTS = (list, tuple, Sequence), (dict, Mapping)
 ADVICE = "correct the file, or download it again"
 MAX_CHOICES = 12  # that a message lists
@@ -47,11 +64,16 @@ MAX_CHOICES = 12  # that a message lists
 class ShapeError(ValueError):
     """A value has another shape.
 
-    path: its location, such as target_modules[2].    problem: completes the sentence.    reason: both.
+    path: its location, such as target_modules[2].    problem: completes the sentence.    reason:
+    both.
     """
 
     def __init__(self, problem: str, path: str = "", where: str = "", advice: str = "") -> None:
-        text = f"{where}: {path} {problem}" if path and where else f"{path or where or 'the value'} {problem}"
+        text = (
+            f"{where}: {path} {problem}"
+            if path and where
+            else f"{path or where or 'the value'} {problem}"
+        )
         super().__init__(f"{text}: {advice}" if advice else text)
         self.path, self.problem, self.reason = path, problem, f"{path} {problem}".lstrip()
         self._arguments = (problem, path, where, advice)
@@ -61,7 +83,10 @@ class ShapeError(ValueError):
 
     def inside(self, key: str | int) -> "ShapeError":
         """The error of the container, in which the value has this key or index."""
-        return ShapeError(self.problem, joined(f"[{key}]" if isinstance(key, int) else printable(key[:64]), self.path))
+        return ShapeError(
+            self.problem,
+            joined(f"[{key}]" if isinstance(key, int) else printable(key[:64]), self.path),
+        )
 
 
 def joined(path: str, rest: str) -> str:
@@ -78,11 +103,19 @@ class Within:
 
     def range(self) -> str:
         """The range of a number, in a message."""
-        return f"of at least {self.low}" if self.high == math.inf else f"from {self.low} to {self.high}"
+        return (
+            f"of at least {self.low}"
+            if self.high == math.inf
+            else f"from {self.low} to {self.high}"
+        )
 
     def count(self) -> str:
         """The range of a length, in a message."""
-        low, high = (f"at least {self.low:,}", "") if self.high == math.inf else (f"{self.low:,}", f" to {self.high:,}")
+        low, high = (
+            (f"at least {self.low:,}", "")
+            if self.high == math.inf
+            else (f"{self.low:,}", f" to {self.high:,}")
+        )
         return f"at most {self.high:,}" if self.low == 0 else low + high
 
 
@@ -98,7 +131,8 @@ def read_json(path: Path, shape: Any, *, limit: int | None = ..., advice: str = 
 
 
 def read_json(path: Path, shape: Any, *, limit: int | None = None, advice: str = ADVICE) -> Any:
-    """The content of a JSON file. NaN and infinity, which Python writes, are allowed in values without a shape.
+    """The content of a JSON file. NaN and infinity, which Python writes, are allowed in values
+    without a shape.
 
     limit: in bytes.    advice: the next step, for the message.
 
@@ -116,7 +150,9 @@ def parse_json(content: bytes, shape: Any, where: str, advice: str = "") -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         hint = f": {advice}" if advice else ""
-        raise ValueError(f"{where} is not valid JSON ({printable(str(error)[:200])}){hint}") from error
+        raise ValueError(
+            f"{where} is not valid JSON ({printable(str(error)[:200])}){hint}"
+        ) from error
     return convert(value, shape, where, advice)
 
 
@@ -162,7 +198,9 @@ def reader(shape: Any) -> Reader:
         return partial(_list, reader(arguments[0]), list if origin is list else tuple, shape)
     if origin in OBJECTS:
         return partial(_object, reader(arguments[1]), shape)
-    return partial(_members, {name: reader(part) for name, part in members(shape)[0].items()}, shape)
+    return partial(
+        _members, {name: reader(part) for name, part in members(shape)[0].items()}, shape
+    )
 
 
 def _scalar(kind: Any, value: Any) -> Any:
@@ -194,14 +232,19 @@ def _within(read: Reader, shape: Any, value: Any) -> Any:
 
 
 def _alternative(readers: Sequence[Reader], shape: Any, value: Any) -> Any:
-    """The value in the first of several shapes that fits. The error of a part of it is more precise than its own."""
+    """The value in the first of several shapes that fits. The error of a part of it is more precise
+    than its own.
+    """
     errors = []
     for read in readers:
         try:
             return read(value)
         except ShapeError as error:
             errors.append(error)
-    raise next((error for error in errors if error.path or "surrogate" in error.problem), _wrong(value, shape))
+    raise next(
+        (error for error in errors if error.path or "surrogate" in error.problem),
+        _wrong(value, shape),
+    )
 
 
 def _choice(choices: Sequence[Any], shape: Any, value: Any) -> Any:
@@ -219,7 +262,10 @@ def _list(read: Reader, kind: type, shape: Any, value: Any) -> Any:
 def _tuple(readers: Sequence[Reader], shape: Any, value: Any) -> Any:
     if not isinstance(value, list | tuple) or len(value) != len(readers):
         raise _wrong(value, shape)
-    return tuple(_item(read, index, item) for index, (read, item) in enumerate(zip(readers, value, strict=True)))
+    return tuple(
+        _item(read, index, item)
+        for index, (read, item) in enumerate(zip(readers, value, strict=True))
+    )
 
 
 def _object(read: Reader, shape: Any, value: Any) -> Any:
@@ -256,12 +302,18 @@ def _item(read: Reader, key: str | int, item: Any) -> Any:
 
 @cache
 def members(shape: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """The shapes of the members of a TypedDict or a dataclass, and the names of those that it requires."""
+    """The shapes of the members of a TypedDict or a dataclass, and the names of those that it
+    requires.
+    """
     shapes = get_type_hints(shape, include_extras=True)
     if is_typeddict(shape):
         return shapes, shape.__required_keys__
     fields, missing = dataclasses.fields(shape), dataclasses.MISSING
-    required = {field.name for field in fields if field.default is missing and field.default_factory is missing}
+    required = {
+        field.name
+        for field in fields
+        if field.default is missing and field.default_factory is missing
+    }
     return {field.name: shapes[field.name] for field in fields}, frozenset(required)
 
 
@@ -275,13 +327,19 @@ def described(shape: Any) -> str:
     if shape in TITLES:
         return TITLES[shape]
     if origin is Annotated:
-        inner, within = described(arguments[0]), next(part for part in shape.__metadata__ if isinstance(part, Within))
+        inner, within = (
+            described(arguments[0]),
+            next(part for part in shape.__metadata__ if isinstance(part, Within)),
+        )
         if arguments[0] in (int, float):
             return f"{inner} {within.range()}"
         name, _, elements = inner.partition(" of ")
         if within == Within(1):
             return f"a non-empty {inner.removeprefix('a ')}"
-        return f"{name} of {within.count()} {elements or ('characters' if arguments[0] is str else 'elements')}"
+        return (
+            f"{name} of {within.count()}"
+            f" {elements or ('characters' if arguments[0] is str else 'elements')}"
+        )
     if origin in (Union, UnionType):
         return _joined([described(part) for part in arguments if part is not NoneType])
     if origin is Literal:
@@ -291,7 +349,9 @@ def described(shape: Any) -> str:
     if shape is list:
         return "a list"
     if origin in LISTS:
-        element = described(get_args(arguments[0])[0] if get_origin(arguments[0]) is Annotated else arguments[0])
+        element = described(
+            get_args(arguments[0])[0] if get_origin(arguments[0]) is Annotated else arguments[0]
+        )
         several = element.removeprefix("a ").removeprefix("an ")
         simple = get_origin(arguments[0]) not in (Union, UnionType, Literal) and several != element
         return f"a list of {several}s" if simple and " " not in several else "a list"

@@ -1,7 +1,7 @@
 """Spelling of settings and calls in messages, for users of Python, the shell or R.
 
-`setting("batch", 8)` is batch=8 in Python, --batch 8 in the shell, and batch = 8 in R. `Spelling` is Python's,
-`ShellSpelling` the shell's; the R bridge has a class for R.
+`setting("batch", 8)` is batch=8 in Python, --batch 8 in the shell, and batch = 8 in R. `Spelling`
+is Python's, `ShellSpelling` the shell's; the R bridge has a class for R.
 """
 
 import json
@@ -17,7 +17,9 @@ from minhub_py.system.habits import argument_hint
 
 
 class SettingError(ValueError):
-    """A setting has a value that this model or machine does not support. In the shell, the exit status is 2."""
+    """A setting has a value that this model or machine does not support. In the shell, the exit
+    status is 2.
+    """
 
 
 class Spelling:
@@ -124,11 +126,16 @@ def unknown(names: Sequence[str], valid: Sequence[str], title: str = "the settin
     hints = [f"{name}: {hint}" for name in names if (hint := argument_hint(name))]
     if len(hints) == len(names):
         return f"unknown setting{'s' if len(names) > 1 else ''} {'; '.join(hints)}"
-    return f"unknown setting{'s' if len(names) > 1 else ''} {', '.join(names)}; {similar(names, valid, title)}"
+    return (
+        f"unknown setting{'s' if len(names) > 1 else ''} {', '.join(names)};"
+        f" {similar(names, valid, title)}"
+    )
 
 
 def similar(names: Sequence[str], valid: Sequence[str], title: str) -> str:
-    """Advice for unknown names: the most similar valid ones, or the list of all, which `title` describes."""
+    """Advice for unknown names: the most similar valid ones, or the list of all, which `title`
+    describes.
+    """
     matches = [get_close_matches(name, valid, 1) for name in names]
     if all(matches):
         return f"did you mean {', '.join(match[0] for match in matches)}?"

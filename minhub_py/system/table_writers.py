@@ -1,6 +1,7 @@
 """Writing of tables: rows of a file with columns of results.
 
-The type of a result column may also be `vector`, a list of floats. For the other types see formats.py.
+The type of a result column may also be `vector`, a list of floats. For the other types see
+formats.py.
 """
 
 import json
@@ -13,12 +14,14 @@ from typing import IO, Any
 from minhub_py.system.csv_values import NA, Missing, quoted, without_missing
 from minhub_py.system.formats import SEPARATORS, Batch, Row, import_pyarrow
 
-ROW_GROUP_BYTES = 2**23  # size of a row group in .parquet files: waits in memory, and again while it is encoded
+# size of a row group in .parquet files: waits in memory, and again while it is encoded
+ROW_GROUP_BYTES = 2**23
 
 
 @dataclass(frozen=True)
 class Column:
-    """A result column of type string, int64, float64 or vector. .csv files have one column per vector component.
+    """A result column of type string, int64, float64 or vector. .csv files have one column per
+    vector component.
 
     width: the number of vector components.
     """
@@ -29,13 +32,21 @@ class Column:
 
 
 class TextWriter:
-    """Writes .csv, .tsv and .jsonl files, and .txt files, which contain only the results, separated by tabs."""
+    """Writes .csv, .tsv and .jsonl files, and .txt files, which contain only the results, separated
+    by tabs.
+    """
 
     def __init__(
-        self, path: Path, file_format: str, columns: Mapping[str, Any], results: Sequence[Column],
+        self,
+        path: Path,
+        file_format: str,
+        columns: Mapping[str, Any],
+        results: Sequence[Column],
         na: Sequence[str] = NA,
-    ) -> None:  # fmt: skip
-        """na: of the input; texts that equal one of these or of the default values are written in quotes."""
+    ) -> None:
+        """na: of the input; texts that equal one of these or of the default values are written in
+        quotes.
+        """
         self.format, self.columns, self.results = file_format, list(columns), results
         self.na = (*na, *NA)
         self.file: IO[str] = path.open("w", encoding="utf-8", newline="", errors="strict")
@@ -47,7 +58,8 @@ class TextWriter:
             self._write_line(names)
 
     def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
-        """Write one row per result: the batch's row at the corresponding index, and the result's columns.
+        """Write one row per result: the batch's row at the corresponding index, and the result's
+        columns.
 
         An index may occur several times or not at all.
         """
@@ -62,7 +74,9 @@ class TextWriter:
             for column in self.results:
                 value = result[column.name]
                 if column.type == "vector":
-                    cells += [Missing()] * column.width if value is None else map(format_cell, value)
+                    cells += (
+                        [Missing()] * column.width if value is None else map(format_cell, value)
+                    )
                 else:
                     cells.append(format_cell(value))
             if self.format == "txt":
@@ -92,7 +106,9 @@ class ParquetWriter:
         self.pending: list[Any] = []
         # A dictionary of the numbers in vectors takes memory, and saves nothing.
         dictionary = [name for name, kind in types if kind != "vector"]
-        self.file = self.pa.parquet.ParquetWriter(path, self.schema, compression="zstd", use_dictionary=dictionary)
+        self.file = self.pa.parquet.ParquetWriter(
+            path, self.schema, compression="zstd", use_dictionary=dictionary
+        )
 
     def _arrow_type(self, kind: Any) -> Any:
         if kind == "vector":
@@ -105,21 +121,29 @@ class ParquetWriter:
         stored = {} if table is None else dict(zip(table.schema.names, table.columns, strict=True))
         types = self.schema.types
         input_types = zip(self.columns, types, strict=False)  # the types of the results follow
-        arrays = [self._input_array(batch, name, kind, stored.get(name), indices) for name, kind in input_types]
+        arrays = [
+            self._input_array(batch, name, kind, stored.get(name), indices)
+            for name, kind in input_types
+        ]
         for column, kind in zip(self.results, types[len(self.columns) :], strict=True):
             arrays.append(self.pa.array([result[column.name] for result in results], kind))
         self.pending.append(self.pa.Table.from_arrays(arrays, schema=self.schema))
         if sum(table.nbytes for table in self.pending) >= ROW_GROUP_BYTES:
             self._flush()
 
-    def _input_array(self, batch: Batch, name: str, kind: Any, column: Any, indices: Sequence[int]) -> Any:
+    def _input_array(
+        self, batch: Batch, name: str, kind: Any, column: Any, indices: Sequence[int]
+    ) -> Any:
         """The rows' values of an input column. column: the batch's Arrow array, if there is one."""
         is_string = self.pa.types.is_string(kind)
         if column is not None and (column.type == kind or not is_string):
             return column.take(self.pa.array(indices, self.pa.int64())).cast(kind)
         values = [batch.rows[index].get(name) for index in indices]
         if is_string:
-            values = [None if value is None or isinstance(value, Missing) else format_cell(value) for value in values]
+            values = [
+                None if value is None or isinstance(value, Missing) else format_cell(value)
+                for value in values
+            ]
         return self.pa.array(values, kind)
 
     def _flush(self) -> None:
@@ -143,19 +167,30 @@ class NpyWriter:
     def __init__(self, path: Path, results: Sequence[Column]) -> None:
         import numpy as np
 
-        self.path, self.column, self.rows, self.np = path, next(c for c in results if c.type == "vector"), 0, np
+        self.path, self.column, self.rows, self.np = (
+            path,
+            next(c for c in results if c.type == "vector"),
+            0,
+            np,
+        )
         self.file = path.open("wb")
         self.file.write(self._header())
 
     def _header(self) -> bytes:
         """The header, of equal length for each number of rows."""
-        description = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self.rows}, {self.column.width})}}"
+        description = (
+            f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self.rows},"
+            f" {self.column.width})}}"
+        )
         return b"\x93NUMPY\x01\x00\xf6\x00" + description.ljust(245).encode() + b"\n"
 
     def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
         """Write rows. See `TextWriter.write`."""
         missing = [self.np.nan] * self.column.width
-        vectors = [missing if result[self.column.name] is None else result[self.column.name] for result in results]
+        vectors = [
+            missing if result[self.column.name] is None else result[self.column.name]
+            for result in results
+        ]
         self.file.write(self.np.array(vectors, "<f4").tobytes())
         self.rows += len(vectors)
 
@@ -169,9 +204,15 @@ class NpyWriter:
 
 
 def open_writer(
-    path: Path, file_format: str, columns: Mapping[str, Any], results: Sequence[Column], na: Sequence[str] = NA
+    path: Path,
+    file_format: str,
+    columns: Mapping[str, Any],
+    results: Sequence[Column],
+    na: Sequence[str] = NA,
 ) -> TextWriter | ParquetWriter | NpyWriter:
-    """Create a file for rows with input columns and result columns. na: of the input, see `TextWriter`."""
+    """Create a file for rows with input columns and result columns. na: of the input, see
+    `TextWriter`.
+    """
     if file_format == "npy":
         return NpyWriter(path, results)
     if file_format == "parquet":
@@ -187,7 +228,9 @@ def format_cell(value: Any) -> str:
 
 
 def escape_line_breaks(cell: str) -> str:
-    r"""Escape backslashes, line breaks and tabs as \\, \n, \r and \t, since each line of a .txt file is one row."""
+    r"""Escape backslashes, line breaks and tabs as \\, \n, \r and \t, since each line of a .txt
+    file is one row.
+    """
     for character, escape in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         cell = cell.replace(character, escape)
     return cell

@@ -8,14 +8,18 @@ from minhub_py.system.extras import require
 
 
 class Columns(dict[str, Any]):
-    """Arrays or lists of equal length, by name. `str()` and notebooks show a table of the first rows."""
+    """Arrays or lists of equal length, by name. `str()` and notebooks show a table of the first
+    rows.
+    """
 
     def __str__(self) -> str:
         count = len(next(iter(self.values()), ()))
         table = [[name, *map(html.shown, values[: html.MAX_ROWS])] for name, values in self.items()]
         widths = [max(map(len, cells)) for cells in table]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in zip(*table, strict=True)]
-        return "\n".join([*lines, *([f"{html.MAX_ROWS} of {count} rows"] if count > html.MAX_ROWS else [])])
+        return "\n".join(
+            [*lines, *([f"{html.MAX_ROWS} of {count} rows"] if count > html.MAX_ROWS else [])]
+        )
 
     def _repr_html_(self) -> str:
         return html.table(self)

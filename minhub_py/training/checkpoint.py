@@ -7,8 +7,8 @@
       tokens/                              the tokenized text, memory-mapped
       checkpoints/step-00000250/           the model at the last step, optimizer.safetensors and progress.json
 
-A checkpoint is written to a temporary folder, synced to disk and renamed; then the previous one is removed. At least
-one complete checkpoint exists at any moment. No pickle is written or read.
+A checkpoint is written to a temporary folder, synced to disk and renamed; then the previous one is
+removed. At least one complete checkpoint exists at any moment. No pickle is written or read.
 """
 
 import csv
@@ -35,8 +35,16 @@ from minhub_py.training.settings import check_type
 
 LOCK = ".lock"  # exists in a run's folder while a process writes to it
 
-LossColumn = Literal["step", "tokens", "train_loss", "held_out_loss", "learning_rate", "gradient_norm",
-                     "tokens_per_second", "seconds"]  # fmt: skip
+LossColumn = Literal[
+    "step",
+    "tokens",
+    "train_loss",
+    "held_out_loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
+    "seconds",
+]
 Measure = Literal["accuracy", "f1_macro", "r_squared"]
 
 
@@ -51,7 +59,8 @@ class Measures(TypedDict, total=False):
 class LossRow(Measures):
     """A row of losses.csv, one per evaluation. Unknown values are NaN.
 
-    train_loss and gradient_norm are means over the steps since the previous row. units.py defines the unit of losses.
+    train_loss and gradient_norm are means over the steps since the previous row. units.py defines
+    the unit of losses.
     """
 
     step: int
@@ -82,7 +91,8 @@ class Progress:
     best_loss: float | None = None
     best_step: int = 0
     waited: int = 0  # evaluations since the lowest loss
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # losses, gradient norms since the last row
+    # losses, gradient norms since the last row
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
     steps_in_sums: int = 0
 
 
@@ -105,17 +115,23 @@ class RunFolder:
         if self.settings.exists():
             return
         if self.preparation.exists():
-            raise FileNotFoundError(f"{self.path} has no model yet, because the preparation of its text was "
-                                    f"interrupted: continue it with {resume_call(self.path)}")  # fmt: skip
+            raise FileNotFoundError(
+                f"{self.path} has no model yet, because the preparation of its text was "
+                f"interrupted: continue it with {resume_call(self.path)}"
+            )
         if self.losses.exists() or self.checkpoints.exists():
             raise CorruptError(self.settings, "is missing")
-        raise FileNotFoundError(f"{self.path} is not a run of {train_call()}: it has no settings.json")
+        raise FileNotFoundError(
+            f"{self.path} is not a run of {train_call()}: it has no settings.json"
+        )
 
     def best_row(self) -> LossRow:
         """The row with the lowest validation loss. ValueError: losses.csv has no rows yet."""
         rows = self.read_rows()
         if not rows:
-            raise ValueError(f"{self.path} has no losses yet: continue it with {resume_call(self.path)}")
+            raise ValueError(
+                f"{self.path} has no losses yet: continue it with {resume_call(self.path)}"
+            )
         return min(rows, key=lambda row: row["held_out_loss"])
 
     def newest(self) -> Path | None:
@@ -124,7 +140,9 @@ class RunFolder:
         return checkpoints[-1] if checkpoints else None
 
     def all_checkpoints(self) -> list[Path]:
-        """All checkpoints by step: one, or two if the process was killed before it removed the older checkpoint."""
+        """All checkpoints by step: one, or two if the process was killed before it removed the
+        older checkpoint.
+        """
         return sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
 
     @contextmanager
@@ -133,14 +151,26 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            cause = error.__cause__ if error.strerror is None and isinstance(error.__cause__, OSError) else error
+            cause = (
+                error.__cause__
+                if error.strerror is None and isinstance(error.__cause__, OSError)
+                else error
+            )
             full = cause.errno in FULL
             if self.settings.exists():
-                advice = f"{'free disk space' if full else 'check its permissions'}, then run {resume_call(self.path)}"
+                advice = (
+                    f"{'free disk space' if full else 'check its permissions'}, then run"
+                    f" {resume_call(self.path)}"
+                )
                 advice += "; the last checkpoint is intact" if self.newest() else ""
             else:
-                advice = f"{'free disk space or ' if full else ''}choose another folder ({setting('out')})"
-            raise type(error)(f"{path} cannot be written ({cause.strerror or error}): {advice}") from error
+                advice = (
+                    f"{'free disk space or ' if full else ''}choose another folder"
+                    f" ({setting('out')})"
+                )
+            raise type(error)(
+                f"{path} cannot be written ({cause.strerror or error}): {advice}"
+            ) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -149,7 +179,10 @@ class RunFolder:
         BusyError: another process is training in it.
         """
         created = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        message = f"another process is training in {self.path}: wait until it ends, or choose another folder"
+        message = (
+            f"another process is training in {self.path}: wait until it ends, or choose another"
+            " folder"
+        )
         try:
             with self.writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -165,7 +198,8 @@ class RunFolder:
 
     @contextmanager
     def new_checkpoint(self, step: int) -> Iterator[Path]:
-        """A temporary folder that becomes the checkpoint of `step` on exit and replaces the previous checkpoint.
+        """A temporary folder that becomes the checkpoint of `step` on exit and replaces the
+        previous checkpoint.
 
         OSError: the disk is full; the previous checkpoint is intact.
         """
@@ -191,13 +225,18 @@ class RunFolder:
             shutil.rmtree(older)
 
     def write_row(self, row: Mapping[str, Any]) -> None:
-        """Add a row to losses.csv. The first row with a measure adds its column, also to the file of an old run."""
+        """Add a row to losses.csv. The first row with a measure adds its column, also to the file
+        of an old run.
+        """
         self.write_rows([*self.read_rows(), row])
 
     def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write losses.csv."""
         names = columns_of(rows)
-        lines = [",".join(names), *(",".join(_number(row.get(name, math.nan)) for name in names) for row in rows)]
+        lines = [
+            ",".join(names),
+            *(",".join(_number(row.get(name, math.nan)) for name in names) for row in rows),
+        ]
         self.write(self.losses, "\n".join(lines) + "\n")
 
     def read_rows(self) -> list[LossRow]:
@@ -211,8 +250,12 @@ class RunFolder:
             for row in csv.DictReader(lines):
                 if not row["held_out_loss"] or None in row.values():
                     raise ValueError(row)
-                values: dict[str, Any] = {name: float(row[name] or "nan") for name in columns_of([row])}
-                rows.append(cast(LossRow, values | {name: int(values[name]) for name in ("step", "tokens")}))
+                values: dict[str, Any] = {
+                    name: float(row[name] or "nan") for name in columns_of([row])
+                }
+                rows.append(
+                    cast(LossRow, values | {name: int(values[name]) for name in ("step", "tokens")})
+                )
         return rows
 
     def truncate_after(self, step: int) -> None:
@@ -222,8 +265,13 @@ class RunFolder:
         if self.samples.exists():
             text = self.samples.read_bytes()
             headings = re.finditer(rb"^==== step (\d+)\n", text, re.MULTILINE)
-            text = text[: next((heading.start() for heading in headings if int(heading[1]) > step), len(text))]
-            end = text.rfind(b"\n\n") + 2 if b"\n\n" in text else 0  # the last sample may be incomplete
+            text = text[
+                : next(
+                    (heading.start() for heading in headings if int(heading[1]) > step), len(text)
+                )
+            ]
+            # the last sample may be incomplete
+            end = text.rfind(b"\n\n") + 2 if b"\n\n" in text else 0
             self.write(self.samples, text[:end])
 
     def write(self, path: Path, content: str | bytes) -> None:
@@ -267,12 +315,16 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], Progress]:
         types = {item.name: item.type for item in fields(Progress) if item.name != "sums"}
         if set(values) != set(types):
             raise ValueError("its names are wrong")
-        checked = {name: check_type(name, values[name], annotation) for name, annotation in types.items()}
+        checked = {
+            name: check_type(name, values[name], annotation) for name, annotation in types.items()
+        }
         return tensors, Progress(sums=[loss, norm], **checked)
 
 
 def _number(value: float) -> str:
-    """A number as text without loss of precision; integers without a decimal point, NaN as an empty cell."""
+    """A number as text without loss of precision; integers without a decimal point, NaN as an empty
+    cell.
+    """
     if math.isnan(value):
         return ""
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
@@ -282,7 +334,8 @@ def _sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk."""
     if path.is_dir() and sys.platform == "win32":  # Windows cannot open a folder
         return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows can only flush writable handles
+    # Windows can only flush writable handles
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -1,17 +1,18 @@
 """Faster replacements for three PyTorch functions in CPU training. The model files are unchanged.
 
-    linear      Only on AMD with AVX-512. In float32 PyTorch calls MKL, which does not use AVX-512 there: 95 billion
-                operations/s on one core. oneDNN, which PyTorch includes for 16-bit dtypes, reaches 200. On Intel, and
-                on AMD without AVX-512, MKL is faster, by 2 times and more for a weight's gradient. Both compute in
-                float32.
-    dropout     PyTorch draws one random number per element: 3.8 ms for 786,000 elements. Here one 64-bit number
-                serves eight elements: 0.9 ms.
-    attention   The backward pass of the fused kernel is slow in bfloat16: 12 ms + 37 ms for 96 heads of 256 positions.
-                Matrix products take 8 + 11 ms. In exchange, the (T, T) scores stay in memory, which limits this to
-                short sequences, and they are rounded to bfloat16 before the softmax: an error of 0.5 to 1.4 % instead
-                of 0.2 %.
+    linear      Only on AMD with AVX-512. In float32 PyTorch calls MKL, which does not use AVX-512
+    there: 95 billion
+                operations/s on one core. oneDNN, which PyTorch includes for 16-bit dtypes, reaches
+                200. On Intel, and on AMD without AVX-512, MKL is faster, by 2 times and more for a
+                weight's gradient. Both compute in float32.
+    dropout     PyTorch draws one random number per element: 3.8 ms for 786,000 elements. Here one
+                64-bit number serves eight elements: 0.9 ms.
+    attention   The backward pass of the fused kernel is slow in bfloat16: 12 ms + 37 ms for 96
+                heads of 256 positions. Matrix products take 8 + 11 ms. In exchange, the (T, T)
+                scores stay in memory, which limits this to short sequences, and they are rounded to
+                bfloat16 before the softmax: an error of 0.5 to 1.4 % instead of 0.2 %.
 
-`CPUKernels` is active during a forward pass. tests/benchmarks/training.py measures the gain.
+`CPUKernels` is active during a forward pass. benchmarks/training.py measures the gain.
 """
 
 from collections.abc import Callable
@@ -26,10 +27,13 @@ from torch.overrides import TorchFunctionMode
 
 from minhub_py.system.processor import is_amd
 
-# oneDNN's linear, which torch.compile uses too; None: slower on this processor, or not available in this PyTorch.
-# The processor decides, not a measurement, so that a resumed run is bitwise identical.
+# oneDNN's linear, which torch.compile uses too; None: slower on this processor, or not available in
+# this PyTorch. The processor decides, not a measurement, so that a resumed run is bitwise
+# identical.
 IS_FASTER = is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"
-ONEDNN: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if IS_FASTER else None
+ONEDNN: Callable[..., Tensor] | None = (
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None) if IS_FASTER else None
+)
 MAX_LENGTH = 512  # longest sequence for attention by matrix products
 
 
@@ -50,14 +54,22 @@ class CPUKernels(TorchFunctionMode):
         return super().__exit__(*details)
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return REPLACEMENTS.get(func, func)(*args, **kwargs or {})
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear, computed by oneDNN for float32; x (..., in), weight (out, in), bias (out,)."""
-    supported = x.dtype == weight.dtype == torch.float32 and x.dim() > 1 and not torch.is_autocast_enabled("cpu")
+    supported = (
+        x.dtype == weight.dtype == torch.float32
+        and x.dim() > 1
+        and not torch.is_autocast_enabled("cpu")
+    )
     if ONEDNN is None or not supported:
         return F.linear(x, weight, bias)
     return OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
@@ -105,16 +117,41 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fa
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, **kwargs: Any,
-) -> Tensor:  # fmt: skip
-    """F.scaled_dot_product_attention by matrix products for short sequences under autocast; q, k, v (B, H, T, D)."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """F.scaled_dot_product_attention by matrix products for short sequences under autocast; q, k, v
+    (B, H, T, D).
+    """
     B, H, T, D = q.shape
     S = k.size(2)
-    supported = is_causal and T == S if attn_mask is None else attn_mask.dtype == torch.bool and not is_causal
-    if not (supported and T <= MAX_LENGTH and not dropout_p and not kwargs and torch.is_autocast_enabled("cpu")):
+    supported = (
+        is_causal and T == S
+        if attn_mask is None
+        else attn_mask.dtype == torch.bool and not is_causal
+    )
+    if not (
+        supported
+        and T <= MAX_LENGTH
+        and not dropout_p
+        and not kwargs
+        and torch.is_autocast_enabled("cpu")
+    ):
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale, **kwargs
+            q,
+            k,
+            v,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            **kwargs,
         )
     dtype = torch.get_autocast_dtype("cpu")
     if attn_mask is None:
@@ -123,7 +160,8 @@ def attention(
         bias = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(~attn_mask, -torch.inf)
         bias = bias.expand(B, H, T, S).reshape(B * H, T, S)
     q, k, v = (x.to(dtype).reshape(B * H, -1, D) for x in (q, k, v))
-    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=D**-0.5 if scale is None else scale)  # (B * H, T, S)
+    # (B * H, T, S)
+    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=D**-0.5 if scale is None else scale)
     with torch.autocast("cpu", enabled=False):  # autocast would compute softmax in float32
         weights = torch.softmax(scores, -1)
     return torch.bmm(weights, v).view(B, H, T, D)
@@ -136,5 +174,7 @@ def causal_bias(T: int, dtype: torch.dtype) -> Tensor:
 
 
 REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.linear: linear, F.dropout: dropout, F.scaled_dot_product_attention: attention,
-}  # fmt: skip
+    F.linear: linear,
+    F.dropout: dropout,
+    F.scaled_dot_product_attention: attention,
+}

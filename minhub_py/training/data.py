@@ -1,7 +1,8 @@
 """Data loading: tokenize text files into files of token IDs, and read the batch of each step.
 
-Texts are read in chunks and token IDs are memory-mapped, so neither has to fit into memory. The batch of a step depends
-only on the seed and the step number, so a resumed run needs no saved generator state.
+Texts are read in chunks and token IDs are memory-mapped, so neither has to fit into memory. The
+batch of a step depends only on the seed and the step number, so a resumed run needs no saved
+generator state.
 """
 
 import json
@@ -38,7 +39,9 @@ class Tokens:
     vocab_size: int = 2**32
 
     def sequences(self, starts: Sequence[int], length: int) -> Tensor:
-        """Sequences of `length` token IDs, (B, length), int64. CorruptError: an ID is not in the vocabulary."""
+        """Sequences of `length` token IDs, (B, length), int64. CorruptError: an ID is not in the
+        vocabulary.
+        """
         # A new memory map for each call lets the system free the pages of earlier calls.
         ids = np.memmap(self.path, self.dtype, "r", shape=(self.count,))
         sequences = np.stack([ids[start : start + length] for start in starts]).astype(np.int64)
@@ -102,13 +105,23 @@ def prepare(text: "Text", tokenizer: Tokenizer, folder: Path, start: str | None 
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     dtype = "<u2" if vocab_size <= 2**16 else "<u4"
     folder.mkdir(parents=True, exist_ok=True)
-    # Characters without a token do not contribute to the loss, so losses per character must not count them.
-    uncounted = [char for char in text.alphabet if not encode(tokenizer, char, add_special_tokens=False)]
+    # Characters without a token do not contribute to the loss, so losses per character must not
+    # count them.
+    uncounted = [
+        char for char in text.alphabet if not encode(tokenizer, char, add_special_tokens=False)
+    ]
     counts = {}
     for name, chunks in (("train", text.train), ("held_out", text.held_out)):
-        counts[name], characters = _write(folder / f"{name}.bin", chunks("Encoding"), tokenizer, dtype, uncounted)
-    metadata = {"dtype": dtype, "below": vocab_size, **counts, "characters": characters,
-                "texts": [text.names.get(path, path.name) for path in text.paths]}  # fmt: skip
+        counts[name], characters = _write(
+            folder / f"{name}.bin", chunks("Encoding"), tokenizer, dtype, uncounted
+        )
+    metadata = {
+        "dtype": dtype,
+        "below": vocab_size,
+        **counts,
+        "characters": characters,
+        "texts": [text.names.get(path, path.name) for path in text.paths],
+    }
     metadata |= {} if start is None else {"start": start}
     # The last file: it marks the preparation as complete.
     write_atomically(folder / "tokens.json", json.dumps(metadata, indent=2) + "\n")
@@ -117,15 +130,19 @@ def prepare(text: "Text", tokenizer: Tokenizer, folder: Path, start: str | None 
 def _write(
     path: Path, chunks: Iterable[str], tokenizer: Tokenizer, dtype: str, uncounted: Sequence[str]
 ) -> tuple[int, int]:
-    """Encode and write the text. Returns the numbers of tokens and of characters, without those in `uncounted`."""
+    """Encode and write the text. Returns the numbers of tokens and of characters, without those in
+    `uncounted`.
+    """
     tokens = characters = 0
     try:
         with path.open("wb") as file:
             for chunk in split_at_words(chunks):
                 ids = encode(tokenizer, chunk, add_special_tokens=False)
                 if not ids:
-                    raise ValueError(f"the tokenizer has no token for any of {chunk[:20]!r} …: use another "
-                                     f"{setting('tokenizer')}, such as characters")  # fmt: skip
+                    raise ValueError(
+                        f"the tokenizer has no token for any of {chunk[:20]!r} …: use another "
+                        f"{setting('tokenizer')}, such as characters"
+                    )
                 tokens += len(ids)
                 characters += len(chunk) - sum(map(chunk.count, uncounted))
                 file.write(np.array(ids, dtype).tobytes())
@@ -141,14 +158,19 @@ def _write(
 def split_at_words(chunks: Iterable[str]) -> Iterator[str]:
     """The same text in chunks of similar length that end before the white space of a word.
 
-    GPT-2's tokenizer splits there too (Radford et al. 2019: a word includes the preceding space), so encoding the
-    chunks gives the token IDs of the entire text. The text is not split before punctuation: a special token may start
-    there, and the tokenizer treats the white space before it as one unit.
+    GPT-2's tokenizer splits there too (Radford et al. 2019: a word includes the preceding space),
+    so encoding the chunks gives the token IDs of the entire text. The text is not split before
+    punctuation: a special token may start there, and the tokenizer treats the white space before it
+    as one unit.
     """
     pending = ""
     for chunk in chunks:
         pending += chunk
-        words = (i for i in range(len(pending) - 2, 0, -1) if is_space(pending[i]) and pending[i + 1].isalnum())
+        words = (
+            i
+            for i in range(len(pending) - 2, 0, -1)
+            if is_space(pending[i]) and pending[i + 1].isalnum()
+        )
         if end := next(words, 0):
             yield pending[:end]
             pending = pending[end:]
@@ -160,7 +182,9 @@ def split_at_words(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def is_space(character: str) -> bool:
-    """Whether tokenizers treat the character as white space. Unlike Python, they exclude U+001C to U+001F."""
+    """Whether tokenizers treat the character as white space. Unlike Python, they exclude U+001C to
+    U+001F.
+    """
     return character.isspace() and not "\x1c" <= character <= "\x1f"
 
 
@@ -171,9 +195,12 @@ class Text:
     """
 
     def __init__(
-        self, paths: Sequence[Path], held_out: float, progress: Callable[[str, int, int], object],
+        self,
+        paths: Sequence[Path],
+        held_out: float,
+        progress: Callable[[str, int, int], object],
         names: Mapping[Path, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """names: display names of temporary files, such as a copy of standard input."""
         self.paths, self.names = paths, names or {}
         self.progress = progress
@@ -201,7 +228,9 @@ class Text:
                         self.progress(what, size, self.bytes)
             except UnicodeDecodeError as error:
                 name = self.names.get(path, path)
-                raise ValueError(f"{name} is not UTF-8 text ({error.reason}): convert it first") from error
+                raise ValueError(
+                    f"{name} is not UTF-8 text ({error.reason}): convert it first"
+                ) from error
 
     def train(self, what: str) -> Iterator[str]:
         """Read the training part, the start of the text."""
@@ -230,10 +259,10 @@ def random_integers(seed: int, step: int, high: int, count: int) -> list[int]:
 class DataLoader:
     """Loads the batch of each step.
 
-    carry: False for sequences at random positions, as in nanoGPT. True for consecutive sequences: the text is divided
-    into one stream per sequence of the batch, so that an LSTM carries its state from step to step. The streams start at
-    another offset in each epoch.
-    ValueError: the text is too short.
+    carry: False for sequences at random positions, as in nanoGPT. True for consecutive sequences:
+    the text is divided into one stream per sequence of the batch, so that an LSTM carries its state
+    from step to step. The streams start at another offset in each epoch. ValueError: the text is
+    too short.
     """
 
     tokens: Tokens
@@ -245,15 +274,21 @@ class DataLoader:
     def __post_init__(self) -> None:
         batch, context, count = self.batch, self.context, self.tokens.count
         if count <= context:
-            raise ValueError(f"the context ({context}) is longer than the training text ({count} tokens): use a longer "
-                             f"text, or {setting('context', max(1, count // 8))}")  # fmt: skip
+            raise ValueError(
+                f"the context ({context}) is longer than the training text ({count} tokens): use a"
+                f" longer text, or {setting('context', max(1, count // 8))}"
+            )
         if self.carry and (count - context) // batch <= context:
-            raise ValueError(f"the training text ({count} tokens) is too short for {batch} streams with sequences of "
-                             f"{context}: use a longer text, a smaller {setting('batch')} or {setting('context')}, or "
-                             f"{setting('carry', False)}")  # fmt: skip
+            raise ValueError(
+                f"the training text ({count} tokens) is too short for {batch} streams with"
+                f" sequences of {context}: use a longer text, a smaller {setting('batch')} or"
+                f" {setting('context')}, or {setting('carry', False)}"
+            )
 
     def at(self, step: int, shard: slice) -> tuple[Tensor, bool]:
-        """A shard of the batch, (B, T + 1): inputs and, shifted by one, targets; and whether the state is reset."""
+        """A shard of the batch, (B, T + 1): inputs and, shifted by one, targets; and whether the
+        state is reset.
+        """
         length = self.tokens.count - self.context
         if not self.carry:
             starts, reset = random_integers(self.seed, step, length, self.batch), True
@@ -261,13 +296,17 @@ class DataLoader:
             length //= self.batch  # of a stream, for any offset
             epoch, index = divmod(step, (length - 1) // self.context)
             [offset] = random_integers(self.seed, epoch, self.context, 1)
-            starts = [offset + stream * length + index * self.context for stream in range(self.batch)]
+            starts = [
+                offset + stream * length + index * self.context for stream in range(self.batch)
+            ]
             reset = index == 0
         return self.tokens.sequences(starts[shard], self.context + 1), reset
 
 
 class EvaluationBatch(NamedTuple):
-    """Start positions and length of the sequences of a batch, and whether an LSTM's state is reset before it."""
+    """Start positions and length of the sequences of a batch, and whether an LSTM's state is reset
+    before it.
+    """
 
     starts: list[int]
     length: int
@@ -276,29 +315,40 @@ class EvaluationBatch(NamedTuple):
 
 def evaluation_batches(
     tokens: Tokens, context: int, batch: int, size: int, max_tokens: int, carry: bool
-) -> list[EvaluationBatch]:  # fmt: skip
+) -> list[EvaluationBatch]:
     """The held-out text in batches of `size` sequences, in total about `max_tokens`.
 
-    carry: False for independent sequences, evenly spaced over the text. True for the starts of `batch` streams of
-    consecutive sequences.
-    ValueError: the text has fewer than 2 tokens.
+    carry: False for independent sequences, evenly spaced over the text. True for the starts of
+    `batch` streams of consecutive sequences. ValueError: the text has fewer than 2 tokens.
     """
     last = tokens.count - 1
     if last < 1:
-        raise ValueError(f"the held-out text has {tokens.count} tokens, but evaluation requires 2: use a longer text, "
-                         f"or a larger {setting('held_out')}")  # fmt: skip
+        raise ValueError(
+            f"the held-out text has {tokens.count} tokens, but evaluation requires 2: use a longer"
+            f" text, or a larger {setting('held_out')}"
+        )
     length = min(context, last)
     count = last // length
     if not carry:
-        selected = np.linspace(0, count - 1, min(count, max(max_tokens // length, 1))).round().astype(int)
+        selected = (
+            np.linspace(0, count - 1, min(count, max(max_tokens // length, 1))).round().astype(int)
+        )
         starts: list[int] = (selected * length).tolist()
-        return [EvaluationBatch(starts[i : i + size], length, True) for i in range(0, len(starts), size)]
+        return [
+            EvaluationBatch(starts[i : i + size], length, True) for i in range(0, len(starts), size)
+        ]
     streams = min(batch, count)
     stream_length = last // streams
     offsets = range(0, min(stream_length, max(max_tokens // streams, length)), length)
     return [
-        EvaluationBatch([stream * stream_length + offset for stream in range(first, min(first + size, streams))],
-                        min(length, stream_length - offset), offset == 0)
+        EvaluationBatch(
+            [
+                stream * stream_length + offset
+                for stream in range(first, min(first + size, streams))
+            ],
+            min(length, stream_length - offset),
+            offset == 0,
+        )
         for first in range(0, streams, size)
         for offset in offsets
-    ]  # fmt: skip
+    ]

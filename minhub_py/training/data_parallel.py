@@ -1,7 +1,7 @@
 """Data-parallel training with torchrun: DDP or FSDP over torch.distributed, or a single process.
 
-Sources: Li et al. (2020), "PyTorch Distributed" (DDP); Zhao et al. (2023), "PyTorch FSDP", in its second version,
-`fully_shard`; Rajbhandari et al. (2020), "ZeRO", for the idea.
+Sources: Li et al. (2020), "PyTorch Distributed" (DDP); Zhao et al. (2023), "PyTorch FSDP", in its
+second version, `fully_shard`; Rajbhandari et al. (2020), "ZeRO", for the idea.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,31 +37,46 @@ class DataParallelGroup:
         return self.strategy == "fsdp" and self.world_size > 1
 
     def shard(self, sequences: int) -> slice:
-        """The rank's shard of a batch of `sequences`. ValueError: the batch is not divisible by the world size."""
+        """The rank's shard of a batch of `sequences`. ValueError: the batch is not divisible by the
+        world size.
+        """
         if sequences % self.world_size:
-            raise ValueError(f"{sequences} sequences cannot be divided among {self.world_size} processes: "
-                             f"{setting('batch')} divided by {setting('accumulate')} must be a multiple of "
-                             f"{self.world_size}")  # fmt: skip
+            raise ValueError(
+                f"{sequences} sequences cannot be divided among {self.world_size} processes: "
+                f"{setting('batch')} divided by {setting('accumulate')} must be a multiple of "
+                f"{self.world_size}"
+            )
         size = sequences // self.world_size
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The module to call in training: the model, DDP around the model, or the model with sharded parameters."""
+        """The module to call in training: the model, DDP around the model, or the model with
+        sharded parameters.
+        """
         if self.world_size == 1:
             return model
         if self.strategy == "ddp":
             from torch.nn.parallel import DistributedDataParallel
 
-            return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+            return DistributedDataParallel(
+                model, device_ids=[device] if device.type == "cuda" else None
+            )
         from torch.distributed.device_mesh import init_device_mesh
 
         try:
             from torch.distributed.fsdp import fully_shard
         except ImportError as error:
             fsdp = setting("parallel", "fsdp")
-            raise ValueError(f"{fsdp} requires PyTorch 2.6 or newer: update PyTorch, or use ddp") from error
+            raise ValueError(
+                f"{fsdp} requires PyTorch 2.6 or newer: update PyTorch, or use ddp"
+            ) from error
         mesh = init_device_mesh(device.type, (self.world_size,))
-        for block in (block for blocks in model.children() if isinstance(blocks, nn.ModuleList) for block in blocks):
+        for block in (
+            block
+            for blocks in model.children()
+            if isinstance(blocks, nn.ModuleList)
+            for block in blocks
+        ):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
@@ -115,7 +130,9 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def gather_on_main(tensors: Mapping[str, Tensor], group: DataParallelGroup) -> dict[str, Tensor]:
-    """Full tensors on the CPU of the main process; an empty dictionary in the others. A collective call."""
+    """Full tensors on the CPU of the main process; an empty dictionary in the others. A collective
+    call.
+    """
     gathered = {}
     for name, tensor in tensors.items():
         full = full_tensor(tensor.detach())

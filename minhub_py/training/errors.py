@@ -11,7 +11,9 @@ from minhub_py.system.shapes import read_json
 
 
 class CorruptError(ValueError):
-    """A file of a run is missing or corrupt. `problem` completes a sentence: "is missing" or "is corrupt"."""
+    """A file of a run is missing or corrupt. `problem` completes a sentence: "is missing" or "is
+    corrupt".
+    """
 
     def __init__(self, path: Path, problem: str = "is corrupt", advice: str = "") -> None:
         super().__init__(f"{path} {problem}" + (f": {advice}" if advice else ""))
@@ -28,7 +30,9 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise CorruptError(path, "is corrupt" if path.exists() else "is missing") from error
     except OSError as error:
-        raise CorruptError(path, f"cannot be read ({error.strerror})" if error.strerror else "is corrupt") from error
+        raise CorruptError(
+            path, f"cannot be read ({error.strerror})" if error.strerror else "is corrupt"
+        ) from error
     except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise CorruptError(path) from error
 

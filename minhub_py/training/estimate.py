@@ -3,11 +3,14 @@
 from typing import NamedTuple
 
 STEP_PER_FORWARD = 3  # duration of a training step, in forward passes
-WARMUP_SECONDS = 10.0  # a first batch of this duration is representative, although it includes initialization
+# a first batch of this duration is representative, although it includes initialization
+WARMUP_SECONDS = 10.0
 
 
 class Estimate(NamedTuple):
-    """The duration of a run in seconds, its remaining steps and evaluations, and the duration of a step."""
+    """The duration of a run in seconds, its remaining steps and evaluations, and the duration of a
+    step.
+    """
 
     seconds: float
     steps: int
@@ -16,14 +19,23 @@ class Estimate(NamedTuple):
 
 
 def is_representative(number: int, seconds: float, last: bool) -> bool:
-    """Whether a batch of an evaluation predicts others. The first one includes initialization, unless it is slow."""
+    """Whether a batch of an evaluation predicts others. The first one includes initialization,
+    unless it is slow.
+    """
     return number > 1 or seconds >= WARMUP_SECONDS or last
 
 
-def estimate(per_token: float, tokens_per_step: float, tokens_per_evaluation: int, steps: int, every: int) -> Estimate:
-    """The estimate for `steps` steps and an evaluation `every` steps. per_token: seconds of a forward pass."""
+def estimate(
+    per_token: float, tokens_per_step: float, tokens_per_evaluation: int, steps: int, every: int
+) -> Estimate:
+    """The estimate for `steps` steps and an evaluation `every` steps. per_token: seconds of a
+    forward pass.
+    """
     evaluations = 1 + -(-steps // every)
     step_seconds = tokens_per_step * STEP_PER_FORWARD * per_token
     return Estimate(
-        steps * step_seconds + evaluations * tokens_per_evaluation * per_token, steps, evaluations, step_seconds
+        steps * step_seconds + evaluations * tokens_per_evaluation * per_token,
+        steps,
+        evaluations,
+        step_seconds,
     )

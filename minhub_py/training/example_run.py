@@ -1,4 +1,6 @@
-"""Start of a run on examples: its objective, its data, its defaults, and the model of a classification."""
+"""Start of a run on examples: its objective, its data, its defaults, and the model of a
+classification.
+"""
 
 import dataclasses
 import math
@@ -9,13 +11,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from minhub_py.adapters.heads import classifier_config, labels_of
 from minhub_py.chat.replies import end_tokens
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
+from minhub_py.loading.adapters.heads import classifier_config, labels_of
 from minhub_py.loading.facts import collect, fit
 from minhub_py.loading.files import ModelFiles
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.registry import Architecture
+from minhub_py.models.registry import Architecture
 from minhub_py.system.formats import read_columns
 from minhub_py.system.spelling import setting
 from minhub_py.training.adapter_run import invocation_of
@@ -34,7 +36,9 @@ RATES = {
 }  # peak learning rates; of adapters, except preference: LORA_RATE
 
 
-def with_objective(settings: Settings, sources: Sequence[Any], start: ModelFiles | None) -> Settings:
+def with_objective(
+    settings: Settings, sources: Sequence[Any], start: ModelFiles | None
+) -> Settings:
     """The settings with the objective of the files; "text" for text files.
 
     ValueError: the files have different kinds, or the objective needs a model to fine-tune.
@@ -43,7 +47,10 @@ def with_objective(settings: Settings, sources: Sequence[Any], start: ModelFiles
     is_encoder = start is not None and start.model_class.encoder_only
     if not tables and not (is_encoder and settings.objective in (None, "masked")):
         if settings.objective not in (None, "text"):
-            raise ValueError(f"{setting('objective', settings.objective)} needs files with examples, such as .jsonl")
+            raise ValueError(
+                f"{setting('objective', settings.objective)} needs files with examples, such as"
+                " .jsonl"
+            )
         return dataclasses.replace(settings, objective="text")
     if len(tables) not in (0, len(sources)):
         raise ValueError("files with text and files with examples cannot be mixed: use one kind")
@@ -51,30 +58,59 @@ def with_objective(settings: Settings, sources: Sequence[Any], start: ModelFiles
         raise ValueError(f"training on examples needs {setting('start')}: a model to fine-tune")
     objective = settings.objective
     if objective is None:
-        objective = form_of(list(read_columns(tables[0])), tables[0]).objective if tables else "text"
+        objective = (
+            form_of(list(read_columns(tables[0])), tables[0]).objective if tables else "text"
+        )
         objective = "masked" if objective == "text" and is_encoder else objective
     if is_encoder and objective not in ("labels", "masked"):
-        raise ValueError(f"{settings.start} is a text encoder: it needs examples with text and label, or only text")
+        raise ValueError(
+            f"{settings.start} is a text encoder: it needs examples with text and label, or only"
+            " text"
+        )
     return dataclasses.replace(settings, objective=objective)
 
 
 def encode_examples(
-    folder: RunFolder, settings: Settings, start: ModelFiles, tokenizer: Tokenizer, paths: Sequence[Path],
-    fingerprint: str, listener: Listener,
-) -> None:  # fmt: skip
+    folder: RunFolder,
+    settings: Settings,
+    start: ModelFiles,
+    tokenizer: Tokenizer,
+    paths: Sequence[Path],
+    fingerprint: str,
+    listener: Listener,
+) -> None:
     """Write the encoded examples of a run. ValueError: a row is invalid."""
     objective = str(settings.objective)
     labels = labels_in(paths, settings.na) if objective == "labels" else []
     template = chat_template_of(start.checkpoint, tokenizer)
     eos = None if objective in ("labels", "masked") else eos_of(start.config, template)
-    if objective in ("chat", "completion", "preference") and (eos is None or not end_tokens(template)):
-        listener.note("config, tokenizer and chat template have no token that ends a reply, so that the "
-                      "model does not learn to stop: set eos_token in tokenizer_config.json")  # fmt: skip
-    encoder = Encoder(tokenizer, template, eos, settings.context or 0, invocation_of(settings.lora, start, tokenizer))
+    if objective in ("chat", "completion", "preference") and (
+        eos is None or not end_tokens(template)
+    ):
+        listener.note(
+            "config, tokenizer and chat template have no token that ends a reply, so that the "
+            "model does not learn to stop: set eos_token in tokenizer_config.json"
+        )
+    encoder = Encoder(
+        tokenizer,
+        template,
+        eos,
+        settings.context or 0,
+        invocation_of(settings.lora, start, tokenizer),
+    )
     examples = prepare_examples(
-        paths, [path.name for path in paths], folder.tokens, encoder, objective, settings.held_out, settings.seed,
-        fingerprint, listener.preparing, labels, settings.na,
-    )  # fmt: skip
+        paths,
+        [path.name for path in paths],
+        folder.tokens,
+        encoder,
+        objective,
+        settings.held_out,
+        settings.seed,
+        fingerprint,
+        listener.preparing,
+        labels,
+        settings.na,
+    )
     for note in notes_on(examples, encoder.unused, f"{setting('context')} {settings.context}"):
         listener.note(note)
 
@@ -87,7 +123,10 @@ def notes_on(examples: Mapping[str, Any], unused: Collection[str], context: str)
     if count := examples["truncated"]:
         yield f"sequences longer than {context}, which were truncated: {count:,}"
     if count := examples["dropped"]:
-        yield f"rows dropped, because their prompts fill {context} and leave nothing to learn: {count:,}. Increase it"
+        yield (
+            f"rows dropped, because their prompts fill {context} and leave nothing to learn:"
+            f" {count:,}. Increase it"
+        )
     if count := examples["empty"]:
         yield f"rows dropped, because they have no tokens to learn: {count:,}"
     if unused:
@@ -97,23 +136,39 @@ def notes_on(examples: Mapping[str, Any], unused: Collection[str], context: str)
 def eos_of(config: ModelConfig, template: ChatTemplate) -> int | None:
     """The token that ends a completion: the model's, or else the tokenizer's."""
     eos = config.eos_token_id
-    return eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else template.eos
+    return (
+        eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else template.eos
+    )
 
 
-def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int) -> Settings:
+def with_defaults(
+    settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int
+) -> Settings:
     """Defaults that depend on the examples, for settings that are not given.
 
-    examples: the content of tokens.json, with the length of a long example.    most: tokens of a micro-batch.
+    examples: the content of tokens.json, with the length of a long example.    most: tokens of a
+    micro-batch.
     """
-    batch = settings.batch if {"batch", "accumulate"} & set(given) else min(BATCH, max(1, examples["train"]))
+    batch = (
+        settings.batch
+        if {"batch", "accumulate"} & set(given)
+        else min(BATCH, max(1, examples["train"]))
+    )
     changes: dict[str, Any] = {"batch": batch}
     if "accumulate" not in given:
         changes["accumulate"] = parts_of(batch, examples["length"], most)
     if "steps" not in given:
         epochs = settings.epochs or EPOCHS
-        changes |= {"steps": max(1, math.ceil(epochs * examples["train"] / batch)), "epochs": epochs}
+        changes |= {
+            "steps": max(1, math.ceil(epochs * examples["train"] / batch)),
+            "epochs": epochs,
+        }
     steps = changes.get("steps", settings.steps)
-    for name, value in (("warm_up", steps // 10), ("evaluate_every", steps // 4), ("checkpoint_every", steps // 4)):
+    for name, value in (
+        ("warm_up", steps // 10),
+        ("evaluate_every", steps // 4),
+        ("checkpoint_every", steps // 4),
+    ):
         if name not in given:
             changes[name] = min(getattr(settings, name), max(1, value))
     if "weight_decay" not in given:
@@ -121,7 +176,9 @@ def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[
     return dataclasses.replace(settings, **changes)
 
 
-def load_classifier(start: ModelFiles, settings: Settings, labels: Sequence[str]) -> tuple[Architecture, LanguageModel]:
+def load_classifier(
+    start: ModelFiles, settings: Settings, labels: Sequence[str]
+) -> tuple[Architecture, LanguageModel]:
     """The model of a checkpoint with a classification head for these labels; () for regression.
 
     A new head has random weights. ValueError: the architecture has no classification head.

@@ -8,11 +8,12 @@ The columns of a file decide the objective, and rows are converted to its column
     text, label                     labels: classification, or regression if the labels are numbers with a decimal point
     text                            text: loss on all tokens; masked words with an encoder
 
-With a column `keep`, the rows whose value is true keep the answers of the model: their loss is the divergence from the
-model without its adapter (`objectives.py`). This is for messages, prompt and completion, and text.
+With a column `keep`, the rows whose value is true keep the answers of the model: their loss is the
+divergence from the model without its adapter (`objectives.py`). This is for messages, prompt and
+completion, and text.
 
-tokens/NAME.safetensors contains the token IDs of all sequences in a row, the weight of each as a target (0 or 1), the
-start of each sequence, labels, and `keep` of each example.
+tokens/NAME.safetensors contains the token IDs of all sequences in a row, the weight of each as a
+target (0 or 1), the start of each sequence, labels, and `keep` of each example.
 """
 
 import json
@@ -45,12 +46,15 @@ from minhub_py.training.units import LossUnit, loss_unit
 
 SEQUENCES = {"preference": 2}  # per example; default: 1
 KEEPING = ("chat", "completion", "text")  # objectives whose rows can have `keep`
-MESSAGE_KEYS = {"role", "content", "weight", "name", "tool_calls", "tool_call_id"}  # which are used with any template
+# which are used with any template
+MESSAGE_KEYS = {"role", "content", "weight", "name", "tool_calls", "tool_call_id"}
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token IDs, and whether each is a target of the loss. truncated: whether the row has more tokens."""
+    """Token IDs, and whether each is a target of the loss. truncated: whether the row has more
+    tokens.
+    """
 
     ids: list[int]
     targets: list[bool]
@@ -63,22 +67,28 @@ class Encoded:
 
     def replies(self) -> list["Encoded"]:
         """A sequence for each reply, which ends with it and has only its tokens as targets."""
-        spans = [list(span) for target, span in groupby(range(len(self.ids)), self.targets.__getitem__) if target]
+        spans = [
+            list(span)
+            for target, span in groupby(range(len(self.ids)), self.targets.__getitem__)
+            if target
+        ]
         length = len(self.ids)
         return [
             Encoded(
-                self.ids[: span[-1] + 1], [False] * span[0] + [True] * len(span),
+                self.ids[: span[-1] + 1],
+                [False] * span[0] + [True] * len(span),
                 self.truncated and span[-1] + 1 == length,
             )
             for span in spans
-        ]  # fmt: skip
+        ]
 
 
 @dataclass(frozen=True)
 class Examples:
     """The encoded examples of a file.
 
-    ids, weights: of all tokens.    starts: (sequences + 1,).    labels: (examples,) or None.    keep: (examples,).
+    ids, weights: of all tokens.    starts: (sequences + 1,).    labels: (examples,) or None.
+    keep: (examples,).
     """
 
     ids: Tensor
@@ -98,13 +108,21 @@ class Examples:
 
     def length(self, example: int) -> int:
         """The number of tokens of an example."""
-        first, last = self.starts[[self.per_example * example, self.per_example * (example + 1)]].tolist()
+        first, last = self.starts[
+            [self.per_example * example, self.per_example * (example + 1)]
+        ].tolist()
         return int(last - first)
 
     def sequences(self, examples: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """The token IDs and weights of the sequences of some examples."""
-        numbers = [self.per_example * index + part for index in examples for part in range(self.per_example)]
-        spans = [slice(int(self.starts[number]), int(self.starts[number + 1])) for number in numbers]
+        numbers = [
+            self.per_example * index + part
+            for index in examples
+            for part in range(self.per_example)
+        ]
+        spans = [
+            slice(int(self.starts[number]), int(self.starts[number + 1])) for number in numbers
+        ]
         return [(self.ids[span].long(), self.weights[span].float()) for span in spans]
 
     def weight(self, examples: Sequence[int]) -> float:
@@ -116,7 +134,9 @@ class Examples:
 
 @dataclass(frozen=True)
 class ExampleCorpus:
-    """The encoded data of a run with examples. labels: of the classes; empty for regression and other objectives."""
+    """The encoded data of a run with examples. labels: of the classes; empty for regression and
+    other objectives.
+    """
 
     train: Examples
     held_out: Examples
@@ -135,8 +155,18 @@ class ExampleCorpus:
     def read(cls, folder: Path, metadata: Mapping[str, Any]) -> "ExampleCorpus":
         """Read the files of `prepare_examples`. CorruptError: a file is missing or corrupt."""
         objective = str(metadata["objective"])
-        train, held_out = (load_examples(folder / f"{name}.safetensors", objective) for name in ("train", "held_out"))
-        return cls(train, held_out, objective, list(metadata["labels"]), list(metadata["texts"]), metadata.get("start"))
+        train, held_out = (
+            load_examples(folder / f"{name}.safetensors", objective)
+            for name in ("train", "held_out")
+        )
+        return cls(
+            train,
+            held_out,
+            objective,
+            list(metadata["labels"]),
+            list(metadata["texts"]),
+            metadata.get("start"),
+        )
 
 
 def is_table(path: object) -> bool:
@@ -177,22 +207,28 @@ def describing(path: Path, number: int) -> Iterator[None]:
 class Encoder:
     """Encodes examples.
 
-    eos: appended to completions.    context: maximum number of tokens.    invocation: of an activated adapter.
+    eos: appended to completions.    context: maximum number of tokens.    invocation: of an
+    activated adapter.
 
     `unused` receives the columns of rows, and the keys of messages, that have no effect.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, eos: int | None, context: int,
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        eos: int | None,
+        context: int,
         invocation: Invocation | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.tokenizer, self.template, self.eos, self.context = tokenizer, template, eos, context
         self.invocation = invocation
         self.unused: dict[str, None] = {}  # an ordered set
         self.sources = "\n".join(template.templates.values())
 
     def examples(self, objective: str, row: Mapping[str, Any]) -> list[list[Encoded]]:
-        """The examples of a row, with the sequences of each: one, or with an activated adapter one for each reply.
+        """The examples of a row, with the sequences of each: one, or with an activated adapter one
+        for each reply.
 
         ValueError: see `encode`, or a prompt does not contain the invocation.
         """
@@ -212,16 +248,21 @@ class Encoder:
         if self.invocation.start(prompt) != NEVER:
             return
         tokens = self.invocation.tokens
-        text, prompt_text = (self.tokenizer.decode(ids, skip_special_tokens=False) for ids in (tokens, list(prompt)))
+        text, prompt_text = (
+            self.tokenizer.decode(ids, skip_special_tokens=False) for ids in (tokens, list(prompt))
+        )
         if text.strip() and text.strip() in prompt_text:
-            pieces = ", ".join(repr(self.tokenizer.decode([token], skip_special_tokens=False)) for token in tokens)
+            pieces = ", ".join(
+                repr(self.tokenizer.decode([token], skip_special_tokens=False)) for token in tokens
+            )
             raise ValueError(
-                f"the prompt contains {text.strip()!r}, but not in the tokens of the invocation, {pieces}: write it "
-                "with the same space before it in all prompts, or choose another invocation"
+                f"the prompt contains {text.strip()!r}, but not in the tokens of the invocation,"
+                f" {pieces}: write it with the same space before it in all prompts, or choose"
+                " another invocation"
             )
         raise ValueError(
-            f"the prompt does not contain the invocation {text!r}, without which the adapter is not active: add it to "
-            "the prompt, or remove the row"
+            f"the prompt does not contain the invocation {text!r}, without which the adapter is not"
+            " active: add it to the prompt, or remove the row"
         )
 
     def encode(self, objective: str, row: Mapping[str, Any]) -> list[Encoded]:
@@ -232,7 +273,9 @@ class Encoder:
         if objective == "completion" and isinstance(row.get("prompt"), list):
             self.note_unused(row, "prompt", "completion", *VARIABLES)
             before = [{**message, "weight": 0} for message in row["prompt"]]
-            return [self.chat([*before, *parsed(value(row, "completion"), "completion", list)], row)]
+            return [
+                self.chat([*before, *parsed(value(row, "completion"), "completion", list)], row)
+            ]
         if objective == "completion":
             self.note_unused(row, "prompt", "completion")
             return [self.completion(text(row, "prompt"), text(row, "completion"))]
@@ -248,7 +291,9 @@ class Encoder:
         if objective == "masked":  # special tokens are not masked, as in BERT
             with working(self.tokenizer):
                 encoded = self.tokenizer.encode(text(row, "text"))
-            return [self.limited(encoded.ids, [not special for special in encoded.special_tokens_mask])]
+            return [
+                self.limited(encoded.ids, [not special for special in encoded.special_tokens_mask])
+            ]
         if self.eos is None:
             ids = encode(self.tokenizer, text(row, "text"))
         else:
@@ -257,10 +302,16 @@ class Encoder:
 
     def note_unused(self, row: Mapping[str, Any], *used: str) -> None:
         """Note the columns of a row that have no effect."""
-        self.unused |= {name: None for name, value in row.items() if value is not None and name not in (*used, "keep")}
+        self.unused |= {
+            name: None
+            for name, value in row.items()
+            if value is not None and name not in (*used, "keep")
+        }
 
     def completion(self, prompt: str, completion: str) -> Encoded:
-        """A prompt and its completion, separately tokenized, as when the model continues the prompt."""
+        """A prompt and its completion, separately tokenized, as when the model continues the
+        prompt.
+        """
         first = encode_prompt(self.tokenizer, prompt)
         second = encode(self.tokenizer, completion, add_special_tokens=False)
         second += [] if self.eos is None else [self.eos]
@@ -317,13 +368,23 @@ def is_kept(row: Mapping[str, Any]) -> bool:
 
 
 def prepare_examples(
-    paths: Sequence[Path], names: Sequence[str], folder: Path, encoder: Encoder, objective: str, held_out: float,
-    seed: int, start: str | None, progress: Callable[[str, int, int], object], labels: Sequence[str] = (),
+    paths: Sequence[Path],
+    names: Sequence[str],
+    folder: Path,
+    encoder: Encoder,
+    objective: str,
+    held_out: float,
+    seed: int,
+    start: str | None,
+    progress: Callable[[str, int, int], object],
+    labels: Sequence[str] = (),
     na: Sequence[str] = NA,
-) -> dict[str, Any]:  # fmt: skip
-    """Encode files and write train.safetensors, held_out.safetensors and tokens.json. Returns the content of the last.
+) -> dict[str, Any]:
+    """Encode files and write train.safetensors, held_out.safetensors and tokens.json. Returns the
+    content of the last.
 
-    held_out: the fraction of the examples, drawn by `seed`.    labels: names of the classes; () for regression.
+    held_out: the fraction of the examples, drawn by `seed`.    labels: names of the classes; () for
+    regression.
     na: see `read_examples`.
     ValueError: a row is invalid (with its number), or there are too few examples.
     """
@@ -331,7 +392,8 @@ def prepare_examples(
     values: list[float] = []
     kept: list[bool] = []
     size = sum(path.stat().st_size for path in paths)
-    first = 0 if objective in ("labels", "masked") else 1  # nothing predicts the first token of a text
+    # nothing predicts the first token of a text
+    first = 0 if objective in ("labels", "masked") else 1
     dropped = empty = 0
     for path, number, row in read_examples(paths, objective, na):
         with describing(path, number):
@@ -339,7 +401,9 @@ def prepare_examples(
             label = label_of(row, labels) if objective == "labels" else 0.0
             keep = is_kept(row)
             if keep and objective not in KEEPING:
-                raise ValueError(f"keep is for messages, completions and texts: remove it for {objective}")
+                raise ValueError(
+                    f"keep is for messages, completions and texts: remove it for {objective}"
+                )
         for sequences in examples:
             if all(any(sequence.targets[first:]) for sequence in sequences):
                 rows.append(sequences)
@@ -352,8 +416,14 @@ def prepare_examples(
         if number % 1000 == 0:
             progress("Encoding", min(number, size), 0)
     if len(rows) < 2:
-        reason = f"; the prompts of {dropped} fill {setting('context')} {encoder.context}" if dropped else ""
-        raise ValueError(f"{paths[0]} has {len(rows)} examples: training and evaluation need at least 2{reason}")
+        reason = (
+            f"; the prompts of {dropped} fill {setting('context')} {encoder.context}"
+            if dropped
+            else ""
+        )
+        raise ValueError(
+            f"{paths[0]} has {len(rows)} examples: training and evaluation need at least 2{reason}"
+        )
     order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(rows))
     count = min(max(1, round(len(rows) * held_out)), len(rows) - 1)
     parts = {"held_out": sorted(order[:count].tolist()), "train": sorted(order[count:].tolist())}
@@ -363,14 +433,22 @@ def prepare_examples(
         tensors = stack([rows[number] for number in numbers])
         tensors["keep"] = torch.tensor([kept[number] for number in numbers])
         if objective == "labels":
-            tensors["labels"] = torch.tensor([values[number] for number in numbers], dtype=torch.float64)
+            tensors["labels"] = torch.tensor(
+                [values[number] for number in numbers], dtype=torch.float64
+            )
         save_file(tensors, folder / f"{name}.safetensors")
         counts[name] = len(numbers)
     metadata = {
-        "objective": objective, "labels": list(labels), **counts, "kept": sum(kept), "dropped": dropped,
-        "empty": empty, "truncated": sum(sequence.truncated for row in rows for sequence in row),
-        "texts": list(names), "start": start,
-    }  # fmt: skip
+        "objective": objective,
+        "labels": list(labels),
+        **counts,
+        "kept": sum(kept),
+        "dropped": dropped,
+        "empty": empty,
+        "truncated": sum(sequence.truncated for row in rows for sequence in row),
+        "texts": list(names),
+        "start": start,
+    }
     write_atomically(folder / "tokens.json", json.dumps(metadata, indent=2) + "\n")
     return metadata
 
@@ -384,9 +462,13 @@ def label_of(row: Mapping[str, Any], labels: Sequence[str]) -> float:
 
 
 def labels_in(paths: Sequence[Path], na: Sequence[str] = NA) -> list[str]:
-    """The classes of files, sorted; an empty list if all labels are numbers with a decimal point (regression)."""
+    """The classes of files, sorted; an empty list if all labels are numbers with a decimal point
+    (regression).
+    """
     found = {
-        str(label) for _, _, row in read_examples(paths, "labels", na) if (label := row["label"]) not in (None, "")
+        str(label)
+        for _, _, row in read_examples(paths, "labels", na)
+        if (label := row["label"]) not in (None, "")
     }
 
     def is_decimal(label: str) -> bool:
@@ -397,7 +479,9 @@ def labels_in(paths: Sequence[Path], na: Sequence[str] = NA) -> list[str]:
 
     if all(map(is_decimal, found)):
         return []
-    return sorted(found, key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label))
+    return sorted(
+        found, key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label)
+    )
 
 
 def stack(rows: Sequence[Sequence[Encoded]]) -> dict[str, Tensor]:
@@ -405,8 +489,12 @@ def stack(rows: Sequence[Sequence[Encoded]]) -> dict[str, Tensor]:
     sequences = [sequence for row in rows for sequence in row]
     lengths = [len(sequence.ids) for sequence in sequences]
     return {
-        "ids": torch.tensor([id for sequence in sequences for id in sequence.ids], dtype=torch.int32),
-        "weights": torch.tensor([target for sequence in sequences for target in sequence.targets], dtype=torch.uint8),
+        "ids": torch.tensor(
+            [id for sequence in sequences for id in sequence.ids], dtype=torch.int32
+        ),
+        "weights": torch.tensor(
+            [target for sequence in sequences for target in sequence.targets], dtype=torch.uint8
+        ),
         "starts": torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int64),
     }
 
@@ -417,6 +505,10 @@ def load_examples(path: Path, objective: str) -> Examples:
         file = open_tensors(path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         return Examples(
-            tensors["ids"], tensors["weights"], tensors["starts"], tensors.get("labels"), tensors["keep"],
+            tensors["ids"],
+            tensors["weights"],
+            tensors["starts"],
+            tensors.get("labels"),
+            tensors["keep"],
             SEQUENCES.get(objective, 1),
-        )  # fmt: skip
+        )

@@ -1,10 +1,10 @@
 """The training loop: batches, loss, gradients, AdamW steps, validation, and checkpoints.
 
-Sources: Williams & Zipser (1989) for teacher forcing; Williams & Peng (1990) for truncated backpropagation through
-time: an LSTM carries its state to the next step, but not its gradient.
+Sources: Williams & Zipser (1989) for teacher forcing; Williams & Peng (1990) for truncated
+backpropagation through time: an LSTM carries its state to the next step, but not its gradient.
 
-All random numbers of a step (batch and dropout) depend on the seed, the step number and the rank. A resumed run
-therefore needs no generator state, and its steps are bitwise identical.
+All random numbers of a step (batch and dropout) depend on the seed, the step number and the rank. A
+resumed run therefore needs no generator state, and its steps are bitwise identical.
 """
 
 import copy
@@ -22,12 +22,20 @@ from torch import Tensor, nn
 
 from minhub_py.inference.quantize import count
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.registry import Architecture
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import Architecture
 from minhub_py.system.heap import release_free_pages
 from minhub_py.system.spelling import setting
 from minhub_py.training import adapter_run, trainer_state
-from minhub_py.training.checkpoint import LossRow, Measures, Progress, RunFolder, progress_json, read_state, write_state
+from minhub_py.training.checkpoint import (
+    LossRow,
+    Measures,
+    Progress,
+    RunFolder,
+    progress_json,
+    read_state,
+    write_state,
+)
 from minhub_py.training.cpu_kernels import CPUKernels
 from minhub_py.training.data import Corpus, DataLoader, evaluation_batches
 from minhub_py.training.data_parallel import DataParallelGroup, full_tensor, gather_on_main
@@ -41,8 +49,10 @@ from minhub_py.training.optimizer import create_optimizer, learning_rate, random
 from minhub_py.training.outputs import sample_text, write_model
 from minhub_py.training.settings import CONTEXT, Settings
 
-REPORT_INTERVAL = 0.5  # seconds between progress reports, which read the loss and therefore wait for the GPU
-RELEASE_EVERY = 2  # steps between releases of memory, which cost time because the pages are mapped again
+# seconds between progress reports, which read the loss and therefore wait for the GPU
+REPORT_INTERVAL = 0.5
+# steps between releases of memory, which cost time because the pages are mapped again
+RELEASE_EVERY = 2
 
 
 class Trainer:
@@ -52,10 +62,23 @@ class Trainer:
     """
 
     def __init__(
-        self, settings: Settings, folder: RunFolder, corpus: Corpus | ExampleCorpus, tokenizer: Tokenizer,
-        family: Architecture, model: LanguageModel, group: DataParallelGroup, device: torch.device, listener: Listener,
-    ) -> None:  # fmt: skip
-        self.settings, self.folder, self.corpus, self.tokenizer = settings, folder, corpus, tokenizer
+        self,
+        settings: Settings,
+        folder: RunFolder,
+        corpus: Corpus | ExampleCorpus,
+        tokenizer: Tokenizer,
+        family: Architecture,
+        model: LanguageModel,
+        group: DataParallelGroup,
+        device: torch.device,
+        listener: Listener,
+    ) -> None:
+        self.settings, self.folder, self.corpus, self.tokenizer = (
+            settings,
+            folder,
+            corpus,
+            tokenizer,
+        )
         self.family, self.group, self.device, self.listener = family, group, device, listener
         self.progress = Progress()
         self.saved_step = -1  # step of the last checkpoint
@@ -70,25 +93,37 @@ class Trainer:
         self.shard = group.shard(settings.batch)
         self.tokens_per_step = float(settings.batch * self.context)
         if isinstance(corpus, Corpus):
-            self.loader = DataLoader(corpus.train, settings.batch, self.context, settings.seed, self.carry)
+            self.loader = DataLoader(
+                corpus.train, settings.batch, self.context, settings.seed, self.carry
+            )
             self.evaluation_batches: list[Any] = evaluation_batches(
-                corpus.held_out, self.context, settings.batch, global_micro_batch, settings.evaluate_tokens, self.carry
+                corpus.held_out,
+                self.context,
+                settings.batch,
+                global_micro_batch,
+                settings.evaluate_tokens,
+                self.carry,
             )
         else:
             self.task = example_task(settings, corpus, tokenizer, model, self.micro_batch)
             self.evaluation_batches = self.task.evaluation_batches()
             self.tokens_per_step = settings.batch * len(corpus.train.ids) / len(corpus.train)
         if self.task is not None and group.world_size > 1:
-            raise ValueError("training on examples needs a single process: start it without torchrun")
+            raise ValueError(
+                "training on examples needs a single process: start it without torchrun"
+            )
 
         self.model = model.to(device)
         self.set_training_mode()
         if settings.checkpointing:
             checkpoint_blocks(self.model)
-        self.initial_state = self.model.new_cache(self.micro_batch, self.context) if self.carry else None
+        self.initial_state = (
+            self.model.new_cache(self.micro_batch, self.context) if self.carry else None
+        )
         self.states = [self.new_state(self.micro_batch) for _ in range(settings.accumulate)]
         self.wrapped = group.wrap(self.model, device)
-        self.trained = adapter_run.trained_parameters(self.model)  # FSDP has replaced the parameters
+        # FSDP has replaced the parameters
+        self.trained = adapter_run.trained_parameters(self.model)
         self.parameters = sum(parameter.numel() for parameter in self.trained.values())
         self.all_parameters = count(self.model) if settings.lora else self.parameters
         self.compiled = torch.compile(self.wrapped) if settings.compile else self.wrapped
@@ -96,7 +131,8 @@ class Trainer:
         self.kernels = CPUKernels if device.type == "cpu" and not settings.compile else nullcontext
         self.optimizer = create_optimizer(self.model, settings)
         dtype = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
-        self.sums = torch.zeros(2, dtype=dtype, device=device)  # losses and gradient norms since the last row
+        # losses and gradient norms since the last row
+        self.sums = torch.zeros(2, dtype=dtype, device=device)
 
     def new_state(self, batch_size: int) -> Any:
         """An LSTM's initial state; None for a model that carries no state."""
@@ -149,13 +185,19 @@ class Trainer:
     def evaluation_due(self) -> bool:
         """Whether the last step requires an evaluation that has not run yet."""
         step, settings = self.progress.step, self.settings
-        return self.progress.steps_in_sums > 0 and (step == settings.steps or step % settings.evaluate_every == 0)
+        return self.progress.steps_in_sums > 0 and (
+            step == settings.steps or step % settings.evaluate_every == 0
+        )
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are complete, or the validation loss has not improved for `patience` evaluations."""
+        """Whether all steps are complete, or the validation loss has not improved for `patience`
+        evaluations.
+        """
         patience = self.settings.patience
-        return self.progress.step >= self.settings.steps or (patience is not None and self.progress.waited >= patience)
+        return self.progress.step >= self.settings.steps or (
+            patience is not None and self.progress.waited >= patience
+        )
 
     def check_stop(self, requested: bool) -> None:
         """StoppedError, in all processes: a signal or the listener of any process requests a stop."""
@@ -178,8 +220,8 @@ class Trainer:
     def step(self) -> None:
         """One optimizer step, over all micro-batches.
 
-        StoppedError: the run stopped between micro-batches, without changes. A run that carries an LSTM's state does
-        not stop there, because the state has changed already.
+        StoppedError: the run stopped between micro-batches, without changes. A run that carries an
+        LSTM's state does not stop there, because the state has changed already.
         """
         settings, step = self.settings, self.progress.step
         torch.manual_seed(random_seed(settings.seed, step, self.group.rank))
@@ -212,13 +254,17 @@ class Trainer:
         self.progress.steps_in_sums += 1
 
     def set_training_mode(self) -> None:
-        """Training mode; without dropout for preference pairs, so that policy and reference are comparable."""
+        """Training mode; without dropout for preference pairs, so that policy and reference are
+        comparable.
+        """
         self.model.train(self.corpus.objective != "preference")
 
     def micro_batches(self, step: int) -> tuple[Sequence[Any], bool]:
         """The micro-batches of a step, and whether an LSTM's state is reset before it."""
         if self.task is not None:
-            return [batch.to(self.device) for batch in self.task.step_batches(step, self.shard)], False
+            return [
+                batch.to(self.device) for batch in self.task.step_batches(step, self.shard)
+            ], False
         batch, reset = self.loader.at(step, self.shard)
         return batch.to(self.device).split(self.micro_batch), reset
 
@@ -230,7 +276,9 @@ class Trainer:
             return self.task.loss(self.model, micro_batch) * micro_batch.scale
 
     def loss(self, model: Any, sequences: Tensor, state: Any) -> Tensor:
-        """Mean cross-entropy in nats per token; sequences (B, T + 1) are inputs and, shifted by one, targets."""
+        """Mean cross-entropy in nats per token; sequences (B, T + 1) are inputs and, shifted by
+        one, targets.
+        """
         with self.autocast(), self.kernels():
             inputs = sequences[:, :-1]
             logits = model(inputs) if state is None else model(inputs, state)  # (B, T, V)
@@ -238,7 +286,11 @@ class Trainer:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Autocast of matrix products; weights, gradients and optimizer state remain float32."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.settings.dtype == "bfloat16" else nullcontext()
+        return (
+            torch.autocast(self.device.type, torch.bfloat16)
+            if self.settings.dtype == "bfloat16"
+            else nullcontext()
+        )
 
     @torch.no_grad()
     def validate(self) -> tuple[float, Measures]:
@@ -259,7 +311,8 @@ class Trainer:
                 size = -(-len(starts) // self.group.world_size)
                 shard = starts[self.group.rank * size :][:size]
                 weight = len(shard) * length
-                shard = shard or starts[:1]  # an empty shard still takes part in the collective calls
+                # an empty shard still takes part in the collective calls
+                shard = shard or starts[:1]
                 if reset:
                     state = self.new_state(len(shard))
                 sequences = held_out.sequences(shard, length + 1).to(self.device)
@@ -293,24 +346,33 @@ class Trainer:
         return loss / targets, task.measures(scored)
 
     def estimate(self, number: int, seconds: float, tokens: int, last: bool) -> None:
-        """Report the duration of the run once, from the duration of a batch of `tokens` held-out tokens."""
+        """Report the duration of the run once, from the duration of a batch of `tokens` held-out
+        tokens.
+        """
         left = self.settings.steps - self.progress.step
-        if self.has_estimate or not (left and self.group.is_main and is_representative(number, seconds, last)):
+        if self.has_estimate or not (
+            left and self.group.is_main and is_representative(number, seconds, last)
+        ):
             return
         self.has_estimate = True
         if isinstance(self.corpus, Corpus):
             evaluated = sum(len(batch.starts) * batch.length for batch in self.evaluation_batches)
         else:
             held_out = self.corpus.held_out
-            evaluated = sum(held_out.length(number) for batch in self.evaluation_batches for number in batch)
+            evaluated = sum(
+                held_out.length(number) for batch in self.evaluation_batches for number in batch
+            )
         per_token, every = seconds / tokens / self.group.world_size, self.settings.evaluate_every
         self.listener.estimated(*estimate(per_token, self.tokens_per_step, evaluated, left, every))
 
     def evaluate(self) -> None:
-        """Compute the validation loss, add a row to losses.csv, save the best model, and write a sample."""
+        """Compute the validation loss, add a row to losses.csv, save the best model, and write a
+        sample.
+        """
         progress, settings = self.progress, self.settings
         steps = progress.steps_in_sums
-        train_loss, norm = (total / steps if steps else math.nan for total in self.mean_sums())  # waits for the GPU
+        # waits for the GPU
+        train_loss, norm = (total / steps if steps else math.nan for total in self.mean_sums())
         seconds = time.perf_counter() - self.row_started
         loss, measures = self.validate()
         if not math.isfinite(loss):
@@ -325,11 +387,16 @@ class Trainer:
                     self.write_model(self.folder.path, state)
         tokens = self.tokens_per_step
         row: LossRow = {
-            "step": progress.step, "tokens": round(progress.step * tokens), "train_loss": train_loss,
-            "held_out_loss": loss, "learning_rate": learning_rate(settings, progress.step), "gradient_norm": norm,
+            "step": progress.step,
+            "tokens": round(progress.step * tokens),
+            "train_loss": train_loss,
+            "held_out_loss": loss,
+            "learning_rate": learning_rate(settings, progress.step),
+            "gradient_norm": norm,
             "tokens_per_second": round((progress.step - self.row_step) * tokens / seconds, 1),
-            "seconds": round(time.perf_counter() - self.started, 2), **measures,
-        }  # fmt: skip
+            "seconds": round(time.perf_counter() - self.started, 2),
+            **measures,
+        }
         if self.group.is_main:
             self.folder.write_row(row)
             self.listener.evaluated(row, best)
@@ -339,7 +406,8 @@ class Trainer:
             self.sample(settings.sample)
 
     def mean_sums(self) -> list[float]:
-        """Sums of losses and gradient norms since the last row: means over the processes, for any world size.
+        """Sums of losses and gradient norms since the last row: means over the processes, for any
+        world size.
 
         ValueError: a sum is infinite or NaN.
         """
@@ -351,10 +419,14 @@ class Trainer:
     def divergence(self) -> ValueError:
         """The error for an infinite or NaN loss."""
         newest = self.folder.newest()
-        checkpoint = f"the checkpoint {newest.name} is intact" if newest else "there is no checkpoint yet"
-        return ValueError(f"the loss is infinite or NaN at step {self.progress.step} or shortly before; {checkpoint}. "
-                          f"Start a new run with a lower {setting('learning_rate')} or a longer {setting('warm_up')}"
-                          )  # fmt: skip
+        checkpoint = (
+            f"the checkpoint {newest.name} is intact" if newest else "there is no checkpoint yet"
+        )
+        return ValueError(
+            f"the loss is infinite or NaN at step {self.progress.step} or shortly before;"
+            f" {checkpoint}. Start a new run with a lower {setting('learning_rate')} or a longer"
+            f" {setting('warm_up')}"
+        )
 
     def reset_timer(self) -> None:
         """Restart the measurement of speed, which excludes evaluations and earlier sessions."""
@@ -363,9 +435,15 @@ class Trainer:
         self.reported_sum = self.sums[0].item()
 
     def report_progress(self) -> None:
-        """Call `Listener.stepped`, at most once per REPORT_INTERVAL. ValueError: the loss is infinite or NaN."""
+        """Call `Listener.stepped`, at most once per REPORT_INTERVAL. ValueError: the loss is
+        infinite or NaN.
+        """
         now, step = time.perf_counter(), self.progress.step
-        if now - self.reported_at < REPORT_INTERVAL or step == self.reported_step or not self.group.is_main:
+        if (
+            now - self.reported_at < REPORT_INTERVAL
+            or step == self.reported_step
+            or not self.group.is_main
+        ):
             return
         loss = self.sums[0].item()
         if not math.isfinite(loss):
@@ -373,9 +451,12 @@ class Trainer:
         steps = step - self.reported_step
         speed = steps / (now - self.reported_at)
         self.listener.stepped(
-            step, self.settings.steps, (loss - self.reported_sum) / steps,
-            speed * self.tokens_per_step, (self.settings.steps - step) / speed,
-        )  # fmt: skip
+            step,
+            self.settings.steps,
+            (loss - self.reported_sum) / steps,
+            speed * self.tokens_per_step,
+            (self.settings.steps - step) / speed,
+        )
         self.reported_at, self.reported_step, self.reported_sum = now, step, loss
 
     def sample(self, prompt: str) -> None:
@@ -387,7 +468,9 @@ class Trainer:
         if self.group.is_sharded:
             model = skeleton(self.family.Model, model.config)
             model.load_state_dict(state, assign=True)
-        text = sample_text(model, self.tokenizer, prompt, self.settings.sample_tokens, self.settings.seed)
+        text = sample_text(
+            model, self.tokenizer, prompt, self.settings.sample_tokens, self.settings.seed
+        )
         self.set_training_mode()
         samples = self.folder.samples
         with self.folder.writing(samples), samples.open("a", encoding="utf-8", newline="") as file:
@@ -403,7 +486,9 @@ class Trainer:
         write_model(folder, self.model, self.family.model_type, state, self.tokenizer)
 
     def save(self) -> None:
-        """Write a checkpoint of this step. OSError: the disk is full; the previous checkpoint is intact."""
+        """Write a checkpoint of this step. OSError: the disk is full; the previous checkpoint is
+        intact.
+        """
         if self.saved_step == self.progress.step:
             return
         self.progress.sums = self.mean_sums()  # raises before a checkpoint of diverged weights
@@ -427,19 +512,25 @@ class Trainer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint except those of the model, gathered on the main process."""
-        tensors = trainer_state.moment_tensors(self.optimizer, self.trained) if self.progress.step else {}
+        tensors = (
+            trainer_state.moment_tensors(self.optimizer, self.trained) if self.progress.step else {}
+        )
         tensors |= trainer_state.lstm_tensors(self.states, self.group) if self.carry else {}
         return gather_on_main(tensors, self.group)
 
     def resume(self, checkpoint: Path) -> None:
-        """Load optimizer state, progress and LSTM state from a checkpoint, whose weights the model already has.
+        """Load optimizer state, progress and LSTM state from a checkpoint, whose weights the model
+        already has.
 
-        CorruptError: the checkpoint is corrupt or of another model.    ValueError: it has more steps than `steps`.
+        CorruptError: the checkpoint is corrupt or of another model.    ValueError: it has more
+        steps than `steps`.
         """
         tensors, self.progress = read_state(checkpoint)
         step = self.progress.step
         if self.settings.steps < step:
-            raise ValueError(f"this run has completed {step} steps: {setting('steps')} must be at least {step}")
+            raise ValueError(
+                f"this run has completed {step} steps: {setting('steps')} must be at least {step}"
+            )
         self.saved_step = step
         trained = self.trained if step else {}
         shapes = {name: parameter.shape for name, _, parameter in trainer_state.moments(trained)}

@@ -16,16 +16,20 @@ from minhub_py.models.skeleton import skeleton
 from minhub_py.training.cpu_kernels import CPUKernels
 
 MICRO_BATCH_TOKENS = 2048  # tokens of a micro-batch, unless the batch is smaller
-ACTIVATION_BYTES = 2**30  # of a micro-batch on a CPU, or a quarter of the free memory if that is less
-# Per token and feature of the inputs and outputs of all matrices. The tensors that the backward pass of SmolLM2-135M's
-# adapter needs have 4.5 bytes in float32 (1.37 MB per token); the rest are temporary tensors.
+# of a micro-batch on a CPU, or a quarter of the free memory if that is less
+ACTIVATION_BYTES = 2**30
+# Per token and feature of the inputs and outputs of all matrices. The tensors that the backward
+# pass of SmolLM2-135M's adapter needs have 4.5 bytes in float32 (1.37 MB per token); the rest are
+# temporary tensors.
 BYTES_PER_FEATURE = 6
 KERNELS = 64  # a step of SmolLM2-135M needs about 20 for each length
 LOGITS_BYTES = 16  # per token and word of the vocabulary, if the logits are not computed in slices
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
-    """Compute each block again in the backward pass instead of storing its activations (Chen et al., 2016)."""
+    """Compute each block again in the backward pass instead of storing its activations (Chen et
+    al., 2016).
+    """
     for blocks in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for block in blocks:
             block.forward = checkpointed(block.forward)  # type: ignore[method-assign]
@@ -46,8 +50,12 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The result of a function that is computed again in the backward pass, with the same kernels."""
     kernels = CPUKernels if CPUKernels.active else nullcontext
     return checkpoint(
-        function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), kernels()), **kwargs
-    )  # fmt: skip
+        function,
+        *args,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), kernels()),
+        **kwargs,
+    )
 
 
 def activation_memory() -> int:
@@ -56,12 +64,15 @@ def activation_memory() -> int:
 
 
 def limit_kernel_cache() -> None:
-    """Let oneDNN store the code for `KERNELS` matrix products instead of 1,024, unless the user has set a number.
+    """Let oneDNN store the code for `KERNELS` matrix products instead of 1,024, unless the user has
+    set a number.
 
-    It generates code for each shape, 0.6 MB in bfloat16, and each length of a batch is another shape: without a limit,
-    the memory of a run on examples grows by 30 MB per step. oneDNN reads the number at its first product in a process.
+    It generates code for each shape, 0.6 MB in bfloat16, and each length of a batch is another
+    shape: without a limit, the memory of a run on examples grows by 30 MB per step. oneDNN reads
+    the number at its first product in a process.
     """
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN, and of PyTorch's part of it
+    # of oneDNN, and of PyTorch's part of it
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(KERNELS))
 
 
@@ -84,26 +95,33 @@ def tokens_in_memory(
     new: creates the model of the config.    sliced: the head is computed in slices.
     """
     vocab_size = config.vocab_size
-    shapes = [parameter.shape for parameter in skeleton(new, config).parameters() if parameter.dim() == 2]
+    shapes = [
+        parameter.shape for parameter in skeleton(new, config).parameters() if parameter.dim() == 2
+    ]
     features = sum(sum(shape) for shape in shapes if vocab_size not in shape)
     per_token = BYTES_PER_FEATURE * features + (0 if sliced else LOGITS_BYTES * vocab_size)
     return 2 ** int(math.log2(max(1, size / max(per_token, 1))))
 
 
 def parts_of(batch: int, tokens: int, most: int) -> int:
-    """The number of micro-batches of a batch of sequences with `tokens` tokens each: a divisor of the batch.
+    """The number of micro-batches of a batch of sequences with `tokens` tokens each: a divisor of
+    the batch.
 
     most: the maximum number of tokens of a micro-batch, if it has more than one sequence.
     """
     size = max(1, int(most // max(tokens, 1)))
-    return next(parts for parts in range(1, batch + 1) if batch % parts == 0 and batch // parts <= size)
+    return next(
+        parts for parts in range(1, batch + 1) if batch % parts == 0 and batch // parts <= size
+    )
 
 
 def groups_of(lengths: Sequence[int], count: int) -> list[slice]:
-    """Split sequences into at most `count` groups so that the largest padded group has as few tokens as possible.
+    """Split sequences into at most `count` groups so that the largest padded group has as few
+    tokens as possible.
 
-    lengths: the number of tokens of each sequence, in ascending order. A long sequence is then alone, and short ones
-    share a group, which needs less memory than groups of equal numbers of sequences.
+    lengths: the number of tokens of each sequence, in ascending order. A long sequence is then
+    alone, and short ones share a group, which needs less memory than groups of equal numbers of
+    sequences.
     """
     low, high = lengths[-1], lengths[-1] * len(lengths)
     while low < high:
@@ -116,7 +134,9 @@ def groups_of(lengths: Sequence[int], count: int) -> list[slice]:
 
 
 def groups_within(lengths: Sequence[int], tokens: int) -> list[slice]:
-    """As few groups as possible whose padded sequences have at most `tokens` tokens; see `groups_of`."""
+    """As few groups as possible whose padded sequences have at most `tokens` tokens; see
+    `groups_of`.
+    """
     groups, first = [], 0
     for index, length in enumerate(lengths):
         if (index - first + 1) * length > tokens and index > first:

@@ -1,4 +1,6 @@
-"""Metrics of a training run for other programs: a file of JSON lines, TensorBoard, or Weights & Biases."""
+"""Metrics of a training run for other programs: a file of JSON lines, TensorBoard, or Weights &
+Biases.
+"""
 
 import json
 import math
@@ -18,29 +20,36 @@ SHOWN = ("train_loss", "held_out_loss", "learning_rate", "gradient_norm", *MEASU
 
 
 class MetricsListener(Listener):
-    """Passes the numbers of each step report and evaluation to `write`, with the step; without infinity and NaN."""
+    """Passes the numbers of each step report and evaluation to `write`, with the step; without
+    infinity and NaN.
+    """
 
     def __init__(self, write: Write) -> None:
         self.write = write
 
-    def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
+    def stepped(
+        self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float
+    ) -> None:
         """The mean loss since the previous report, and the speed."""
         self.write(step, {"loss": loss, "tokens_per_second": tokens_per_second})
 
     def evaluated(self, row: LossRow, best: bool) -> None:
         """The losses, settings and measures of a row in losses.csv."""
         numbers: dict[str, Any] = {name: number for name, number in row.items() if name in SHOWN}
-        self.write(row["step"], {name: number for name, number in numbers.items() if math.isfinite(number)})
+        self.write(
+            row["step"], {name: number for name, number in numbers.items() if math.isfinite(number)}
+        )
 
 
 @contextmanager
 def metrics_listener(target: str | os.PathLike[str]) -> Iterator[Listener]:
     """A listener that writes the metrics to `target`.
 
-    target: a file of JSON lines, tensorboard:FOLDER, or wandb:PROJECT. A resumed run appends to the file or folder; in
-        Weights & Biases it is a new run.
+    target: a file of JSON lines, tensorboard:FOLDER, or wandb:PROJECT. A resumed run appends to the
+        file or folder; in Weights & Biases it is a new run.
 
-    ValueError: the package of TensorBoard or Weights & Biases is not installed.    OSError: the file cannot be written.
+    ValueError: the package of TensorBoard or Weights & Biases is not installed.    OSError: the
+    file cannot be written.
     """
     if environment.rank() != 0:
         yield Listener()
@@ -59,8 +68,11 @@ def metrics_listener(target: str | os.PathLike[str]) -> Iterator[Listener]:
 @contextmanager
 def _json_lines(path: Path) -> Iterator[Write]:
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path} cannot be written: the folder {path.parent} does not exist")
-    with path.open("a", encoding="utf-8", buffering=1) as file:  # by line, so that other programs can follow
+        raise FileNotFoundError(
+            f"{path} cannot be written: the folder {path.parent} does not exist"
+        )
+    # by line, so that other programs can follow
+    with path.open("a", encoding="utf-8", buffering=1) as file:
         yield lambda step, numbers: print(json.dumps({"step": step} | numbers), file=file)
 
 

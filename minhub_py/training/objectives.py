@@ -1,14 +1,17 @@
-"""The loss of a step for data with examples: completions, preference pairs, labels, and masked words.
+"""The loss of a step for data with examples: completions, preference pairs, labels, and masked
+words.
 
 Sources
     Rafailov et al. (2023), "Direct Preference Optimization".
     Devlin et al. (2019), "BERT", section 3.1, for masked words.
 
-Rows with `keep` have another loss: the Kullback-Leibler divergence of each target's distribution from the base model's
-distribution, times `keep_weight`. It is 0 at the start, and preserves answers that the other rows would change.
+Rows with `keep` have another loss: the Kullback-Leibler divergence of each target's distribution
+from the base model's distribution, times `keep_weight`. It is 0 at the start, and preserves answers
+that the other rows would change.
 
-The loss of a step is the mean over all of its targets, for any number of micro-batches. The head is computed for the
-targets only, in slices of `HEAD_ROWS`, so that the logits of a batch never exist at the same time.
+The loss of a step is the mean over all of its targets, for any number of micro-batches. The head is
+computed for the targets only, in slices of `HEAD_ROWS`, so that the logits of a batch never exist
+at the same time.
 """
 
 import math
@@ -32,7 +35,12 @@ from minhub_py.training.checkpoint import Measures
 from minhub_py.training.examples import ExampleCorpus, Examples
 from minhub_py.training.memory import groups_of, recomputed
 from minhub_py.training.optimizer import random_seed
-from minhub_py.training.packing import hidden_after, hidden_of_texts, supports_packing, supports_skipping
+from minhub_py.training.packing import (
+    hidden_after,
+    hidden_of_texts,
+    supports_packing,
+    supports_skipping,
+)
 from minhub_py.training.settings import Settings
 
 HEAD_ROWS = 64
@@ -41,10 +49,13 @@ MASKED = 0.15  # fraction of the tokens of a text
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded sequences. weights: of each token as a target.    scale: 1 / the number of targets of the step.
+    """Padded sequences. weights: of each token as a target.    scale: 1 / the number of targets of
+    the step.
 
-    mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep: of the examples.
-    adapter_starts: the first position of each sequence that an activated adapter changes; None for other models.
+    mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep:
+    of the examples.
+    adapter_starts: the first position of each sequence that an activated adapter changes; None for
+    other models.
     """
 
     idx: Tensor
@@ -59,42 +70,78 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
         labels = None if self.labels is None else self.labels.to(device)
-        return Batch(self.idx.to(device), self.weights.to(device), self.mask.to(device), labels, self.keep.to(device),
-                     self.targets, self.adapter_starts, self.scale)  # fmt: skip
+        return Batch(
+            self.idx.to(device),
+            self.weights.to(device),
+            self.mask.to(device),
+            labels,
+            self.keep.to(device),
+            self.targets,
+            self.adapter_starts,
+            self.scale,
+        )
 
 
 class ExampleTask:
     """The batches and the loss of a run on examples.
 
     objective: see examples.py.    beta: of DPO.    keep_weight: of rows with `keep`.
-    mask_id, vocab_size: for masked words.    packed: whether texts are computed without padding (packing.py).
-    invocation: of an activated adapter.    skipped: whether the tokens before it need no gradients (packing.py).
+    mask_id, vocab_size: for masked words.    packed: whether texts are computed without padding
+    (packing.py).
+    invocation: of an activated adapter.    skipped: whether the tokens before it need no gradients
+    (packing.py).
     """
 
     def __init__(
-        self, objective: str, train: Examples, held_out: Examples, *, batch: int, micro_batch: int, seed: int,
-        max_tokens: int, beta: float = 0.1, keep_weight: float = 1.0, classes: int = 0, mask_id: int | None = None,
-        vocab_size: int = 0, packed: bool = False, invocation: Invocation | None = None,
+        self,
+        objective: str,
+        train: Examples,
+        held_out: Examples,
+        *,
+        batch: int,
+        micro_batch: int,
+        seed: int,
+        max_tokens: int,
+        beta: float = 0.1,
+        keep_weight: float = 1.0,
+        classes: int = 0,
+        mask_id: int | None = None,
+        vocab_size: int = 0,
+        packed: bool = False,
+        invocation: Invocation | None = None,
         skipped: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.objective, self.train, self.held_out = objective, train, held_out
-        self.batch, self.micro_batch, self.seed, self.max_tokens = batch, micro_batch, seed, max_tokens
+        self.batch, self.micro_batch, self.seed, self.max_tokens = (
+            batch,
+            micro_batch,
+            seed,
+            max_tokens,
+        )
         self.beta, self.keep_weight = beta, keep_weight
         self.classes, self.mask_id, self.vocab_size = classes, mask_id, vocab_size
         self.packed, self.invocation, self.skipped = packed, invocation, skipped
 
     def numbers(self, step: int) -> list[int]:
-        """The examples of a step: each epoch is another permutation, which depends on the seed and its number only."""
+        """The examples of a step: each epoch is another permutation, which depends on the seed and
+        its number only.
+        """
         count = len(self.train)
         first = step * self.batch
         epochs = {number // count for number in range(first, first + self.batch)}
         orders = {
-            epoch: np.random.Generator(np.random.PCG64([self.seed, 2, epoch])).permutation(count) for epoch in epochs
+            epoch: np.random.Generator(np.random.PCG64([self.seed, 2, epoch])).permutation(count)
+            for epoch in epochs
         }
-        return [int(orders[number // count][number % count]) for number in range(first, first + self.batch)]
+        return [
+            int(orders[number // count][number % count])
+            for number in range(first, first + self.batch)
+        ]
 
     def step_batches(self, step: int, shard: slice) -> list[Batch]:
-        """The micro-batches of a step. Examples of similar lengths share one, which needs less padding."""
+        """The micro-batches of a step. Examples of similar lengths share one, which needs less
+        padding.
+        """
         numbers = sorted(self.numbers(step)[shard], key=self.train.length)
         batches = self.batches(self.train, numbers, step)
         scale = 1 / max(sum(batch.targets for batch in batches), 1.0)
@@ -110,7 +157,10 @@ class ExampleTask:
                 break
             numbers.append(number)
         numbers.sort(key=self.held_out.length)
-        return [numbers[first : first + self.micro_batch] for first in range(0, len(numbers), self.micro_batch)]
+        return [
+            numbers[first : first + self.micro_batch]
+            for first in range(0, len(numbers), self.micro_batch)
+        ]
 
     def held_out_batch(self, numbers: Sequence[int]) -> Batch:
         """A batch of an evaluation."""
@@ -118,8 +168,12 @@ class ExampleTask:
         return batch
 
     def batches(self, examples: Examples, numbers: Sequence[int], step: int) -> list[Batch]:
-        """Micro-batches of examples in the order of their lengths, as many as for `micro_batch` examples each."""
-        parts = groups_of([examples.length(number) for number in numbers], -(-len(numbers) // self.micro_batch))
+        """Micro-batches of examples in the order of their lengths, as many as for `micro_batch`
+        examples each.
+        """
+        parts = groups_of(
+            [examples.length(number) for number in numbers], -(-len(numbers) // self.micro_batch)
+        )
         return [self.collate(examples, numbers[part], [step, part.start]) for part in parts]
 
     def collate(self, examples: Examples, numbers: Sequence[int], seeds: list[int]) -> Batch:
@@ -127,21 +181,36 @@ class ExampleTask:
         sequences = examples.sequences(numbers)
         length = max(len(ids) for ids, _ in sequences)
         idx = torch.zeros(len(sequences), length, dtype=torch.int64)
-        weights, mask = torch.zeros(len(sequences), length), torch.zeros(len(sequences), length, dtype=torch.bool)
+        weights, mask = (
+            torch.zeros(len(sequences), length),
+            torch.zeros(len(sequences), length, dtype=torch.bool),
+        )
         for row, (ids, weight) in enumerate(sequences):
-            idx[row, : len(ids)], weights[row, : len(ids)], mask[row, : len(ids)] = ids, weight, True
+            idx[row, : len(ids)], weights[row, : len(ids)], mask[row, : len(ids)] = (
+                ids,
+                weight,
+                True,
+            )
         labels = None if examples.labels is None else examples.labels[list(numbers)]
         targets = examples.weight(numbers)
         if self.objective == "masked":
             idx, labels, weights = self.mask_words(idx, weights, seeds)
             targets = float(weights.sum())
         starts = None
-        if self.invocation is not None:  # a reply that contains the invocation does not move the start
-            starts = [self.invocation.start(ids[: int(weight.argmax())].tolist()) for ids, weight in sequences]
+        # a reply that contains the invocation does not move the start
+        if self.invocation is not None:
+            starts = [
+                self.invocation.start(ids[: int(weight.argmax())].tolist())
+                for ids, weight in sequences
+            ]
         return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts)
 
-    def mask_words(self, idx: Tensor, weights: Tensor, seeds: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Masked tokens: 80 % are the mask token, 10 % a random token, 10 % unchanged. Returns also the originals."""
+    def mask_words(
+        self, idx: Tensor, weights: Tensor, seeds: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Masked tokens: 80 % are the mask token, 10 % a random token, 10 % unchanged. Returns also
+        the originals.
+        """
         assert self.mask_id is not None
         generator = torch.Generator().manual_seed(random_seed(self.seed, 3, *seeds))
         scores = torch.rand(idx.shape, generator=generator).masked_fill(weights == 0, 2.0)
@@ -151,10 +220,13 @@ class ExampleTask:
         changed = torch.where(kind < 0.8, self.mask_id, torch.where(kind < 0.9, random, idx))
         return torch.where(chosen, changed, idx), idx, chosen.float()
 
-    def loss(self, model: Any, batch: Batch, scored: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
+    def loss(
+        self, model: Any, batch: Batch, scored: list[tuple[Tensor, Tensor]] | None = None
+    ) -> Tensor:
         """The sum of the losses of a batch's targets, float32. units.py defines their unit.
 
-        scored: receives the scores (B, classes), (B, 1) for regression, and labels (B,) of a batch with labels.
+        scored: receives the scores (B, classes), (B, 1) for regression, and labels (B,) of a batch
+        with labels.
         """
         if self.objective == "preference":
             return self.preference_loss(model, batch)
@@ -178,10 +250,16 @@ class ExampleTask:
         """Accuracy and macro F1, or R² of a regression, of the examples that `loss` has scored."""
         if not scored:
             return {}
-        scores, labels = (torch.cat(parts).cpu().double().numpy() for parts in zip(*scored, strict=True))
+        scores, labels = (
+            torch.cat(parts).cpu().double().numpy() for parts in zip(*scored, strict=True)
+        )
         if not self.classes:
             total = ((labels - labels.mean()) ** 2).sum()
-            return {"r_squared": float(1 - ((labels - scores[:, 0]) ** 2).sum() / total) if total else math.nan}
+            return {
+                "r_squared": (
+                    float(1 - ((labels - scores[:, 0]) ** 2).sum() / total) if total else math.nan
+                )
+            }
         pair = np.stack([labels.astype(np.int64), scores.argmax(axis=1)])
         [f1] = f1_of(confusion_of(pair, self.classes, np.ones((1, len(labels)))))
         return {"accuracy": float((pair[0] == pair[1]).mean()), "f1_macro": float(np.nanmean(f1))}
@@ -194,20 +272,27 @@ class ExampleTask:
         hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
         chosen = batch.weights[:, 1:] > 0
         head = next(step.layer for step in model.steps() if isinstance(step, Logits))
-        frozen = model.base is not None and not any(parameter.requires_grad for parameter in head.parameters())
+        frozen = model.base is not None and not any(
+            parameter.requires_grad for parameter in head.parameters()
+        )
         result = torch.zeros(chosen.shape, device=hidden.device)
         keep = batch.keep
         if self.objective != "preference" and keep.any():
             kept, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
             with torch.no_grad():
                 reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[kept[keep]]
-            result = result.masked_scatter(kept, token_logprobs(model.logits, hidden[kept], reference, frozen))
+            result = result.masked_scatter(
+                kept, token_logprobs(model.logits, hidden[kept], reference, frozen)
+            )
         return result.masked_scatter(
             chosen, token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
         )
 
-    def hidden(self, model: Any, idx: Tensor, mask: Tensor, starts: list[int] | None = None) -> Tensor:
-        """The input (B, T - 1, C) of the head, for all tokens of each row but the last; packed, padding is 0.
+    def hidden(
+        self, model: Any, idx: Tensor, mask: Tensor, starts: list[int] | None = None
+    ) -> Tensor:
+        """The input (B, T - 1, C) of the head, for all tokens of each row but the last; packed,
+        padding is 0.
 
         starts: of an activated adapter. If `skipped`, the result before them is 0.
         """
@@ -218,11 +303,15 @@ class ExampleTask:
         with starting_at(model, starts):
             if not self.packed or min(lengths) == idx.size(1):
                 return model.hidden(idx)  # type: ignore[no-any-return]
-            hidden = hidden_of_texts(model, [row[:length] for row, length in zip(idx, lengths, strict=True)])
+            hidden = hidden_of_texts(
+                model, [row[:length] for row, length in zip(idx, lengths, strict=True)]
+            )
             return F.pad(hidden, (0, 0, 0, idx.size(1) - hidden.size(1)))
 
     def preference_loss(self, model: Any, batch: Batch) -> Tensor:
-        """DPO: -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))); the reference is the base."""
+        """DPO: -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))); the reference is
+        the base.
+        """
         policy = self.logprobs(model, batch).sum(dim=1).view(-1, 2)
         with torch.no_grad():
             reference = self.logprobs(model.base, batch).sum(dim=1).view(-1, 2)
@@ -231,9 +320,11 @@ class ExampleTask:
 
 
 class FrozenHead(torch.autograd.Function):
-    """`token_logprobs` for a head that is not trained. The forward pass computes the gradient of each hidden state.
+    """`token_logprobs` for a head that is not trained. The forward pass computes the gradient of
+    each hidden state.
 
-    A log-probability depends on its own hidden state only, so that the backward pass is one multiplication.
+    A log-probability depends on its own hidden state only, so that the backward pass is one
+    multiplication.
     """
 
     @staticmethod
@@ -259,7 +350,8 @@ class FrozenHead(torch.autograd.Function):
 def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, frozen: bool = False) -> Tensor:
     """The log-probability of each target (N,) from hidden states (N, C), with the head in slices.
 
-    targets: token IDs (N,); or hidden states of a reference (N, C), for minus the divergence from its distributions.
+    targets: token IDs (N,); or hidden states of a reference (N, C), for minus the divergence from
+    its distributions.
     frozen: the head is not trained.
     """
     if frozen and len(hidden) and torch.is_grad_enabled() and hidden.requires_grad:
@@ -281,30 +373,56 @@ def slice_logprobs(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
         return -F.cross_entropy(logits, targets, reduction="none")
     with torch.no_grad():
         reference = head(targets.unsqueeze(0))[0].float().log_softmax(dim=-1)
-    return -F.kl_div(logits.log_softmax(dim=-1), reference, reduction="none", log_target=True).sum(dim=-1)
+    return -F.kl_div(logits.log_softmax(dim=-1), reference, reduction="none", log_target=True).sum(
+        dim=-1
+    )
 
 
 def example_task(
-    settings: Settings, corpus: ExampleCorpus, tokenizer: Tokenizer, model: LanguageModel, micro_batch: int
+    settings: Settings,
+    corpus: ExampleCorpus,
+    tokenizer: Tokenizer,
+    model: LanguageModel,
+    micro_batch: int,
 ) -> ExampleTask:
     """The batches and the loss of a run. ValueError: the objective does not fit the model."""
     objective, mask_id = corpus.objective, None
     if objective == "masked":
         mask_id = mask_token(tokenizer)
         if getattr(model.config, "head", None) != "masked_lm":
-            raise ValueError(f"{settings.start} has no head for masked words: use a …ForMaskedLM model")
+            raise ValueError(
+                f"{settings.start} has no head for masked words: use a …ForMaskedLM model"
+            )
     if objective == "preference" and model.base is None:
-        raise ValueError(f"preference pairs need {setting('lora', 16)}: the model without its adapter is the reference")
+        raise ValueError(
+            f"preference pairs need {setting('lora', 16)}: the model without its adapter is the"
+            " reference"
+        )
     if model.base is None and bool(corpus.train.keep.any() or corpus.held_out.keep.any()):
-        raise ValueError(f"keep needs {setting('lora', 16)}: the model without its adapter is the reference")
+        raise ValueError(
+            f"keep needs {setting('lora', 16)}: the model without its adapter is the reference"
+        )
     if model.encoder_decoder:
-        raise ValueError(f"{settings.start} is an encoder-decoder, which cannot be trained on examples yet")
+        raise ValueError(
+            f"{settings.start} is an encoder-decoder, which cannot be trained on examples yet"
+        )
     return ExampleTask(
-        objective, corpus.train, corpus.held_out, batch=settings.batch, micro_batch=micro_batch, seed=settings.seed,
-        max_tokens=settings.evaluate_tokens, beta=settings.beta, keep_weight=settings.keep_weight,
-        classes=len(corpus.labels), mask_id=mask_id, vocab_size=model.config.vocab_size, packed=supports_packing(model),
-        invocation=model.invocation, skipped=not settings.checkpointing and supports_skipping(model),
-    )  # fmt: skip
+        objective,
+        corpus.train,
+        corpus.held_out,
+        batch=settings.batch,
+        micro_batch=micro_batch,
+        seed=settings.seed,
+        max_tokens=settings.evaluate_tokens,
+        beta=settings.beta,
+        keep_weight=settings.keep_weight,
+        classes=len(corpus.labels),
+        mask_id=mask_id,
+        vocab_size=model.config.vocab_size,
+        packed=supports_packing(model),
+        invocation=model.invocation,
+        skipped=not settings.checkpointing and supports_skipping(model),
+    )
 
 
 def mask_token(tokenizer: Tokenizer) -> int:

@@ -1,7 +1,7 @@
 """Optimizer, learning-rate schedule, and random seeds.
 
-Sources: Loshchilov & Hutter (2019) for AdamW, (2017) for the cosine schedule; Radford et al. (2019) and nanoGPT for
-weight decay on matrices only.
+Sources: Loshchilov & Hutter (2019) for AdamW, (2017) for the cosine schedule; Radford et al. (2019)
+and nanoGPT for weight decay on matrices only.
 """
 
 import math
@@ -18,9 +18,14 @@ def create_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.dim() >= 2]
     vectors = [parameter for parameter in trained if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     fused = is_fused(next(model.parameters()).device)
-    return torch.optim.AdamW(groups, lr=learning_rate(settings, 0), betas=(0.9, settings.beta2), fused=fused)
+    return torch.optim.AdamW(
+        groups, lr=learning_rate(settings, 0), betas=(0.9, settings.beta2), fused=fused
+    )
 
 
 def is_fused(device: torch.device) -> bool:
@@ -29,7 +34,9 @@ def is_fused(device: torch.device) -> bool:
 
 
 def learning_rate(settings: Settings, step: int) -> float:
-    """Learning rate of a step: linear warmup to the peak, then cosine decay to `floor` times the peak."""
+    """Learning rate of a step: linear warmup to the peak, then cosine decay to `floor` times the
+    peak.
+    """
     peak = settings.learning_rate or 0.0
     warmup = min(settings.warm_up, settings.steps // 2)
     if step < warmup:

@@ -10,25 +10,34 @@ from torch import Tensor
 import weights_map
 from minhub_py.checkpoints.tokenizers.tokenizer import encode_prompt, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
-from minhub_py.config import with_older_rope
 from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.config import with_older_rope
 from minhub_py.training import adapter_run
 
 
-def write_model(folder: Path, model: LanguageModel, model_type: str, state: Mapping[str, Tensor], tokenizer: Tokenizer
-                ) -> None:  # fmt: skip
+def write_model(
+    folder: Path,
+    model: LanguageModel,
+    model_type: str,
+    state: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+) -> None:
     """Write a model in Hub layout, or its adapter.
 
-    model_type: of the weight table.    state: the native tensors; empty for an adapter, which is written as it is.
+    model_type: of the weight table.    state: the native tensors; empty for an adapter, which is
+    written as it is.
     """
     if not state:
         adapter_run.save(model, folder, tokenizer_files(tokenizer))
         return
     tensors = weights_map.to_hub(model_type, state, model.config)
     hub_config = {**with_older_rope(model.config, model.config.to_hub()), "dtype": "float32"}
-    size = sum(tensor.nbytes for tensor in state.values()) + 1  # a single file can be replaced atomically
-    write_checkpoint(folder, tensors, hub_config, companions=tokenizer_files(tokenizer), max_shard_size=size)
+    # a single file can be replaced atomically
+    size = sum(tensor.nbytes for tensor in state.values()) + 1
+    write_checkpoint(
+        folder, tensors, hub_config, companions=tokenizer_files(tokenizer), max_shard_size=size
+    )
 
 
 def sample_text(model: Any, tokenizer: Tokenizer, prompt: str, tokens: int, seed: int) -> str:

@@ -1,6 +1,7 @@
 """The record of a run whose text is not encoded yet, to continue an interrupted preparation.
 
-RUN/tokens/begun.json contains the settings and the text files. settings.json replaces it before the first step.
+RUN/tokens/begun.json contains the settings and the text files. settings.json replaces it before the
+first step.
 """
 
 import json
@@ -16,7 +17,9 @@ from minhub_py.training.settings import Settings
 
 @dataclass(frozen=True)
 class Preparation:
-    """The settings of a run, and its text files, each with its size and modification time in nanoseconds."""
+    """The settings of a run, and its text files, each with its size and modification time in
+    nanoseconds.
+    """
 
     settings: Settings
     texts: Sequence[tuple[Path, int, int]]
@@ -24,7 +27,9 @@ class Preparation:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Preparation | None":
-        """The record in a folder; None if the folder has none, or also has settings.json. CorruptError."""
+        """The record in a folder; None if the folder has none, or also has settings.json.
+        CorruptError.
+        """
         if folder.settings.exists() or not folder.preparation.exists():
             return None
         content = read_object(folder.preparation)
@@ -35,14 +40,20 @@ class Preparation:
     def write(self, folder: RunFolder) -> None:
         """Write the record."""
         texts = [[str(path), size, time] for path, size, time in self.texts]
-        content = {"settings": json.loads(self.settings.to_json()), "texts": texts, "given": list(self.given)}
+        content = {
+            "settings": json.loads(self.settings.to_json()),
+            "texts": texts,
+            "given": list(self.given),
+        }
         folder.write(folder.preparation, json.dumps(content, indent=2) + "\n")
 
     def unchanged_texts(self) -> list[Path]:
         """The text files. ValueError: a text has changed.    FileNotFoundError: a text is missing."""
         for path, size, time in self.texts:
             if size_and_time(path) != (size, time):
-                raise ValueError(f"{path} has changed since the run began: start a new run with {train_call()}")
+                raise ValueError(
+                    f"{path} has changed since the run began: start a new run with {train_call()}"
+                )
         return [path for path, _, _ in self.texts]
 
 

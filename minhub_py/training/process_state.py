@@ -1,4 +1,6 @@
-"""The state of the process during a run: PyTorch's threads and random numbers, signals, and errors of memory."""
+"""The state of the process during a run: PyTorch's threads and random numbers, signals, and errors
+of memory.
+"""
 
 import os
 import re
@@ -15,8 +17,13 @@ from minhub_py.system.spelling import setting
 
 @contextmanager
 def restore_torch_state(device: torch.device, threads: int | None) -> Iterator[None]:
-    """Set PyTorch's number of threads and deterministic mode; restore them and the random state at the end."""
-    caller_threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    """Set PyTorch's number of threads and deterministic mode; restore them and the random state at
+    the end.
+    """
+    caller_threads, deterministic = (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
     torch.set_num_threads(threads or caller_threads)
     if device.type == "cuda":  # the order of sums varies otherwise
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -38,13 +45,16 @@ def memory_advice() -> Iterator[None]:
     except RuntimeError as error:
         if not re.search("out of memory|can't allocate memory", str(error)):
             raise
-        raise MemoryError(f"out of memory: reduce {setting('batch')} or {setting('context')}, or increase "
-                          f"{setting('accumulate')}") from error  # fmt: skip
+        raise MemoryError(
+            f"out of memory: reduce {setting('batch')} or {setting('context')}, or increase "
+            f"{setting('accumulate')}"
+        ) from error
 
 
 @contextmanager
 def catch_signals(report: Callable[[], object]) -> Iterator[list[int]]:
-    """Record the first Ctrl-C or SIGTERM in a list, so that the step can finish; a second one interrupts at once.
+    """Record the first Ctrl-C or SIGTERM in a list, so that the step can finish; a second one
+    interrupts at once.
 
     report: called at the first signal.
     """
@@ -55,7 +65,9 @@ def catch_signals(report: Callable[[], object]) -> Iterator[list[int]]:
 
     def handle(number: int, _frame: Any) -> None:
         signals.append(number)
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
         with suppress(RuntimeError):  # the signal interrupted a write to the same stream
             report()
 

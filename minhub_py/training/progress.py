@@ -1,4 +1,5 @@
-"""Console output of a run: a line per evaluation, and a progress bar on a terminal or in a notebook.
+"""Console output of a run: a line per evaluation, and a progress bar on a terminal or in a
+notebook.
 
 Pipes and log files receive at least one line per minute instead of the bar.
 """
@@ -31,7 +32,8 @@ BAR_LENGTH = 20
 
 
 class ConsoleListener(Listener):
-    """Prints progress on standard error; in a notebook on standard output, because notebooks show errors in red.
+    """Prints progress on standard error; in a notebook on standard output, because notebooks show
+    errors in red.
 
     shown: False prints notes only.
     """
@@ -39,9 +41,12 @@ class ConsoleListener(Listener):
     def __init__(self, *, shown: bool = True) -> None:
         notebook = in_notebook()
         stream = sys.stdout if notebook else sys.stderr
-        self.shown = shown and is_main_process() and stream is not None  # Windows' pythonw has no streams
+        # Windows' pythonw has no streams
+        self.shown = shown and is_main_process() and stream is not None
         self.file: TextIO = stream if stream is not None else io.StringIO()
-        self.has_bar = self.shown and (notebook or (self.file.isatty() and os.environ.get("TERM") != "dumb"))
+        self.has_bar = self.shown and (
+            notebook or (self.file.isatty() and os.environ.get("TERM") != "dumb")
+        )
         self.bar_character = "━" if encodable("━", self.file) == "━" else "#"
         self.bar_width = 0  # of the line as last printed
         self.bar_time = -SLOW_BATCH
@@ -49,7 +54,9 @@ class ConsoleListener(Listener):
         self.has_heading = False
 
     def update_bar(self, text: str) -> None:
-        """Replace the progress bar's line; "" removes it. Truncated: a wrapped line could not be removed."""
+        """Replace the progress bar's line; "" removes it. Truncated: a wrapped line could not be
+        removed.
+        """
         if not self.has_bar or not (text or self.bar_width):
             return
         text = text[: max(20, shutil.get_terminal_size().columns - 3)]
@@ -74,7 +81,8 @@ class ConsoleListener(Listener):
     def preparing(self, what: str, completed: int, total: int) -> None:
         """The part of the text that has been read."""
         self.update_bar(
-            f"{what} the text: {f'{100 * completed / total:.0f} %' if total else f'{completed / 1e6:,.0f} MB'}"
+            f"{what} the text:"
+            f" {f'{100 * completed / total:.0f} %' if total else f'{completed / 1e6:,.0f} MB'}"
         )
 
     def begins(self, trainer: Trainer) -> None:
@@ -86,24 +94,34 @@ class ConsoleListener(Listener):
         self.print_line(f"{title}, {size}, on {trainer.device}, {settings.dtype}{processes}")
         unit = "examples" if corpus.objective == "labels" else "tokens"
         steps = f"{settings.steps:,} step{'' if settings.steps == 1 else 's'}"
-        self.print_line(f"{corpus.train.count:,} {unit} to train on, {corpus.held_out.count:,} held out; "
-                        f"{steps} of {settings.batch} × {trainer.context}; losses in {corpus.unit.name}")  # fmt: skip
+        self.print_line(
+            f"{corpus.train.count:,} {unit} to train on, {corpus.held_out.count:,} held out; "
+            f"{steps} of {settings.batch} × {trainer.context}; losses in {corpus.unit.name}"
+        )
         if settings.accumulate > 1:
             parts = f"{settings.accumulate:,} parts of {trainer.micro_batch:,}"
             if not isinstance(corpus, Corpus):  # examples are grouped by length
                 parts = f"at most {settings.accumulate:,} parts"
-            self.print_line(f"each step in {parts}, which limits the memory ({setting('accumulate')})")
+            self.print_line(
+                f"each step in {parts}, which limits the memory ({setting('accumulate')})"
+            )
         step = trainer.progress.step
         if trainer.finished:
-            advice = f"; for more steps: {resume_call(trainer.folder.path, steps=2 * settings.steps)}"
-            self.print_line(f"finished already, after step {step:,}{advice if step == settings.steps else ''}")
+            advice = (
+                f"; for more steps: {resume_call(trainer.folder.path, steps=2 * settings.steps)}"
+            )
+            self.print_line(
+                f"finished already, after step {step:,}{advice if step == settings.steps else ''}"
+            )
         elif step:
             self.print_line(f"continues after step {step:,}")
 
     def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:
         """The duration of the run; for a long run, also the settings that shorten it."""
-        self.print_line(f"about {about(seconds)} for {steps:,} step{'' if steps == 1 else 's'} of {step_seconds:.2g} s "
-                        f"and {evaluations:,} evaluation{'' if evaluations == 1 else 's'}")  # fmt: skip
+        self.print_line(
+            f"about {about(seconds)} for {steps:,} step{'' if steps == 1 else 's'} of"
+            f" {step_seconds:.2g} s and {evaluations:,} evaluation{'' if evaluations == 1 else 's'}"
+        )
         if busy := busy_advice(*load_average()):
             self.print_line(busy)
         if seconds >= LONG_RUN:
@@ -119,12 +137,18 @@ class ConsoleListener(Listener):
         elif time.monotonic() - self.bar_time >= SLOW_BATCH:
             self.update_bar(text)
 
-    def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
+    def stepped(
+        self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float
+    ) -> None:
         """The progress bar, or a line per minute."""
-        text = (f"{step:,} of {steps:,}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  "
-                f"{duration(seconds_left)} left")  # fmt: skip
+        text = (
+            f"{step:,} of {steps:,}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  "
+            f"{duration(seconds_left)} left"
+        )
         self.print_rarely(text)
-        self.update_bar(f"{self.bar_character * round(BAR_LENGTH * step / steps):{BAR_LENGTH}} {text}")
+        self.update_bar(
+            f"{self.bar_character * round(BAR_LENGTH * step / steps):{BAR_LENGTH}} {text}"
+        )
 
     def print_rarely(self, text: str) -> None:
         """Print a progress line if there is no progress bar and no recent line."""
@@ -136,13 +160,18 @@ class ConsoleListener(Listener):
         measures = [name for name in MEASURES if name in row]
         if not self.has_heading:
             names = "".join(f"{HEADINGS[name].upper():>8}  " for name in measures)
-            self.print_line(f"{'STEP':>8}  {'TRAINING':>8}  {'HELD OUT':>8}  {names}{'TOKENS/S':>10}  {'TIME':>12}")
+            self.print_line(
+                f"{'STEP':>8}  {'TRAINING':>8}  {'HELD OUT':>8}  {names}{'TOKENS/S':>10} "
+                f" {'TIME':>12}"
+            )
         self.has_heading = True
         train = "" if math.isnan(row["train_loss"]) else f"{row['train_loss']:.4f}"
         speed = f"{row['tokens_per_second']:,.0f}" if row["step"] else ""
         values = "".join(f"{row[name]:8.4f}  " for name in measures)
-        self.print_line(f"{row['step']:8,}  {train:>8}  {row['held_out_loss']:8.4f}  {values}{speed:>10}  "
-                        f"{duration(row['seconds']):>12}{'' if best else '  not better'}")  # fmt: skip
+        self.print_line(
+            f"{row['step']:8,}  {train:>8}  {row['held_out_loss']:8.4f}  {values}{speed:>10}  "
+            f"{duration(row['seconds']):>12}{'' if best else '  not better'}"
+        )
 
     def sampled(self, step: int, text: str) -> None:
         """The sample, between blank lines."""
@@ -150,7 +179,9 @@ class ConsoleListener(Listener):
 
     def stopping(self, pending: str) -> None:
         """The pending batch."""
-        self.print_line(f"Stopping after {pending}. Ctrl-C again stops at once, with the last checkpoint.")
+        self.print_line(
+            f"Stopping after {pending}. Ctrl-C again stops at once, with the last checkpoint."
+        )
 
     def note(self, text: str) -> None:
         """A note, also with shown=False."""
@@ -161,11 +192,14 @@ class ConsoleListener(Listener):
     def finished(self, best: LossRow, unit: str, folder: Path, advice: str = "") -> None:
         """The location of the best model. unit: of its loss."""
         loss = f"{best['held_out_loss']:.4f} ({unit})"
-        self.print_line(f"\nThe best model, of step {best['step']:,} with a loss of {loss}, is in {folder}{advice}")
+        self.print_line(
+            f"\nThe best model, of step {best['step']:,} with a loss of {loss}, is in"
+            f" {folder}{advice}"
+        )
         if best["step"] == 0:
             self.print_line(
-                "It is the model before training, as no later evaluation had a lower loss: use another "
-                f"{setting('learning_rate')}, more {setting('steps')}, or more data"
+                "It is the model before training, as no later evaluation had a lower loss: use"
+                f" another {setting('learning_rate')}, more {setting('steps')}, or more data"
             )
 
 
@@ -178,12 +212,14 @@ def busy_advice(load: float, cores: int) -> str:
     """A hint that other programs slow the training down; "" if the cores are sufficient."""
     if load <= cores:
         return ""
-    advice = f"the machine is busy (load average {load:.1f} on {cores} cores): training takes longer"
+    advice = (
+        f"the machine is busy (load average {load:.1f} on {cores} cores): training takes longer"
+    )
     if is_limited() or torch.get_num_threads() == 1:
         return advice
     return (
-        f"{advice}. {setting('threads', 1)}, or the environment variable GOMP_SPINCOUNT={SPIN_COUNT} before the start, "
-        "avoids that threads wait for each other"
+        f"{advice}. {setting('threads', 1)}, or the environment variable"
+        f" GOMP_SPINCOUNT={SPIN_COUNT} before the start, avoids that threads wait for each other"
     )
 
 
@@ -193,7 +229,9 @@ def is_main_process() -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this is an IPython kernel, as in Jupyter, whose streams wrongly claim to be terminals."""
+    """Whether this is an IPython kernel, as in Jupyter, whose streams wrongly claim to be
+    terminals.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

@@ -35,15 +35,24 @@ def advice(folder: RunFolder, corrupt: Path) -> str:
             if is_object(source / corrupt.name):
                 return f"copy {source / corrupt.name} to {corrupt.parent}, {resume}"
     if corrupt in [path / name for name in MODEL_FILES] and newest is not None and is_model(newest):
-        return f"the best model is lost; copy {', '.join(MODEL_FILES)} from {newest} to {path}, {resume}"
+        return (
+            f"the best model is lost; copy {', '.join(MODEL_FILES)} from {newest} to {path},"
+            f" {resume}"
+        )
     if corrupt.parent.parent == folder.checkpoints:
-        earlier = [checkpoint for checkpoint in folder.all_checkpoints() if checkpoint.name < corrupt.parent.name]
+        earlier = [
+            checkpoint
+            for checkpoint in folder.all_checkpoints()
+            if checkpoint.name < corrupt.parent.name
+        ]
         if earlier and is_model(earlier[-1]):
             return f"remove {corrupt.parent}, {resume} to continue from {earlier[-1].name}"
     for model, title in ((path, "best model"), (newest, "last checkpoint's model")):
         if model is not None and is_model(model):
-            return (f"the run cannot continue, but its {title} is intact in {model}; start a new run from it with "
-                    f"{setting('start', str(model))}")  # fmt: skip
+            return (
+                f"the run cannot continue, but its {title} is intact in {model}; start a new run"
+                f" from it with {setting('start', str(model))}"
+            )
     return "the run cannot continue, and it has no intact model; start a new run from the text"
 
 

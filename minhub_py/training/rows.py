@@ -8,8 +8,9 @@
     text, label                     classification or regression
     text                            plain text
 
-Sources: https://platform.openai.com/docs/guides/supervised-fine-tuning, https://huggingface.co/docs/trl/dataset_formats,
-https://github.com/lm-sys/FastChat, https://github.com/tatsu-lab/stanford_alpaca.
+Sources: https://platform.openai.com/docs/guides/supervised-fine-tuning,
+https://huggingface.co/docs/trl/dataset_formats, https://github.com/lm-sys/FastChat,
+https://github.com/tatsu-lab/stanford_alpaca.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +23,21 @@ from minhub_py.system.json_text import parse
 Row = Mapping[str, Any]
 VARIABLES = ("tools", "chat_template_kwargs")  # columns that the chat template receives
 ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
-    "model": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",
-    "function_call": "function_call", "tool_call": "function_call", "tool": "tool", "observation": "tool",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "system": "system",
+    "function_call": "function_call",
+    "tool_call": "function_call",
+    "tool": "tool",
+    "observation": "tool",
     "function_response": "tool",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -43,14 +54,19 @@ class Form:
 
 
 def parsed(value: Any, name: str, kind: type) -> Any:
-    """A list or an object, which tables contain as JSON text. ValueError: the value is something else."""
+    """A list or an object, which tables contain as JSON text. ValueError: the value is something
+    else.
+    """
     if isinstance(value, str):
         try:
             value = parse(value)
         except ValueError as error:
             raise ValueError(f"{name} is not JSON ({error})") from error
     if not isinstance(value, kind):
-        raise ValueError(f"{name} must be {'a list' if kind is list else 'an object'}, not {type(value).__name__}")
+        raise ValueError(
+            f"{name} must be {'a list' if kind is list else 'an object'}, not"
+            f" {type(value).__name__}"
+        )
     return value
 
 
@@ -60,7 +76,9 @@ def without(row: Row, *names: str) -> dict[str, Any]:
 
 
 def message_of(turn: Any) -> dict[str, Any]:
-    """A message of ShareGPT in the form of the OpenAI API. ValueError: it has another form, or an unknown role."""
+    """A message of ShareGPT in the form of the OpenAI API. ValueError: it has another form, or an
+    unknown role.
+    """
     keys = set(turn) if isinstance(turn, Mapping) else set()
     if not ({"from", "value"} <= keys or {"role", "content"} <= keys):
         raise ValueError("a message of conversations needs from and value")
@@ -73,8 +91,12 @@ def message_of(turn: Any) -> dict[str, Any]:
         return {"role": role, "content": text, **rest}
     calls = parse(text) if isinstance(text, str) else text
     functions = calls if isinstance(calls, list) else [calls]
-    return {"role": "assistant", "content": "", **rest,
-            "tool_calls": [{"type": "function", "function": function} for function in functions]}  # fmt: skip
+    return {
+        "role": "assistant",
+        "content": "",
+        **rest,
+        "tool_calls": [{"type": "function", "function": function} for function in functions],
+    }
 
 
 def from_sharegpt(row: Row) -> Row:
@@ -89,11 +111,20 @@ def from_alpaca(row: Row) -> Row:
     history = parsed(row.get("history") or [], "history", list)
     if row["instruction"] is None or row["output"] is None:
         raise ValueError("instruction or output is missing")
-    turns = [*history, ["\n\n".join(filter(None, [row["instruction"], row.get("input")])), row["output"]]]
+    turns = [
+        *history,
+        ["\n\n".join(filter(None, [row["instruction"], row.get("input")])), row["output"]],
+    ]
     messages = [{"role": "system", "content": row["system"]}] if row.get("system") else []
     for question, answer in turns:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"messages": messages, **without(row, "instruction", "input", "output", "system", "history")}
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+    return {
+        "messages": messages,
+        **without(row, "instruction", "input", "output", "system", "history"),
+    }
 
 
 FORMS = (
@@ -108,7 +139,9 @@ FORMS = (
 
 
 def form_of(columns: Sequence[str], source: Path, objective: str | None = None) -> Form:
-    """The form of a file's rows, by its columns. objective: only its forms. ValueError: no form has these columns."""
+    """The form of a file's rows, by its columns. objective: only its forms. ValueError: no form has
+    these columns.
+    """
     objective = "text" if objective == "masked" else objective
     forms = [form for form in FORMS if objective in (None, form.objective)]
     for form in forms:
@@ -116,4 +149,6 @@ def form_of(columns: Sequence[str], source: Path, objective: str | None = None) 
             return form
     purpose = "training" if objective is None else f"the objective {objective}"
     found = f"the columns {', '.join(columns)}" if columns else "no rows"
-    raise ValueError(f"{source} has {found}: {purpose} needs {'; '.join(form.title for form in forms)}")
+    raise ValueError(
+        f"{source} has {found}: {purpose} needs {'; '.join(form.title for form in forms)}"
+    )

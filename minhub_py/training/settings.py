@@ -1,4 +1,5 @@
-"""The settings of a training run, shared by Python, the shell and R, and the model config that they define.
+"""The settings of a training run, shared by Python, the shell and R, and the model config that they
+define.
 
 The default sizes train on a CPU within minutes.
 """
@@ -12,8 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_origin
 
-from minhub_py.config import changed
-from minhub_py.registry import ENTRIES, Architecture, Entry
+from minhub_py.models.config import changed
+from minhub_py.models.registry import ENTRIES, Architecture, Entry
 from minhub_py.system.csv_values import NA
 from minhub_py.system.quantization import KINDS
 from minhub_py.system.spelling import setting, train_call, unknown
@@ -24,7 +25,8 @@ if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
 
 CONTEXT = 128  # default context length in tokens
 
-# Settings that can change when a run is resumed, because neither the model nor the data depend on them.
+# Settings that can change when a run is resumed, because neither the model nor the data depend on
+# them.
 CHANGEABLE = frozenset(
     """steps evaluate_every checkpoint_every patience sample sample_tokens device compile parallel threads""".split()
 )
@@ -44,40 +46,53 @@ def choice(default: str, *choices: str) -> Any:
 class Settings:
     """All settings of a run, except its texts.
 
-    None selects a default that depends on the architecture, on the model to fine-tune, or on the machine.
+    None selects a default that depends on the architecture, on the model to fine-tune, or on the
+    machine.
 
     Raises:
         ValueError: A value has the wrong type or is out of range.
     """
 
-    family: str | None = None  # architecture, such as gpt2 or qwen3; None: the architecture of `start`, or gpt2
-    start: str | None = None  # identifier of the model to fine-tune; None: random weights. `--from` in the shell
-    # "characters", "bpe" (trained on the text), or an identifier. None: the tokenizer of `start`, or characters.
+    # architecture, such as gpt2 or qwen3; None: the architecture of `start`, or gpt2
+    family: str | None = None
+    # identifier of the model to fine-tune; None: random weights. `--from` in the shell
+    start: str | None = None
+    # "characters", "bpe" (trained on the text), or an identifier. None: the tokenizer of `start`,
+    # or characters.
     tokenizer: str | None = None
-    revision: str | None = None  # branch, tag or commit of `start`; settings.json records the commit
+    # branch, tag or commit of `start`; settings.json records the commit
+    revision: str | None = None
     vocab_size: int = limited(4096, 257)  # for tokenizer="bpe"
-    held_out: float = limited(0.1, 0.0, 0.9)  # fraction of the text, at its end, used for evaluation only
+    # fraction of the text, at its end, used for evaluation only
+    held_out: float = limited(0.1, 0.0, 0.9)
     layers: int | None = limited(None, 1)
     width: int | None = limited(None, 1)  # channels of a transformer, or hidden size of an LSTM
     heads: int | None = limited(None, 1)
-    # Tokens per sequence, and the context length of a new transformer. None: 128, or the context of `start` up to 1024.
+    # Tokens per sequence, and the context length of a new transformer. None: 128, or the context of
+    # `start` up to 1024.
     context: int | None = limited(None, 1)
     dropout: float | None = limited(None, 0.0, 0.99)
     config: Mapping[str, object] = field(default_factory=dict)  # further settings of config.json
-    # Train an adapter of `start` instead of all weights: r, alpha, dropout, targets, dora, rslora, invocation
-    # (adapter_run.py).
+    # Train an adapter of `start` instead of all weights: r, alpha, dropout, targets, dora, rslora,
+    # invocation (adapter_run.py).
     lora: Mapping[str, object] = field(default_factory=dict)
-    quantize: str | None = None  # with lora: "int8" or "nf4" stores the frozen weights in 8 or 4 bits
-    # chat, completion, preference, labels, masked or text; None: decided by the columns of the files (examples.py)
+    # with lora: "int8" or "nf4" stores the frozen weights in 8 or 4 bits
+    quantize: str | None = None
+    # chat, completion, preference, labels, masked or text; None: decided by the columns of the
+    # files (examples.py)
     objective: str | None = None
     na: Sequence[str] = NA  # values of .csv and .tsv files that are missing if they have no quotes
     beta: float = limited(0.1, 0.0, 100.0)  # of DPO, for preference pairs
-    keep_weight: float = limited(10.0, 0.0, 1e6)  # of the divergence of rows with `keep`; other rows have weight 1
-    epochs: float | None = limited(None, 0.01)  # with start: passes over the data, instead of steps; default: 4
-    checkpointing: bool = False  # gradient checkpointing: compute each block again in the backward pass, to save memory
+    # of the divergence of rows with `keep`; other rows have weight 1
+    keep_weight: float = limited(10.0, 0.0, 1e6)
+    # with start: passes over the data, instead of steps; default: 4
+    epochs: float | None = limited(None, 0.01)
+    # gradient checkpointing: compute each block again in the backward pass, to save memory
+    checkpointing: bool = False
     steps: int = limited(2000, 1)
     batch: int = limited(32, 1)  # sequences per step, over all processes
-    accumulate: int = limited(1, 1)  # micro-batches per step (gradient accumulation): less memory, the same gradients
+    # micro-batches per step (gradient accumulation): less memory, the same gradients
+    accumulate: int = limited(1, 1)
     learning_rate: float | None = limited(None, 0.0, 100.0)  # peak of the schedule
     warm_up: int = limited(100, 0)  # warmup steps
     floor: float = limited(0.1, 0.0, 1.0)  # final learning rate, as a fraction of the peak
@@ -86,9 +101,11 @@ class Settings:
     clip: float = limited(1.0, 0.0)  # maximum global gradient norm; 0: no clipping
     carry: bool = True  # LSTM: train on consecutive sequences and carry the state from step to step
     evaluate_every: int = limited(250, 1)
-    evaluate_tokens: int = limited(2**20, 1)  # maximum per evaluation, spread over the held-out text
+    # maximum per evaluation, spread over the held-out text
+    evaluate_tokens: int = limited(2**20, 1)
     checkpoint_every: int = limited(250, 1)
-    patience: int | None = limited(None, 1)  # stop after this number of evaluations without a lower loss
+    # stop after this number of evaluations without a lower loss
+    patience: int | None = limited(None, 1)
     sample: str | None = None  # generate text from this prompt at each evaluation
     sample_tokens: int = limited(200, 1)
     seed: int = limited(1337, 0, 2**63 - 1)
@@ -96,7 +113,8 @@ class Settings:
     # Dtype of matrix products; weights are float32. "auto": bfloat16 on CUDA, otherwise float32.
     dtype: str = choice("auto", "auto", "float32", "bfloat16")
     compile: bool = False
-    parallel: str = choice("ddp", "ddp", "fsdp")  # with torchrun: replicate the model (DDP) or shard it (FSDP)
+    # with torchrun: replicate the model (DDP) or shard it (FSDP)
+    parallel: str = choice("ddp", "ddp", "fsdp")
     threads: int | None = limited(None, 1, 1024)  # PyTorch crashes with far more threads
 
     def __post_init__(self) -> None:
@@ -112,24 +130,43 @@ class Settings:
                 allowed = " or ".join(item.metadata["choices"])
                 raise ValueError(f"{setting(item.name)} must be {allowed}, not {value!r}")
         if self.family not in (None, *ENTRIES):
-            raise ValueError(f"{setting('family')} must be one of {', '.join(ENTRIES)}, not {self.family!r}")
+            raise ValueError(
+                f"{setting('family')} must be one of {', '.join(ENTRIES)}, not {self.family!r}"
+            )
         if self.lora and self.start is None:
-            raise ValueError(f"{setting('lora')} requires {setting('start')}: an adapter changes an existing model")
+            raise ValueError(
+                f"{setting('lora')} requires {setting('start')}: an adapter changes an existing"
+                " model"
+            )
         if self.quantize not in (None, *KINDS):
-            raise ValueError(f"{setting('quantize')} must be {' or '.join(KINDS)}, not {self.quantize!r}")
+            raise ValueError(
+                f"{setting('quantize')} must be {' or '.join(KINDS)}, not {self.quantize!r}"
+            )
         if self.quantize and not self.lora:
-            raise ValueError(f"{setting('quantize')} requires {setting('lora')}: quantized weights cannot be trained")
+            raise ValueError(
+                f"{setting('quantize')} requires {setting('lora')}: quantized weights cannot be"
+                " trained"
+            )
         if self.lora and self.parallel == "fsdp":
-            raise ValueError(f"{setting('lora')} does not support {setting('parallel', 'fsdp')}: use ddp")
+            raise ValueError(
+                f"{setting('lora')} does not support {setting('parallel', 'fsdp')}: use ddp"
+            )
         if self.revision is not None and self.start is None:
             raise ValueError(f"{setting('revision')} requires {setting('start')}: set both")
         if self.held_out == 0:
-            raise ValueError(f"{setting('held_out')} must be above 0: evaluation requires text that is not trained on")
+            raise ValueError(
+                f"{setting('held_out')} must be above 0: evaluation requires text that is not"
+                " trained on"
+            )
         if self.batch % self.accumulate:
-            raise ValueError(f"{setting('batch')} ({self.batch}) must be a multiple of {setting('accumulate')} "
-                             f"({self.accumulate})")  # fmt: skip
+            raise ValueError(
+                f"{setting('batch')} ({self.batch}) must be a multiple of {setting('accumulate')} "
+                f"({self.accumulate})"
+            )
 
-    def fresh_config(self, entry: Entry, vocab_size: int, end_of_text: int | None = None) -> "ModelConfig":
+    def fresh_config(
+        self, entry: Entry, vocab_size: int, end_of_text: int | None = None
+    ) -> "ModelConfig":
         """The config of a new model; `end_of_text` is a token ID.
 
         ValueError: the architecture lacks a setting, or sizes are inconsistent.
@@ -139,9 +176,14 @@ class Settings:
         width = self.width or training.width
         heads = self.heads or max(1, width // 32)
         if "heads" not in training.names and self.heads is not None:
-            raise ValueError(f"{setting('heads')}: {entry.name} has no attention heads; remove this setting")
+            raise ValueError(
+                f"{setting('heads')}: {entry.name} has no attention heads; remove this setting"
+            )
         if "heads" in training.names and width % heads:
-            raise ValueError(f"{setting('width')} {width} must be a multiple of {setting('heads')} {heads}: set both")
+            raise ValueError(
+                f"{setting('width')} {width} must be a multiple of {setting('heads')} {heads}: set"
+                " both"
+            )
         sizes = {
             "layers": self.layers or training.layers,
             "width": width,
@@ -150,31 +192,51 @@ class Settings:
             "context": self.context or CONTEXT,
             "dropout": 0.1 if self.dropout is None else self.dropout,
         }
-        values: dict[str, object] = {"vocab_size": vocab_size, "bos_token_id": end_of_text,
-                                     "eos_token_id": end_of_text, "pad_token_id": None, **training.small}  # fmt: skip
+        values: dict[str, object] = {
+            "vocab_size": vocab_size,
+            "bos_token_id": end_of_text,
+            "eos_token_id": end_of_text,
+            "pad_token_id": None,
+            **training.small,
+        }
         for name, value in sizes.items():
             values |= dict.fromkeys(training.names.get(name, ()), value)
         valid = [item.name for item in fields(entry.architecture.Config)]
         if invalid := sorted(set(self.config) - set(valid)):
-            raise ValueError(f"{setting('config')}: {unknown(invalid, valid, f'the settings of {entry.name}')}")
+            raise ValueError(
+                f"{setting('config')}: {unknown(invalid, valid, f'the settings of {entry.name}')}"
+            )
         return entry.config(values | dict(self.config))
 
     def tuned_config(self, architecture: Architecture, config: "ModelConfig") -> "ModelConfig":
-        """The config of a model to fine-tune. Only dropout can change. ValueError: another setting is set."""
+        """The config of a model to fine-tune. Only dropout can change. ValueError: another setting
+        is set.
+        """
         self._check_architecture(architecture)
-        if architecture.model_class(config).encoder_only and self.objective not in ("labels", "masked"):
-            raise ValueError(f"{self.start}: {train_call()} needs a model that predicts the next token, without "
-                             "bidirectional attention or a classification head: use a PyTorch loop")  # fmt: skip
+        if architecture.model_class(config).encoder_only and self.objective not in (
+            "labels",
+            "masked",
+        ):
+            raise ValueError(
+                f"{self.start}: {train_call()} needs a model that predicts the next token, without "
+                "bidirectional attention or a classification head: use a PyTorch loop"
+            )
         for name in ("layers", "width", "heads"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{setting(name)}: the sizes of {self.start} are fixed; remove this setting")
+                raise ValueError(
+                    f"{setting(name)}: the sizes of {self.start} are fixed; remove this setting"
+                )
         dropout = {item.name for item in fields(config) if "drop" in item.name}
         if fixed := sorted(set(self.config) - dropout):
-            raise ValueError(f"{', '.join(fixed)}: {self.start} has fixed settings; only these can change: "
-                             + ", ".join(sorted(dropout)))  # fmt: skip
+            raise ValueError(
+                f"{', '.join(fixed)}: {self.start} has fixed settings; only these can change: "
+                + ", ".join(sorted(dropout))
+            )
         limit = config.context_length
         if self.context is not None and limit is not None and self.context > limit:
-            raise ValueError(f"{setting('context')} must be at most {limit} for {self.start}, not {self.context}")
+            raise ValueError(
+                f"{setting('context')} must be at most {limit} for {self.start}, not {self.context}"
+            )
         names = architecture.training.names.get("dropout", ()) if self.dropout is not None else ()
         return changed(config, dict.fromkeys(names, self.dropout) | dict(self.config))
 
@@ -182,13 +244,20 @@ class Settings:
         if self.objective in ("labels", "masked"):
             return
         if not architecture.trainable and architecture.is_encoder:
-            raise ValueError(f"{self.start or architecture.name}: an encoder predicts no next token; {train_call()} "
-                             "fine-tunes one (start) with the objective masked or labels")  # fmt: skip
+            raise ValueError(
+                f"{self.start or architecture.name}: an encoder predicts no next token;"
+                f" {train_call()} fine-tunes one (start) with the objective masked or labels"
+            )
         if not architecture.trainable:
-            raise ValueError(f"{self.start or architecture.name}: {train_call()} does not support {architecture.name}, "
-                             "which is trained on pairs of texts; use a PyTorch training loop")  # fmt: skip
+            raise ValueError(
+                f"{self.start or architecture.name}: {train_call()} does not support"
+                f" {architecture.name}, which is trained on pairs of texts; use a PyTorch training"
+                " loop"
+            )
         if self.dropout and not architecture.training.names.get("dropout"):
-            raise ValueError(f"{setting('dropout')}: {architecture.name} has no dropout; remove this setting")
+            raise ValueError(
+                f"{setting('dropout')}: {architecture.name} has no dropout; remove this setting"
+            )
 
     def changed(self, changes: Mapping[str, Any]) -> "Settings":
         """The settings of a resumed run. ValueError: a setting cannot change when a run is resumed."""
@@ -196,13 +265,17 @@ class Settings:
             names = [item.name for item in fields(self)]
             if invalid := sorted(set(fixed) - set(names)):
                 raise ValueError(unknown(invalid, names))
-            raise ValueError(f"{', '.join(map(setting, fixed))} cannot change when a run is resumed: start a new run. "
-                             f"Changeable settings: {', '.join(map(setting, sorted(CHANGEABLE)))}")  # fmt: skip
+            raise ValueError(
+                f"{', '.join(map(setting, fixed))} cannot change when a run is resumed: start a new"
+                f" run. Changeable settings: {', '.join(map(setting, sorted(CHANGEABLE)))}"
+            )
         return dataclasses.replace(self, **changes)
 
     def to_json(self, history: Sequence["Change"] = ()) -> str:
         """The content of settings.json."""
-        values = asdict(self) | ({"history": [asdict(change) for change in history]} if history else {})
+        values = asdict(self) | (
+            {"history": [asdict(change) for change in history]} if history else {}
+        )
         return json.dumps(values, indent=2) + "\n"
 
 
@@ -267,7 +340,8 @@ class Change:
 
 
 def read_settings(path: Path) -> tuple[Settings, list[Change]]:
-    """Read settings.json: the current settings and the history of changes, which early versions did not write.
+    """Read settings.json: the current settings and the history of changes, which early versions did
+    not write.
 
     ValueError: the file is corrupt, or another version wrote it.
     """
@@ -277,13 +351,18 @@ def read_settings(path: Path) -> tuple[Settings, list[Change]]:
         raise ValueError(f"{path} has settings of another version: {', '.join(unsupported)}")
     values.setdefault("keep_weight", 1.0)  # of earlier versions
     with reading(path):
-        settings, changes = Settings(**values), [Change(int(item["step"]), dict(item["before"])) for item in history]
+        settings, changes = (
+            Settings(**values),
+            [Change(int(item["step"]), dict(item["before"])) for item in history],
+        )
         segments(settings, changes)
         return settings, changes
 
 
 def segments(settings: Settings, history: Sequence[Change]) -> list[tuple[Settings, int | None]]:
-    """The settings of each segment of a run between changes, with its last step; None for the last segment."""
+    """The settings of each segment of a run between changes, with its last step; None for the last
+    segment.
+    """
     result: list[tuple[Settings, int | None]] = [(settings, None)]
     for change in reversed(history):
         settings = dataclasses.replace(settings, **change.before)
@@ -291,26 +370,36 @@ def segments(settings: Settings, history: Sequence[Change]) -> list[tuple[Settin
     return result
 
 
-def record_change(history: Sequence[Change], old: Settings, new: Settings, step: int) -> tuple[Settings, list[Change]]:
-    """The settings in force until `step`, and the history of a run resumed from there with the settings `new`.
+def record_change(
+    history: Sequence[Change], old: Settings, new: Settings, step: int
+) -> tuple[Settings, list[Change]]:
+    """The settings in force until `step`, and the history of a run resumed from there with the
+    settings `new`.
 
     Changes at `step` or later are dropped, because the resumed run repeats those steps.
     """
     history = list(history)
     while history and history[-1].step >= step:
         old = dataclasses.replace(old, **history.pop().before)
-    before = {item.name: getattr(old, item.name) for item in fields(old)
-              if getattr(old, item.name) != getattr(new, item.name)}  # fmt: skip
+    before = {
+        item.name: getattr(old, item.name)
+        for item in fields(old)
+        if getattr(old, item.name) != getattr(new, item.name)
+    }
     if before and step:
         history.append(Change(step, before))
     return old, history
 
 
 def check_type(name: str, value: object, annotation: Any) -> Any:
-    """The value, with an int converted where the annotation is float. ValueError: the type is wrong."""
+    """The value, with an int converted where the annotation is float. ValueError: the type is
+    wrong.
+    """
     if get_origin(annotation) is Sequence:
         values = (value,) if isinstance(value, str) else value
-        if not isinstance(values, list | tuple) or not all(isinstance(text, str) for text in values):
+        if not isinstance(values, list | tuple) or not all(
+            isinstance(text, str) for text in values
+        ):
             raise ValueError(f"{setting(name)} must be a list of texts, not {value!r}")
         return tuple(values)
     types = get_args(annotation) or (annotation,)
@@ -320,6 +409,8 @@ def check_type(name: str, value: object, annotation: Any) -> Any:
     if expected is float and type(value) is int and abs(value) <= sys.float_info.max:
         value = float(value)
     if not isinstance(value, expected) or (expected is not bool and isinstance(value, bool)):
-        title = {str: "text", int: "an integer", float: "a number", bool: "true or false"}.get(expected, "a mapping")
+        title = {str: "text", int: "an integer", float: "a number", bool: "true or false"}.get(
+            expected, "a mapping"
+        )
         raise ValueError(f"{setting(name)} must be {title}, not {value!r}")
     return value

@@ -51,7 +51,13 @@ from minhub_py.training.settings import Settings, read_settings, record_change
 
 STREAM_COPY = "text.txt"  # copy of a text that can be read only once; removed after encoding
 # Files of a preparation, which remain if the process is killed before the first step.
-PREPARATION_FILES = {"train.bin", "held_out.bin", "train.safetensors", "held_out.safetensors", STREAM_COPY} | {
+PREPARATION_FILES = {
+    "train.bin",
+    "held_out.bin",
+    "train.safetensors",
+    "held_out.safetensors",
+    STREAM_COPY,
+} | {
     file
     for name in ("begun.json", "tokens.json", "tokenizer.json", *SAVED_COMPANIONS)
     for file in (name, f".{name}.partial")
@@ -59,19 +65,23 @@ PREPARATION_FILES = {"train.bin", "held_out.bin", "train.safetensors", "held_out
 
 
 def start_run(
-    folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO], listener: Listener,
+    folder: RunFolder,
+    settings: Settings,
+    texts: Sequence[Path | BinaryIO],
+    listener: Listener,
     given: Collection[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Start a new run and train to its end. given: the settings that have no default.
 
-    An error before the first step leaves no files. An interrupt leaves the record of preparation.py for
-    `continue_preparation`.
+    An error before the first step leaves no files. An interrupt leaves the record of preparation.py
+    for `continue_preparation`.
     """
     if not texts:
         raise ValueError("there is no text to train on: pass one or more files")
     with data_parallel_group(settings.parallel, settings.device) as group:
         start = open_start(settings) if group.is_main else None
-        # The main process resolves the revision to a commit, so that all processes load the same files.
+        # The main process resolves the revision to a commit, so that all processes load the same
+        # files.
         if commit := group.broadcast(None if start is None else commit_of(start.path)):
             settings = dataclasses.replace(settings, revision=commit)
         start = start if group.is_main else open_start(settings)
@@ -79,7 +89,10 @@ def start_run(
         check_effect(settings, given)
         with new_folder(folder) if group.is_main else nullcontext():
             if group.is_main:
-                paths = [text if isinstance(text, Path) else copy_stream(text, folder, listener) for text in texts]
+                paths = [
+                    text if isinstance(text, Path) else copy_stream(text, folder, listener)
+                    for text in texts
+                ]
                 states = [(path.absolute(), *size_and_time(path)) for path in paths]
                 Preparation(settings, states, sorted(given)).write(folder)
                 encode_texts(folder, settings, start, paths, listener)
@@ -92,7 +105,8 @@ def start_run(
 def new_folder(folder: RunFolder) -> Iterator[None]:
     """Create and lock the folder of a new run.
 
-    An error before the first step removes its files, as does an interrupt before the record of the preparation.
+    An error before the first step removes its files, as does an interrupt before the record of the
+    preparation.
     """
     check_new(folder)
     with folder.locked():
@@ -109,7 +123,9 @@ def new_folder(folder: RunFolder) -> Iterator[None]:
             raise
 
 
-def continue_preparation(folder: RunFolder, preparation: Preparation, settings: Settings, listener: Listener) -> None:
+def continue_preparation(
+    folder: RunFolder, preparation: Preparation, settings: Settings, listener: Listener
+) -> None:
     """Continue a run that was interrupted before its first step, and train to its end.
 
     ValueError: a text has changed.    FileNotFoundError: a text is missing.
@@ -129,7 +145,11 @@ def continue_preparation(folder: RunFolder, preparation: Preparation, settings: 
 
 
 def encode_texts(
-    folder: RunFolder, settings: Settings, start: ModelFiles | None, paths: Sequence[Path], listener: Listener
+    folder: RunFolder,
+    settings: Settings,
+    start: ModelFiles | None,
+    paths: Sequence[Path],
+    listener: Listener,
 ) -> None:
     """Write the tokenizer and the tokenized text, or the encoded examples, of a run."""
     if start is not None and (settings.objective == "masked" or any(map(is_table, paths))):
@@ -137,15 +157,24 @@ def encode_texts(
         with folder.writing(folder.tokens):
             for name, content in tokenizer_files(tokenizer).items():
                 write_atomically(folder.tokens / name, content)
-            example_run.encode_examples(folder, settings, start, tokenizer, paths, fingerprint(start.path), listener)
+            example_run.encode_examples(
+                folder, settings, start, tokenizer, paths, fingerprint(start.path), listener
+            )
         return
     stream_copy = folder.tokens / STREAM_COPY
-    text = Text(paths, settings.held_out, listener.preparing, {stream_copy: "-", stream_copy.absolute(): "-"})
+    text = Text(
+        paths,
+        settings.held_out,
+        listener.preparing,
+        {stream_copy: "-", stream_copy.absolute(): "-"},
+    )
     tokenizer = tokenizer_of(settings, start, text)
     with working(tokenizer):
         unknown = unknown_characters(tokenizer, "".join(text.alphabet))
     if unknown:
-        listener.note(f"{len(unknown)} characters of the text are {describe_unknown(tokenizer, unknown)}")
+        listener.note(
+            f"{len(unknown)} characters of the text are {describe_unknown(tokenizer, unknown)}"
+        )
     with folder.writing(folder.tokens):
         for name, content in tokenizer_files(tokenizer).items():
             write_atomically(folder.tokens / name, content)
@@ -154,7 +183,9 @@ def encode_texts(
 
 
 def copy_stream(text: BinaryIO, folder: RunFolder, listener: Listener) -> Path:
-    """Copy a stream to a file, because texts are read several times. Not to /tmp, which may be in memory."""
+    """Copy a stream to a file, because texts are read several times. Not to /tmp, which may be in
+    memory.
+    """
     path, size = folder.tokens / STREAM_COPY, 0
     with folder.writing(path), path.open("wb") as file:
         while chunk := text.read(2**20):
@@ -165,7 +196,9 @@ def copy_stream(text: BinaryIO, folder: RunFolder, listener: Listener) -> Path:
 
 
 def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> None:
-    """Resume a run from its last checkpoint, or else from its start, and train to its end. CorruptError."""
+    """Resume a run from its last checkpoint, or else from its start, and train to its end.
+    CorruptError.
+    """
     with data_parallel_group(settings.parallel, settings.device) as group, recovery_advice(folder):
         start = None
         if folder.newest() is not None:
@@ -176,37 +209,57 @@ def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> N
         else:
             saved = read_settings(folder.settings)[0]
             if any(row["step"] > saved.checkpoint_every for row in folder.read_rows()):
-                raise CorruptError(folder.checkpoints, "is empty" if folder.checkpoints.exists() else "is missing")
+                raise CorruptError(
+                    folder.checkpoints, "is empty" if folder.checkpoints.exists() else "is missing"
+                )
             start = open_start(settings)
             check_unchanged(folder, settings, start, ", and the run has no checkpoint yet")
         with folder.locked() if group.is_main else nullcontext():
             run(folder, settings, start, group, listener)
 
 
-def check_unchanged(folder: RunFolder, settings: Settings, start: ModelFiles | None, detail: str) -> None:
+def check_unchanged(
+    folder: RunFolder, settings: Settings, start: ModelFiles | None, detail: str
+) -> None:
     """ValueError: the model to fine-tune has changed since its tokenizer encoded the text."""
-    if start is not None and read_corpus(folder.tokens).start not in (None, fingerprint(start.path)):
-        raise ValueError(f"{settings.start} has changed since the run in {folder.path} began{detail}: start a new run")
+    if start is not None and read_corpus(folder.tokens).start not in (
+        None,
+        fingerprint(start.path),
+    ):
+        raise ValueError(
+            f"{settings.start} has changed since the run in {folder.path} began{detail}: start a"
+            " new run"
+        )
 
 
 def check_new(folder: RunFolder) -> None:
     """FileExistsError: the folder contains files that a new run would overwrite."""
     if folder.settings.exists():
-        raise FileExistsError(f"{folder.path} contains a run already: resume it with {resume_call(folder.path)}, or "
-                              "choose another folder")  # fmt: skip
+        raise FileExistsError(
+            f"{folder.path} contains a run already: resume it with {resume_call(folder.path)}, or "
+            "choose another folder"
+        )
     if folder.path.is_file():
         raise FileExistsError(f"{folder.path} is a file: choose a folder")
     names = {path.name for path in folder.path.iterdir()} if folder.path.is_dir() else set()
-    if folder.tokens.is_dir() and {path.name for path in folder.tokens.iterdir()} <= PREPARATION_FILES:
+    if (
+        folder.tokens.is_dir()
+        and {path.name for path in folder.tokens.iterdir()} <= PREPARATION_FILES
+    ):
         names -= {"tokens", ".settings.json.partial"}
     if names := names - {LOCK}:
         raise FileExistsError(f"{folder.path} contains {min(names)} already: choose a new folder")
 
 
 def run(
-    folder: RunFolder, settings: Settings, start: ModelFiles | None, group: DataParallelGroup, listener: Listener
+    folder: RunFolder,
+    settings: Settings,
+    start: ModelFiles | None,
+    group: DataParallelGroup,
+    listener: Listener,
 ) -> None:
-    """Train from the newest checkpoint of the folder; without a checkpoint, from `start` or from random weights.
+    """Train from the newest checkpoint of the folder; without a checkpoint, from `start` or from
+    random weights.
 
     KeyboardInterrupt, SystemExit: a signal stopped the run, after a checkpoint.
     """
@@ -221,10 +274,16 @@ def run(
     if name == "cpu":
         memory.limit_kernel_cache()
     with restore_torch_state(device, settings.threads):
-        labels = corpus.labels if isinstance(corpus, ExampleCorpus) and corpus.objective == "labels" else None
+        labels = (
+            corpus.labels
+            if isinstance(corpus, ExampleCorpus) and corpus.objective == "labels"
+            else None
+        )
         architecture, model = load_model(settings, start, newest, tokenizer, labels)
         check_model(settings, model.config, tokenizer)
-        trainer = Trainer(settings, folder, corpus, tokenizer, architecture, model, group, device, listener)
+        trainer = Trainer(
+            settings, folder, corpus, tokenizer, architecture, model, group, device, listener
+        )
         if newest is not None:
             trainer.resume(newest)
         if group.is_main:
@@ -238,12 +297,16 @@ def run(
         if signals and not finished:
             if signals[0] != signal.SIGINT:
                 raise SystemExit(128 + signals[0])
-            raise KeyboardInterrupt(f"stopped after step {trainer.progress.step}; to continue, run "
-                                    f"{resume_call(folder.path)}")  # fmt: skip
+            raise KeyboardInterrupt(
+                f"stopped after step {trainer.progress.step}; to continue, run "
+                f"{resume_call(folder.path)}"
+            )
 
 
 def update_folder(folder: RunFolder, trainer: Trainer, newest: Path | None) -> None:
-    """Write the settings of a run that starts or resumes, and remove its files after the checkpoint `newest`."""
+    """Write the settings of a run that starts or resumes, and remove its files after the checkpoint
+    `newest`.
+    """
     settings, progress, listener = trainer.settings, trainer.progress, trainer.listener
     step = progress.step
     folder.read_rows()  # raises errors before any change
@@ -257,21 +320,33 @@ def update_folder(folder: RunFolder, trainer: Trainer, newest: Path | None) -> N
         listener.note("PyTorch has no fast bfloat16 for this processor: float32 is faster")
     listener.begins(trainer)
     best_loss, best_step = progress.best_loss, progress.best_step
-    if newest and best_loss is not None and all(row["step"] != best_step for row in folder.read_rows()):
+    if (
+        newest
+        and best_loss is not None
+        and all(row["step"] != best_step for row in folder.read_rows())
+    ):
         tokens = best_step * settings.batch * trainer.context
-        row = {"step": best_step, "tokens": tokens, "held_out_loss": best_loss, "seconds": progress.seconds}
+        row = {
+            "step": best_step,
+            "tokens": tokens,
+            "held_out_loss": best_loss,
+            "seconds": progress.seconds,
+        }
         folder.write_row(dict.fromkeys(COLUMNS, math.nan) | row)
         listener.note("losses.csv was missing: the only earlier loss is the best model's")
     if step and settings.steps != old.steps:
         listener.note(
-            f"from step {step:,} the learning rate follows a cosine that ends at step {settings.steps:,}, not at "
-            f"{old.steps:,}: it changes from {learning_rate(old, step):.3g} to {learning_rate(settings, step):.3g}. A "
-            f"new run of {settings.steps:,} steps would result in another model"
+            f"from step {step:,} the learning rate follows a cosine that ends at step"
+            f" {settings.steps:,}, not at {old.steps:,}: it changes from"
+            f" {learning_rate(old, step):.3g} to {learning_rate(settings, step):.3g}. A new run of"
+            f" {settings.steps:,} steps would result in another model"
         )
 
 
 def report(folder: RunFolder, listener: Listener) -> None:
-    """Write the model card and the loss curves. An error is a note, because the model itself is complete."""
+    """Write the model card and the loss curves. An error is a note, because the model itself is
+    complete.
+    """
     from minhub_py.training.summary import draw, model_card, read
 
     written = "the model card and the loss curves were"

@@ -7,14 +7,14 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minhub_py.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
 from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.tokenizers.tokenizer import parse
 from minhub_py.inference.quantize import count
+from minhub_py.loading.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
 from minhub_py.loading.files import open_files
+from minhub_py.loading.pretrained import read_config
+from minhub_py.models.registry import ENTRIES, entry_of
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import read_config
-from minhub_py.registry import ENTRIES, entry_of
 from minhub_py.system.extras import require
 from minhub_py.system.spelling import option
 from minhub_py.training.checkpoint import MEASURES, LossRow, Measure, RunFolder, columns_of
@@ -41,7 +41,8 @@ class Summary:
     folder: str
     family: str
     parameters: int  # trained: of the adapter, or of the model
-    base_parameters: int | None  # of an adapter's base; None for other runs, or if its config is not on this machine
+    # of an adapter's base; None for other runs, or if its config is not on this machine
+    base_parameters: int | None
     vocab_size: int
     tokenizer: str
     steps: int
@@ -75,18 +76,28 @@ class Summary:
     def to_json(self) -> dict[str, object]:
         """The summary as a JSON object."""
         names = columns_of(self.rows)
-        rows = [{name: None if math.isnan(row[name]) else row[name] for name in names} for row in self.rows]
-        measures = {name: None if math.isnan(value) else value for name, value in self.measures.items()}
+        rows = [
+            {name: None if math.isnan(row[name]) else row[name] for name in names}
+            for row in self.rows
+        ]
+        measures = {
+            name: None if math.isnan(value) else value for name, value in self.measures.items()
+        }
         return {
-            **asdict(self), "objective": self.unit.objective, "unit": self.unit.name,
-            "nats_per_character": self.nats_per_character, "measures": measures, "rows": rows,
-        }  # fmt: skip
+            **asdict(self),
+            "objective": self.unit.objective,
+            "unit": self.unit.name,
+            "nats_per_character": self.nats_per_character,
+            "measures": measures,
+            "rows": rows,
+        }
 
 
 def read(path: Path) -> Summary:
     """Summarize a run.
 
-    FileNotFoundError: the folder is not a run.    ValueError: it is corrupt, or has no evaluation yet.
+    FileNotFoundError: the folder is not a run.    ValueError: it is corrupt, or has no evaluation
+    yet.
     """
     folder = RunFolder(path)
     with recovery_advice(folder):
@@ -109,7 +120,11 @@ def read(path: Path) -> Summary:
         best_step=best["step"],
         unit=corpus.unit,
         loss=best["held_out_loss"],
-        tokens_per_character=corpus.held_out.count / max(corpus.characters, 1) if isinstance(corpus, Corpus) else None,
+        tokens_per_character=(
+            corpus.held_out.count / max(corpus.characters, 1)
+            if isinstance(corpus, Corpus)
+            else None
+        ),
         tokens_per_second=speeds[len(speeds) // 2],
         seconds=rows[-1]["seconds"],
         measures={name: best[name] for name in MEASURES if name in best},
@@ -129,23 +144,30 @@ def group_comparable(runs: Sequence[Summary]) -> list[list[Summary]]:
 
 
 def facts(path: Path, settings: Settings) -> tuple[str, int, int]:
-    """The architecture, the number of trained parameters, and the vocabulary size of the model in a run."""
+    """The architecture, the number of trained parameters, and the vocabulary size of the model in a
+    run.
+    """
     if settings.lora:
         file = open_tensors(path / ADAPTER_WEIGHTS)
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  # not a mapping
         vocabulary = parse(path / "tokenizer.json").get_vocab()
         return settings.family or "", sum(map(math.prod, shapes)), max(vocabulary.values()) + 1
     files = open_files(path)
-    parameters = count(skeleton(files.architecture.Model, files.config))  # the file may also contain buffers
+    # the file may also contain buffers
+    parameters = count(skeleton(files.architecture.Model, files.config))
     return entry_of(files.config.to_hub()["model_type"]).name, parameters, files.config.vocab_size
 
 
 def base_parameters(settings: Settings) -> int | None:
-    """The number of parameters of the base of an adapter; None without one, or if its config is not available."""
+    """The number of parameters of the base of an adapter; None without one, or if its config is not
+    available.
+    """
     if not settings.lora or settings.start is None:
         return None
     try:
-        architecture, config, _ = read_config(settings.start, settings.revision or "main", local_files_only=True)
+        architecture, config, _ = read_config(
+            settings.start, settings.revision or "main", local_files_only=True
+        )
     except (OSError, ValueError):  # moved or deleted since
         return None
     return count(skeleton(architecture.Model, config))
@@ -162,9 +184,15 @@ def commands(summary: Summary, out: str) -> list[str]:
     A comment states where the user has to stop the run in between.
     """
     lines: list[str] = []
-    previous = {item.name: {} if item.default is MISSING else item.default for item in fields(Settings)}
+    previous = {
+        item.name: {} if item.default is MISSING else item.default for item in fields(Settings)
+    }
     for settings, end in segments(summary.settings, summary.history):
-        words = ["minhub", "train", *(["--resume", out] if lines else [*summary.texts, "--out", out])]
+        words = [
+            "minhub",
+            "train",
+            *(["--resume", out] if lines else [*summary.texts, "--out", out]),
+        ]
         comments = []
         current = {item.name: getattr(settings, item.name) for item in fields(settings)}
         for name, value in current.items():
@@ -184,20 +212,26 @@ def commands(summary: Summary, out: str) -> list[str]:
 def model_card(summary: Summary) -> str:
     """The model card, in Markdown."""
     settings = summary.settings
-    tokenizer = {"characters": "one token per character", "bpe": "a byte-level BPE trained on the text"}.get(
-        summary.tokenizer, f"the tokenizer of {summary.tokenizer}"
-    )
+    tokenizer = {
+        "characters": "one token per character",
+        "bpe": "a byte-level BPE trained on the text",
+    }.get(summary.tokenizer, f"the tokenizer of {summary.tokenizer}")
     verb = "An adapter (LoRA) of" if settings.lora else "Fine-tuned from"
     origin = f"{verb} {settings.start}." if settings.start else "Trained from random weights."
     is_text = summary.tokens_per_character is not None
     held_out = "the last {} of the text" if is_text else "{} of the examples, drawn by the seed"
     shown = is_text and summary.tokenizer != "characters"
     per_character = f", {summary.nats_per_character:.4f} per character" if shown else ""
-    count = f"{summary.parameters:,} trained parameters"  # of an adapter whose base is not on this machine
+    # of an adapter whose base is not on this machine
+    count = f"{summary.parameters:,} trained parameters"
     if summary.base_parameters is not None or not settings.lora:
-        count = parameters_title(summary.parameters + (summary.base_parameters or 0), summary.parameters)
+        count = parameters_title(
+            summary.parameters + (summary.base_parameters or 0), summary.parameters
+        )
     size = f"{count}, float32; {tokenizer} ({summary.vocab_size:,})"
-    measures = "".join(f"| {HEADINGS[name]} | {value:.4f} |\n" for name, value in summary.measures.items())
+    measures = "".join(
+        f"| {HEADINGS[name]} | {value:.4f} |\n" for name, value in summary.measures.items()
+    )
     step = f"at step {summary.best_step:,} of {summary.steps:,}"
     script = "\n".join(commands(summary, summary.name))
     batch = f"{settings.batch} sequences of {settings.context} per step; {settings.dtype} products"
@@ -244,9 +278,11 @@ def about(seconds: float) -> str:
 
 
 def draw(runs: Sequence[Summary], path: Path, *, compared: bool = False) -> "Figure":
-    """Draw the loss curves of runs: validation losses as lines with markers, training losses thin and dotted.
+    """Draw the loss curves of runs: validation losses as lines with markers, training losses thin
+    and dotted.
 
-    Equal curves remain visible: line styles differ, and runs have their markers and dots at different steps.
+    Equal curves remain visible: line styles differ, and runs have their markers and dots at
+    different steps.
 
     compared: draw in `compared_unit`, which must be the same for all runs.
 
@@ -257,8 +293,16 @@ def draw(runs: Sequence[Summary], path: Path, *, compared: bool = False) -> "Fig
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style: Any = {"font.size": 9, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
-             "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False}  # fmt: skip
+    style: Any = {
+        "font.size": 9,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
     with mpl.rc_context(style):
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         FigureCanvasAgg(figure)
@@ -270,25 +314,52 @@ def draw(runs: Sequence[Summary], path: Path, *, compared: bool = False) -> "Fig
             steps = [row["step"] for row in run.rows]
             held_out = [row["held_out_loss"] * scale for row in run.rows]
             train = [row["train_loss"] * scale for row in run.rows]
-            # A training loss is a mean over several steps, so its position is the middle of these steps.
-            middles = [(before + step) / 2 for before, step in zip([steps[0], *steps], steps, strict=False)]
-            # Matplotlib parses $ as mathematics, and hides labels with a leading "_", hence the prefix.
+            # A training loss is a mean over several steps, so its position is the middle of these
+            # steps.
+            middles = [
+                (before + step) / 2 for before, step in zip([steps[0], *steps], steps, strict=False)
+            ]
+            # Matplotlib parses $ as mathematics, and hides labels with a leading "_", hence the
+            # prefix.
             name = run.name.replace("$", r"\$")
             best = run.loss * scale
             several = len(runs) > 1
             every = max(1, len(steps) // 12) * len(runs)
-            axes.plot(steps, held_out, color=colour, linewidth=1.8, linestyle=STYLES[number % len(STYLES)],
-                      marker=MARKERS[number % len(MARKERS)] if several else "", markersize=6, markeredgecolor="white",
-                      markevery=(number * every // len(runs) % len(steps), every),
-                      label=f"held out: {name}" + (f", best {best:.3f}" if several else ""))  # fmt: skip
+            axes.plot(
+                steps,
+                held_out,
+                color=colour,
+                linewidth=1.8,
+                linestyle=STYLES[number % len(STYLES)],
+                marker=MARKERS[number % len(MARKERS)] if several else "",
+                markersize=6,
+                markeredgecolor="white",
+                markevery=(number * every // len(runs) % len(steps), every),
+                label=f"held out: {name}" + (f", best {best:.3f}" if several else ""),
+            )
             dots = (2 * number, (1, 2 * min(len(runs), 4) - 1))
-            axes.plot(middles, train, color=colour, linewidth=1, linestyle=dots, label=f"training: {name}")
+            axes.plot(
+                middles, train, color=colour, linewidth=1, linestyle=dots, label=f"training: {name}"
+            )
             # The best models; equal points are concentric.
-            axes.plot([run.best_step], [best], "o", color=colour, markersize=min(12, 3 + 2.5 * (len(runs) - number)),
-                      zorder=3)  # fmt: skip
+            axes.plot(
+                [run.best_step],
+                [best],
+                "o",
+                color=colour,
+                markersize=min(12, 3 + 2.5 * (len(runs) - number)),
+                zorder=3,
+            )
             if not several:
-                axes.annotate(f"{best:.3f}", (run.best_step, best), (0, 7), textcoords="offset points", color=colour,
-                              ha="center", fontsize=8)  # fmt: skip
+                axes.annotate(
+                    f"{best:.3f}",
+                    (run.best_step, best),
+                    (0, 7),
+                    textcoords="offset points",
+                    color=colour,
+                    ha="center",
+                    fontsize=8,
+                )
             shown = [value for value in (*held_out, *train, best) if math.isfinite(value)]
             low, high = min(low, *shown), max(high, *shown)
         margin = 0.1 * max(high - low, 0.05)

@@ -1,4 +1,6 @@
-"""The tensors of a trainer in a checkpoint, in addition to the model: AdamW's moments, and an LSTM's state."""
+"""The tensors of a trainer in a checkpoint, in addition to the model: AdamW's moments, and an
+LSTM's state.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +25,9 @@ def moments(trained: Parameters) -> Iterator[tuple[str, str, nn.Parameter]]:
 
 def moment_tensors(optimizer: torch.optim.Optimizer, trained: Parameters) -> dict[str, Tensor]:
     """AdamW's moments, by names in the checkpoint."""
-    return {name: optimizer.state[parameter][moment] for name, moment, parameter in moments(trained)}
+    return {
+        name: optimizer.state[parameter][moment] for name, moment, parameter in moments(trained)
+    }
 
 
 def load_moments(
@@ -41,7 +45,10 @@ def lstm_tensors(states: Sequence[Any], group: DataParallelGroup) -> dict[str, T
     """An LSTM's state (L, B, H) for the entire batch, gathered from micro-batches and processes."""
     tensors = {}
     for index, name in enumerate(STATES):
-        micro_batches = [torch.stack([layer[index].flatten(1) for layer in state.layers]).float() for state in states]
+        micro_batches = [
+            torch.stack([layer[index].flatten(1) for layer in state.layers]).float()
+            for state in states
+        ]
         tensors[f"state.{name}"] = group.all_gather(torch.cat(micro_batches, dim=1), dim=1)
     return tensors
 
@@ -53,7 +60,9 @@ def lstm_shapes(states: Sequence[Any], batch: int) -> dict[str, torch.Size]:
     return {f"state.{name}": shape for name in STATES}
 
 
-def load_lstm(states: Sequence[Any], tensors: Mapping[str, Tensor], shard: slice, size: int) -> None:
+def load_lstm(
+    states: Sequence[Any], tensors: Mapping[str, Tensor], shard: slice, size: int
+) -> None:
     """Copy the rows `shard` of an LSTM's state to the states of micro-batches with `size` rows."""
     for index, name in enumerate(STATES):
         rows = tensors[f"state.{name}"][:, shard].split(size, dim=1)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 class LossUnit:
     """The unit of a run's losses.
 
-    objective: as in examples.py, but "regression" for labels that are numbers.    name: follows a number.
-    perplexity: whether exp(loss) is a perplexity.
+    objective: as in examples.py, but "regression" for labels that are numbers.    name: follows a
+    number. perplexity: whether exp(loss) is a perplexity.
     """
 
     objective: str
@@ -31,6 +31,8 @@ UNITS = {
 
 
 def loss_unit(objective: str, *, classes: int = 0, kept: bool = False) -> LossUnit:
-    """The unit of an objective. classes: of labels; 0 for regression.    kept: whether rows have `keep`."""
+    """The unit of an objective. classes: of labels; 0 for regression.    kept: whether rows have
+    `keep`.
+    """
     unit = UNITS["regression" if objective == "labels" and not classes else objective]
     return replace(unit, name=f"{unit.name}, with rows to keep", perplexity=False) if kept else unit

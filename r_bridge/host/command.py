@@ -15,7 +15,8 @@ from r_bridge.host.session import RSession
 
 
 def run(expressions: Sequence[str], arguments: Sequence[str]) -> NoReturn:
-    """Run expressions, or the script in the first argument, like Rscript; without either, start R's prompt.
+    """Run expressions, or the script in the first argument, like Rscript; without either, start R's
+    prompt.
 
     R exits the process with its exit status.
     """
@@ -37,14 +38,17 @@ def prompt() -> NoReturn:
     session = start(["--quiet", "--no-restore", "--no-save"])
     session.run("library(minhubpy)")
     [r] = session["R.version.string"]
-    click.echo(f"{r} in Python {platform.python_version()}, with minhubpy. Use q() or Ctrl-D to exit.")
+    click.echo(
+        f"{r} in Python {platform.python_version()}, with minhubpy. Use q() or Ctrl-D to exit."
+    )
     session.main_loop()
 
 
 def start(arguments: Sequence[str]) -> RSession:
     """Start R with the arguments of its command."""
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python would run its handler only after R's main loop
+        # Python would run its handler only after R's main loop
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         return RSession(arguments, interactive=True)
     except ImportError as error:  # the message contains the command to install it
@@ -56,4 +60,6 @@ def install_for_user() -> None:
     r = installed_r()
     library = user_library(r)
     install(r, library)
-    click.echo(f"Installed {library / 'minhubpy'}. library(minhubpy) works in every R of this version.")
+    click.echo(
+        f"Installed {library / 'minhubpy'}. library(minhubpy) works in every R of this version."
+    )

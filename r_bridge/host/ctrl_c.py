@@ -1,13 +1,15 @@
 """Ctrl-C (SIGINT) when R and Python share a process.
 
-R handles the signal while R code runs, and Python while Python code runs. R's C handler only sets a flag, which R
-checks where an interruption is safe. In the functions that R calls, KeyboardInterrupt is raised only where it is
-caught, since an exception that propagates into R would corrupt it. After the call, Python's handler is restored, and a
-Ctrl-C that R has not handled is raised in Python. No Ctrl-C is dropped.
+R handles the signal while R code runs, and Python while Python code runs. R's C handler only sets a
+flag, which R checks where an interruption is safe. In the functions that R calls, KeyboardInterrupt
+is raised only where it is caught, since an exception that propagates into R would corrupt it. After
+the call, Python's handler is restored, and a Ctrl-C that R has not handled is raised in Python. No
+Ctrl-C is dropped.
 
-Python handles signals only in the main thread. While another thread runs R code, the handler does not change, with one
-exception that cannot be fixed outside R: in Sys.sleep() and while R waits for a socket, R sets a handler that jumps to
-the waiting code, so a Ctrl-C that reaches the main thread then terminates the process.
+Python handles signals only in the main thread. While another thread runs R code, the handler does
+not change, with one exception that cannot be fixed outside R: in Sys.sleep() and while R waits for
+a socket, R sets a handler that jumps to the waiting code, so a Ctrl-C that reaches the main thread
+then terminates the process.
 """
 
 import ctypes
@@ -35,12 +37,17 @@ class CtrlC:
         self.shared = False  # the main thread runs R code
         self.r_handles = False
         self.may_raise = False
-        self.pending = False  # a Ctrl-C that Python has not handled; R's counterpart is R_interrupts_pending
+        # a Ctrl-C that Python has not handled; R's counterpart is R_interrupts_pending
+        self.pending = False
 
     @contextmanager
     def save_r_handler(self) -> Iterator[None]:
         """Save R's handler of SIGINT while R starts, and restore the previous signal handlers."""
-        previous = {number: get_action(number) for name in R_SIGNALS if (number := getattr(signal, name, None))}
+        previous = {
+            number: get_action(number)
+            for name in R_SIGNALS
+            if (number := getattr(signal, name, None))
+        }
         yield
         self.r_action = get_action(signal.SIGINT)
         for number, action in previous.items():
@@ -96,7 +103,9 @@ class CtrlC:
             self.pending = True
 
     def interruptible(self, function: Callable[[], T]) -> T:
-        """Call a function. KeyboardInterrupt: Ctrl-C during the call, or before it if R has not handled it."""
+        """Call a function. KeyboardInterrupt: Ctrl-C during the call, or before it if R has not
+        handled it.
+        """
         if self.shared and self.pending:
             self.pending = False
             raise KeyboardInterrupt

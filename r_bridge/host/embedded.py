@@ -1,15 +1,16 @@
 """R in this process: libR through rpy2's bindings, and the callbacks that R calls.
 
-R and Python exchange only bytes (see convert.py), and R allocates all vectors. A callback must not raise an exception,
-which rpy2 would convert to NULL, and must not call an R function that can fail: an error in R is a longjmp, which would
-corrupt Python if it skipped Python frames. rpy2's objects and converters are not used, so other code in the process may
-use them. ctrl_c.py handles SIGINT. It requires R's signal handler, which rpy2 does not install when it starts R, so R
-is started here.
+R and Python exchange only bytes (see convert.py), and R allocates all vectors. A callback must not
+raise an exception, which rpy2 would convert to NULL, and must not call an R function that can fail:
+an error in R is a longjmp, which would corrupt Python if it skipped Python frames. rpy2's objects
+and converters are not used, so other code in the process may use them. ctrl_c.py handles SIGINT. It
+requires R's signal handler, which rpy2 does not install when it starts R, so R is started here.
 
-R detects infinite recursion by the size of the C stack, so it needs the stack limits of each calling thread.
+R detects infinite recursion by the size of the C stack, so it needs the stack limits of each
+calling thread.
 
-Sources: "Writing R Extensions", section 8.1; rpy2's rinterface_lib/embedded.py; R's src/unix/system.c and
-src/main/main.c.
+Sources: "Writing R Extensions", section 8.1; rpy2's rinterface_lib/embedded.py; R's
+src/unix/system.c and src/main/main.c.
 """
 
 import atexit
@@ -34,7 +35,8 @@ from r_bridge.host.ctrl_c import CtrlC, libc
 from r_bridge.probe import R, find_r
 from r_bridge.service import Service
 
-# The R implementation. Ctrl-C is allowed only within the evaluation of the request, where it is caught.
+# The R implementation. Ctrl-C is allowed only within the evaluation of the request, where it is
+# caught.
 R_CODE = r"""
 function(pointers) do.call(function(take, fill, respond, send, step, exit) {
   receive <- function() {
@@ -97,14 +99,18 @@ Frame = tuple[str, Any]
 
 
 class Embedded:
-    """The only R of this process. RuntimeError: rpy2 has already started R.    OSError: see `open_libr`."""
+    """The only R of this process. RuntimeError: rpy2 has already started R.    OSError: see
+    `open_libr`.
+    """
 
     def __init__(self, r: R, arguments: Sequence[str], interactive: bool) -> None:
         os.environ.update(front_end_variables(r))
         openrlib = open_libr(r)
         self.lib, self.ffi, self.lock = openrlib.rlib, openrlib.ffi, openrlib.rlock
         if self.lib.R_NilValue != self.ffi.NULL:
-            raise RuntimeError("rpy2 has already started R: create the RSession before rpy2 is used")
+            raise RuntimeError(
+                "rpy2 has already started R: create the RSession before rpy2 is used"
+            )
         self.ctrl_c = CtrlC(self.lib)
         self.request = b""
         self.response: bytes | None = None
@@ -135,19 +141,27 @@ class Embedded:
         lib, ffi = self.lib, self.ffi
         # R stores their addresses, so they must not be deleted.
         self.functions = [
-            ffi.callback(f"SEXP({'SEXP' if takes_vector else 'void'})", function, error=lib.R_NilValue)
+            ffi.callback(
+                f"SEXP({'SEXP' if takes_vector else 'void'})", function, error=lib.R_NilValue
+            )
             for function, takes_vector in [
-                (self._take, False), (self._fill, True), (self._respond, True), (self._send, True), (self._step, False),
+                (self._take, False),
+                (self._fill, True),
+                (self._respond, True),
+                (self._send, True),
+                (self._step, False),
                 (self._exit, False),
             ]
-        ]  # fmt: skip
+        ]
         tag = lib.Rf_install(b"native symbol")  # expected by .Call()
         pointers = lib.Rf_protect(lib.Rf_allocVector(lib.VECSXP, len(self.functions)))
         for index, function in enumerate(self.functions):
             pointer = lib.R_MakeExternalPtr(ffi.cast("DL_FUNC", function), tag, lib.R_NilValue)
             lib.SET_VECTOR_ELT(pointers, index, pointer)
         text = lib.Rf_protect(lib.Rf_mkString(R_CODE.encode()))
-        parsed = lib.Rf_protect(lib.R_ParseVector(text, -1, ffi.new("ParseStatus *"), lib.R_NilValue))
+        parsed = lib.Rf_protect(
+            lib.R_ParseVector(text, -1, ffi.new("ParseStatus *"), lib.R_NilValue)
+        )
         function = lib.Rf_protect(self._try(lib.VECTOR_ELT(parsed, 0)))
         evaluate = lib.Rf_protect(self._try(lib.Rf_protect(lib.Rf_lang2(function, pointers))))
         evaluation = lib.Rf_lang1(evaluate)
@@ -165,7 +179,8 @@ class Embedded:
     # Called by Python
 
     def evaluate(self, request: bytes) -> bytes:
-        """Evaluate a serialized request in R. Returns the serialized response. Calls from other threads wait.
+        """Evaluate a serialized request in R. Returns the serialized response. Calls from other
+        threads wait.
 
         RuntimeError: R returned to its top level, for example after invokeRestart("abort").
         """
@@ -176,7 +191,8 @@ class Embedded:
             self.request, self.response = request, None
             with self.ctrl_c.share_with_r():
                 self._try(self.evaluation)
-            response, self.request, self.response = self.response, b"", None  # free the memory before the next call
+            # free the memory before the next call
+            response, self.request, self.response = self.response, b"", None
             assert response is not None
             return response
 
@@ -194,7 +210,10 @@ class Embedded:
             return
         self.stack_thread = threading.get_ident()
         base, size = stack_limits()
-        self.lib.R_CStackStart, self.lib.R_CStackLimit = base, int(USABLE_STACK * min(size, MAX_STACK))
+        self.lib.R_CStackStart, self.lib.R_CStackLimit = (
+            base,
+            int(USABLE_STACK * min(size, MAX_STACK)),
+        )
 
     # Called by R: exceptions are not allowed
 
@@ -226,7 +245,9 @@ class Embedded:
         return self.lib.R_NilValue
 
     def _send(self, vector: Any) -> Any:
-        """Start a request from minhubpy, which `_step` runs. An empty vector cancels the current request."""
+        """Start a request from minhubpy, which `_step` runs. An empty vector cancels the current
+        request.
+        """
         try:
             self._cancel()
             self.outbox.clear()  # not empty if R could not allocate a vector
@@ -251,7 +272,8 @@ class Embedded:
     def _step(self) -> Any:
         """The length of the request's next frame, which is ("interrupted", None) after Ctrl-C.
 
-        For a large array, the frame contains only the shape, and R allocates a second vector for the numbers.
+        For a large array, the frame contains only the shape, and R allocates a second vector for
+        the numbers.
         """
         self.ctrl_c.to_python()
         kind, value = self._next_frame()
@@ -315,35 +337,54 @@ def no_request() -> Generator[Frame, None, None]:
 
 def failure(error: BaseException) -> dict[str, str]:
     """An error in minhubpy's format."""
-    return {"class": type(error).__name__, "message": f"unexpected {type(error).__name__} in Python: {error}"}
+    return {
+        "class": type(error).__name__,
+        "message": f"unexpected {type(error).__name__} in Python: {error}",
+    }
 
 
 def installed_r() -> R:
     """The R on the PATH. OSError: R is not installed."""
     r = find_r()
     if r is None:
-        raise OSError("R is not installed: apt-get install r-base-core, or see https://www.r-project.org")
+        raise OSError(
+            "R is not installed: apt-get install r-base-core, or see https://www.r-project.org"
+        )
     return r
 
 
 def compatible_r() -> R:
-    """The R on the PATH. ImportError: no compatible rpy2 is installed; the message contains the command."""
+    """The R on the PATH. ImportError: no compatible rpy2 is installed; the message contains the
+    command.
+    """
     if os.name != "posix":
-        raise OSError("R in Python requires Linux or macOS: on this system, use library(minhubpy) in R")
+        raise OSError(
+            "R in Python requires Linux or macOS: on this system, use library(minhubpy) in R"
+        )
     r = installed_r()
     if not r.rpy2_fits:
         from minhub_py.system.extras import pip
 
         installed = r.rpy2_found
-        problem = f"rpy2-rinterface {installed} does not support" if installed else "rpy2-rinterface is missing for"
-        raise ImportError(f"{problem} R {'.'.join(map(str, r.version))}: {pip()} 'rpy2-rinterface{r.rpy2}'")
+        problem = (
+            f"rpy2-rinterface {installed} does not support"
+            if installed
+            else "rpy2-rinterface is missing for"
+        )
+        raise ImportError(
+            f"{problem} R {'.'.join(map(str, r.version))}: {pip()} 'rpy2-rinterface{r.rpy2}'"
+        )
     return r
 
 
 def front_end_variables(r: R) -> Mapping[str, str]:
     """The environment variables that the shell script `R` sets. Without them R has no help pages."""
-    output = subprocess.run([r.executable, "CMD", "env"], capture_output=True, text=True, check=True, timeout=60).stdout
-    return dict(re.findall(r"^(R_HOME|R_SHARE_DIR|R_INCLUDE_DIR|R_DOC_DIR)=(.*)$", output, re.MULTILINE))
+    output = subprocess.run(
+        [r.executable, "CMD", "env"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    return dict(
+        re.findall(r"^(R_HOME|R_SHARE_DIR|R_INCLUDE_DIR|R_DOC_DIR)=(.*)$", output, re.MULTILINE)
+    )
 
 
 def open_libr(r: R) -> Any:
@@ -381,11 +422,15 @@ def find_utf8_locale() -> str:
     for name in ("C.UTF-8", "en_US.UTF-8"):
         with suppress(locale.Error):
             return locale.setlocale(locale.LC_CTYPE, name)
-    raise OSError("R requires a UTF-8 locale: set LANG to a UTF-8 locale in `locale -a`, or install one")
+    raise OSError(
+        "R requires a UTF-8 locale: set LANG to a UTF-8 locale in `locale -a`, or install one"
+    )
 
 
 def stack_limits() -> tuple[int, int]:
-    """The start address of the current thread's C stack, which grows downwards, and its size in bytes."""
+    """The start address of the current thread's C stack, which grows downwards, and its size in
+    bytes.
+    """
     libc.pthread_self.restype = ctypes.c_void_p
     thread = ctypes.c_void_p(libc.pthread_self())
     low, size = ctypes.c_void_p(), ctypes.c_size_t()

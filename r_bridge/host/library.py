@@ -16,14 +16,21 @@ PACKAGE = Path(__file__).parents[1] / "minhubpy"
 def private_library(r: R) -> Path:
     """The library with this version of minhubpy for embedded R. It is installed at the first use."""
     cache = os.environ.get("R_USER_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    library = Path(cache).expanduser() / "R" / "minhubpy" / f"R-{r.version[0]}.{r.version[1]}-{fingerprint()}"
+    library = (
+        Path(cache).expanduser()
+        / "R"
+        / "minhubpy"
+        / f"R-{r.version[0]}.{r.version[1]}-{fingerprint()}"
+    )
     if not library.exists():
         try:
             library.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix="draft-", dir=library.parent))
         except OSError as error:
             advice = "set R_USER_CACHE_DIR to a writable folder"
-            raise OSError(f"minhubpy cannot be installed into {library.parent} ({error.strerror}): {advice}") from error
+            raise OSError(
+                f"minhubpy cannot be installed into {library.parent} ({error.strerror}): {advice}"
+            ) from error
         try:
             install(r, draft)
             draft.rename(library)
@@ -44,17 +51,30 @@ def fingerprint() -> str:
 
 
 def user_library(r: R) -> Path:
-    """R's library for the user's packages. It is created if necessary, as install.packages() would ask for."""
+    """R's library for the user's packages. It is created if necessary, as install.packages() would
+    ask for.
+    """
     code = 'cat(path.expand(strsplit(Sys.getenv("R_LIBS_USER"), .Platform$path.sep)[[1]][1]))'
     command = [str(Path(r.executable).with_name("Rscript")), "--vanilla", "-e", code]
-    library = Path(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    library = Path(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    )
     library.mkdir(parents=True, exist_ok=True)
     return library
 
 
 def install(r: R, library: Path) -> None:
-    """Install minhubpy into a library. OSError: the installation failed; the message contains R's error."""
-    command = [r.executable, "CMD", "INSTALL", "--no-test-load", f"--library={library}", str(PACKAGE)]
+    """Install minhubpy into a library. OSError: the installation failed; the message contains R's
+    error.
+    """
+    command = [
+        r.executable,
+        "CMD",
+        "INSTALL",
+        "--no-test-load",
+        f"--library={library}",
+        str(PACKAGE),
+    ]
     process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if process.returncode:
         lines = process.stderr.splitlines()

@@ -1,4 +1,5 @@
-"""R embedded in this Python process: `RSession`. Its R runs the package minhubpy without a worker process.
+"""R embedded in this Python process: `RSession`. Its R runs the package minhubpy without a worker
+process.
 
     from r_bridge import RSession
 
@@ -24,7 +25,9 @@ ARGUMENTS = ("--no-echo", "--no-restore", "--no-save", "--no-readline")
 
 
 class RError(RuntimeError):
-    """An error in R, with the message, the call and the classes of its condition ("minhubpy_error", "error", …)."""
+    """An error in R, with the message, the call and the classes of its condition ("minhubpy_error",
+    "error", …).
+    """
 
     def __init__(self, message: str, call: str = "", classes: Sequence[str] = ("error",)) -> None:
         super().__init__(format_condition(message, call))
@@ -43,14 +46,15 @@ def format_condition(message: str, call: str) -> str:
 class RSession:
     """R in this process. All sessions share one R, since a process can start R only once.
 
-    R is not interactive(). Its output is written to the process's standard output, and its messages to standard error.
-    Warnings in R are raised as `RWarning`, and errors as `RError`. Sessions are thread-safe; R runs one call at a time.
-    Ctrl-C in the main thread interrupts R and raises KeyboardInterrupt; the session remains usable. q() exits the
-    process.
+    R is not interactive(). Its output is written to the process's standard output, and its messages
+    to standard error. Warnings in R are raised as `RWarning`, and errors as `RError`. Sessions are
+    thread-safe; R runs one call at a time. Ctrl-C in the main thread interrupts R and raises
+    KeyboardInterrupt; the session remains usable. q() exits the process.
 
     Args:
         arguments: The command-line arguments of R. They are ignored if R is already running.
-        interactive: Allow R to be interactive if standard input is a terminal and there is no script.
+        interactive: Allow R to be interactive if standard input is a terminal and there is no
+            script.
 
     Raises:
         OSError: R is not installed, or was built without its shared library.
@@ -79,19 +83,28 @@ class RSession:
 
     def eval(self, code: str) -> Any:
         """Evaluate R code in R's global environment. Returns the value, converted to Python."""
-        return self._call("function(code) eval(parse(text = code, keep.source = FALSE), globalenv())", code)
+        return self._call(
+            "function(code) eval(parse(text = code, keep.source = FALSE), globalenv())", code
+        )
 
     def run(self, code: str) -> None:
         """Run R code, and print visible values like R's prompt."""
-        self._call("function(code) { source(exprs = parse(text = code), print.eval = TRUE); NULL }", code)
+        self._call(
+            "function(code) { source(exprs = parse(text = code), print.eval = TRUE); NULL }", code
+        )
 
     def source(self, path: str | Path) -> None:
         """Run an R script in UTF-8, and print visible values like Rscript."""
-        self._call('function(path) { source(path, print.eval = TRUE, encoding = "UTF-8"); NULL }', str(path))
+        self._call(
+            'function(path) { source(path, print.eval = TRUE, encoding = "UTF-8"); NULL }',
+            str(path),
+        )
 
     def __getitem__(self, name: str) -> Any:
         """The value of an R variable. KeyError: the variable does not exist."""
-        result = self._call("function(name) if (exists(name, globalenv())) list(get(name, globalenv()))", name)
+        result = self._call(
+            "function(name) if (exists(name, globalenv())) list(get(name, globalenv()))", name
+        )
         if result is None:
             raise KeyError(name)
         return result[0]
@@ -105,10 +118,14 @@ class RSession:
         return self._call(function, *args, **kwargs)
 
     def _call(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
-        arguments = {f"argument{number}": value for number, value in enumerate(args, start=1)} | kwargs
+        arguments = {
+            f"argument{number}": value for number, value in enumerate(args, start=1)
+        } | kwargs
         request = {"code": function, "unnamed": len(args), "arguments": arguments}
         response = convert.loads(self._r.evaluate(convert.dumps(request)))
-        for message, call in zip(response["warnings"][::2], response["warnings"][1::2], strict=True):
+        for message, call in zip(
+            response["warnings"][::2], response["warnings"][1::2], strict=True
+        ):
             warnings.warn(format_condition(message, call), RWarning, stacklevel=3)
         match response["kind"], response["value"]:
             case ["value"], value:

@@ -1,8 +1,8 @@
 """The methods that R can call: a fixed list.
 
-The first parameter of a method is the `Session` with R's objects. The others are R's named arguments, converted
-according to their annotations (`Service.convert_arguments`) or by convert.py. PyTorch is imported lazily, by the first
-method that needs it.
+The first parameter of a method is the `Session` with R's objects. The others are R's named
+arguments, converted according to their annotations (`Service.convert_arguments`) or by convert.py.
+PyTorch is imported lazily, by the first method that needs it.
 """
 
 from collections.abc import Callable

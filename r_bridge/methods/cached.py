@@ -16,16 +16,25 @@ def list_models(session: Session) -> Frame:
 
     rows = [
         (f"minhub/{path.name}", "built-in", "", local.folder_size(path), True, str(path))
-        for path in sorted(local.BUILTIN.iterdir()) if path.is_dir()
-    ]  # fmt: skip
+        for path in sorted(local.BUILTIN.iterdir())
+        if path.is_dir()
+    ]
     for model in local.cached_models():
         revision = ", ".join(model.revisions) or model.commit
-        rows.append((model.repository, "cache", revision, model.size, model.complete, str(model.folder)))
+        rows.append(
+            (model.repository, "cache", revision, model.size, model.complete, str(model.folder))
+        )
     names, sources, revisions, sizes, complete, folders = zip(*rows, strict=True)
-    return Frame({
-        "model": names, "source": sources, "revision": revisions, "bytes": np.array(sizes, np.float64),
-        "complete": np.array(complete), "folder": folders,
-    })  # fmt: skip
+    return Frame(
+        {
+            "model": names,
+            "source": sources,
+            "revision": revisions,
+            "bytes": np.array(sizes, np.float64),
+            "complete": np.array(complete),
+            "folder": folders,
+        }
+    )
 
 
 def download(session: Session, identifier: str, revision: str, token: str | None) -> str:
@@ -34,7 +43,11 @@ def download(session: Session, identifier: str, revision: str, token: str | None
 
     if identifier.startswith("minhub/"):
         raise ValueError(f"{identifier} is built in: it does not need a download")
-    return os.fspath(hub.download(hub.plan_download(identifier, revision, token=token), token=token, progress=False))
+    return os.fspath(
+        hub.download(
+            hub.plan_download(identifier, revision, token=token), token=token, progress=False
+        )
+    )
 
 
 def plan_deletion(session: Session, identifier: str, revision: str | None) -> dict[str, Any]:

@@ -16,25 +16,49 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 
 def chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The kind of a model's chat template, a note about it for the user, and the model's sampling settings."""
+    """The kind of a model's chat template, a note about it for the user, and the model's sampling
+    settings.
+    """
     chat = _chat(model, tokenizer)
     return {"kind": chat.template.kind, "note": chat.template.note, "sampling": chat.defaults}
 
 
 def reply(
-    session: Session, model: Model, tokenizer: Tokenizer | None, system: str | None, said: Any, text: str,
-    max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
-    seed: float, stop: Any, top: int, schema: Any, min_p: float | None = None, presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0, logit_bias: Any = None, tools: Any = None, steps: Any = None,
-    called: str | None = None, results: Any = None, tool_choice: str = "auto",
-) -> dict[str, Any]:  # fmt: skip
-    """Generate the reply to a text. It is streamed with its tokens, so R keeps the partial reply if it cancels.
+    session: Session,
+    model: Model,
+    tokenizer: Tokenizer | None,
+    system: str | None,
+    said: Any,
+    text: str,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    repetition_penalty: float,
+    seed: float,
+    stop: Any,
+    top: int,
+    schema: Any,
+    min_p: float | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Any = None,
+    tools: Any = None,
+    steps: Any = None,
+    called: str | None = None,
+    results: Any = None,
+    tool_choice: str = "auto",
+) -> dict[str, Any]:
+    """Generate the reply to a text. It is streamed with its tokens, so R keeps the partial reply if
+    it cancels.
 
     said: the previous texts of user and assistant, alternating.
     schema: a JSON Schema as text or as a list. `data` is then the parsed reply, if it is complete.
     tools: definitions of R functions, which R calls.
-    steps: for each previous reply, its calls and their results, as the result `steps` of this function.
-    called, results: the result `called` of the previous call of this function, and the results of its calls.
+    steps: for each previous reply, its calls and their results, as the result `steps` of this
+    function.
+    called, results: the result `called` of the previous call of this function, and the results of
+    its calls.
     """
     from minhub_py.chat.functions import parse_tools
     from minhub_py.chat.turns import Turn
@@ -47,12 +71,20 @@ def reply(
         chat.turns += [Turn("user", text), convert(json.loads(called), Turn)]
         send = partial(chat.stream_answer, strings(results))
     pieces = send(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-        repetition_penalty=repetition_penalty, min_p=min_p, presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty, logit_bias=biases(logit_bias), seed=int(seed),
-        stop=tuple(stop or ()), top=top,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=biases(logit_bias),
+        seed=int(seed),
+        stop=tuple(stop or ()),
+        top=top,
         schema=None if schema is None else json_schema(schema),
-    )  # fmt: skip
+    )
     sent = 0
     with closing(pieces):
         for piece in pieces:
@@ -65,14 +97,28 @@ def reply(
     result = turn.reply
     assert result is not None
     calls = [{"name": call.name, "arguments": json_data(call.arguments)} for call in result.calls]
-    called = json.dumps({"role": turn.role, "text": turn.text, "reply": asdict(result), "steps": turn.steps})
-    data = None if schema is None or result.end != "stop" or calls else json_data(json.loads(result.text))
+    called = json.dumps(
+        {"role": turn.role, "text": turn.text, "reply": asdict(result), "steps": turn.steps}
+    )
+    data = (
+        None
+        if schema is None or result.end != "stop" or calls
+        else json_data(json.loads(result.text))
+    )
     return {
-        "calls": calls, "called": called if calls else None, "steps": json.dumps(turn.steps),
-        "reasoning": character([result.reasoning]) if result.reasoning else None, "text": character([result.text]),
-        "end": result.end, "seconds": result.seconds, "read": result.read, "kept": result.kept,
-        "dropped": result.dropped, "context": chat.context, "data": data,
-    }  # fmt: skip
+        "calls": calls,
+        "called": called if calls else None,
+        "steps": json.dumps(turn.steps),
+        "reasoning": character([result.reasoning]) if result.reasoning else None,
+        "text": character([result.text]),
+        "end": result.end,
+        "seconds": result.seconds,
+        "read": result.read,
+        "kept": result.kept,
+        "dropped": result.dropped,
+        "context": chat.context,
+        "data": data,
+    }
 
 
 def restored_chat(chat: Any, system: str | None, said: Any, steps: Any) -> Any:
@@ -80,7 +126,9 @@ def restored_chat(chat: Any, system: str | None, said: Any, steps: Any) -> Any:
     from minhub_py.chat.turns import Turn
 
     chat.system, chat.reply_count = system, 0  # R draws the seed of each reply
-    chat.turns = [Turn(("user", "assistant")[index % 2], text) for index, text in enumerate(said or ())]
+    chat.turns = [
+        Turn(("user", "assistant")[index % 2], text) for index, text in enumerate(said or ())
+    ]
     for number, messages in enumerate(strings(steps)):
         turn = chat.turns[2 * number + 1]
         previous = convert(json.loads(messages or "[]"), tuple[dict[str, Any], ...])
@@ -91,7 +139,11 @@ def restored_chat(chat: Any, system: str | None, said: Any, steps: Any) -> Any:
 def part(chat: Any, piece: str, first: int) -> dict[str, Any]:
     """New text of a reply with its tokens, which begin with the token number `first`, from 0."""
     events = chat.events[first:]
-    top = [(position, *candidate) for position, event in enumerate(events, first + 1) for candidate in event.top]
+    top = [
+        (position, *candidate)
+        for position, event in enumerate(events, first + 1)
+        for candidate in event.top
+    ]
     positions, ids, logprobs = zip(*top, strict=True) if top else ((), (), ())
     return {
         "piece": piece,
@@ -102,8 +154,11 @@ def part(chat: Any, piece: str, first: int) -> dict[str, Any]:
 
 def columns_of(chat: Any, ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
     """Columns of tokens."""
-    return {"token": token_texts(chat.tokenizer, list(ids)), "id": np.array(ids, np.int32),
-            "logprob": np.array(logprobs, np.float64)}  # fmt: skip
+    return {
+        "token": token_texts(chat.tokenizer, list(ids)),
+        "id": np.array(ids, np.int32),
+        "logprob": np.array(logprobs, np.float64),
+    }
 
 
 def strings(value: Any) -> list[str]:

@@ -11,9 +11,16 @@ from r_bridge.objects import Lens, Model, Session, Tokenizer
 
 
 def embed(
-    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, layer: int, pool: str | None,
-    prompt: str | None, dimensions: int | None, normalize: Any,
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    model: Model,
+    texts: Any,
+    tokenizer: Tokenizer | None,
+    layer: int,
+    pool: str | None,
+    prompt: str | None,
+    dimensions: int | None,
+    normalize: Any,
+) -> dict[str, Any]:
     """A matrix with one row per text, NA for a missing text; with pool "none", one matrix per text.
 
     With "none", `tokens` contains the text of each token for each text.
@@ -27,18 +34,29 @@ def embed(
     if pool == "none":
         rows = embedded_ids(model.module, tok, rows, prompt)
     settings: Any = {
-        "layer": layer, "pool": pool, "prompt": prompt, "dimensions": dimensions, "normalize": scalar(normalize, bool),
+        "layer": layer,
+        "pool": pool,
+        "prompt": prompt,
+        "dimensions": dimensions,
+        "normalize": scalar(normalize, bool),
         "progress": session.progress,
-    }  # fmt: skip
+    }
     result = embed_texts(model.module, tok, rows, **settings)
     if pool == "none":
-        return {"vectors": [as_array(matrix) for matrix in result], "tokens": [token_texts(tok, ids) for ids in rows]}
+        return {
+            "vectors": [as_array(matrix) for matrix in result],
+            "tokens": [token_texts(tok, ids) for ids in rows],
+        }
     vectors = as_array(result)
     return {"vectors": np.ma.MaskedArray(vectors, np.isnan(vectors)), "tokens": None}
 
 
-def attention_weights(session: Session, model: Model, text: Any, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The attention weights (layers, heads, T, T) of a text, its tokens, and the numbers of the layers."""
+def attention_weights(
+    session: Session, model: Model, text: Any, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """The attention weights (layers, heads, T, T) of a text, its tokens, and the numbers of the
+    layers.
+    """
     from minhub_py.analysis.attention import attention_weights as compute_weights
 
     tok, [text] = _single_text(model, tokenizer, text)
@@ -52,9 +70,16 @@ def attention_weights(session: Session, model: Model, text: Any, tokenizer: Toke
 
 
 def logit_lens(
-    session: Session, model: Model, text: Any, tokenizer: Tokenizer | None, n: int, lens: Lens | None = None
+    session: Session,
+    model: Model,
+    text: Any,
+    tokenizer: Tokenizer | None,
+    n: int,
+    lens: Lens | None = None,
 ) -> dict[str, Any]:
-    """One row per layer, token of a text, and rank of its `n` most likely next tokens; and the text's token IDs."""
+    """One row per layer, token of a text, and rank of its `n` most likely next tokens; and the
+    text's token IDs.
+    """
     from minhub_py.analysis.lens import logit_lens as compute_lens
 
     tok, [text] = _single_text(model, tokenizer, text)
@@ -63,36 +88,54 @@ def logit_lens(
     ids = result.predicted.flatten().tolist()
     texts = token_texts(tok, result.ids)
     return {
-        "frame": Frame({
-            "layer": np.repeat(np.array(result.layers, np.int32), tokens * ranks),
-            "position": np.tile(np.repeat(np.arange(1, tokens + 1, dtype=np.int32), ranks), count),
-            "token": character(token for _ in range(count) for token in texts for _ in range(ranks)),
-            "rank": np.tile(np.arange(1, ranks + 1, dtype=np.int32), count * tokens),
-            "predicted": character(result.names[id] for id in ids),
-            "id": np.array(ids, np.int32),
-            "prob": result.probs.flatten().double(),
-        }),
+        "frame": Frame(
+            {
+                "layer": np.repeat(np.array(result.layers, np.int32), tokens * ranks),
+                "position": np.tile(
+                    np.repeat(np.arange(1, tokens + 1, dtype=np.int32), ranks), count
+                ),
+                "token": character(
+                    token for _ in range(count) for token in texts for _ in range(ranks)
+                ),
+                "rank": np.tile(np.arange(1, ranks + 1, dtype=np.int32), count * tokens),
+                "predicted": character(result.names[id] for id in ids),
+                "id": np.array(ids, np.int32),
+                "prob": result.probs.flatten().double(),
+            }
+        ),
         "ids": np.array(result.ids, np.int32),
-    }  # fmt: skip
+    }
 
 
 def tuned_lens(
-    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, steps: int, rate: float, seed: int
+    session: Session,
+    model: Model,
+    texts: Any,
+    tokenizer: Tokenizer | None,
+    steps: int,
+    rate: float,
+    seed: int,
 ) -> dict[str, Any]:
-    """The number of a tuned lens, and the KL divergence (nats) of each layer before and after training."""
+    """The number of a tuned lens, and the KL divergence (nats) of each layer before and after
+    training.
+    """
     from minhub_py.analysis.tuned_lens import tuned_lens as train_lens
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
     rows: Any = texts if is_text(texts) else id_rows(texts, model.module.config.vocab_size)
-    lens = train_lens(model.module, tok, rows, steps=steps, rate=rate, seed=seed, progress=session.progress)
+    lens = train_lens(
+        model.module, tok, rows, steps=steps, rate=rate, seed=seed, progress=session.progress
+    )
     return {
         "number": session.add(Lens(lens)),
-        "divergence": Frame({
-            "layer": np.array(list(lens.before), np.int32),
-            "logit_lens": np.array(list(lens.before.values())),
-            "tuned_lens": np.array(list(lens.after.values())),
-        }),
-    }  # fmt: skip
+        "divergence": Frame(
+            {
+                "layer": np.array(list(lens.before), np.int32),
+                "logit_lens": np.array(list(lens.before.values())),
+                "tuned_lens": np.array(list(lens.after.values())),
+            }
+        ),
+    }
 
 
 def _single_text(model: Model, tokenizer: Tokenizer | None, text: Any) -> tuple[Any, list[Any]]:

@@ -13,7 +13,8 @@ from r_bridge.objects import Model, Session, Tokenizer
 def masked_tokens(
     session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, n: int, targets: Any
 ) -> Frame:
-    """The columns of minhub_py.masked_tokens, with texts and masks that count from 1. Missing texts have no rows.
+    """The columns of minhub_py.masked_tokens, with texts and masks that count from 1. Missing texts
+    have no rows.
 
     R warns about masks beyond the maximum length.
     """
@@ -21,23 +22,37 @@ def masked_tokens(
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     present = np.array([number for number, text in enumerate(texts) if text is not None], np.int64)
-    columns, _ = predict_masks(model.module, tok, [texts[i] for i in present], n, targets, session.progress)
+    columns, _ = predict_masks(
+        model.module, tok, [texts[i] for i in present], n, targets, session.progress
+    )
     columns["text"] = present[columns["text"]]
     return frame(columns, "text", "mask", "token", "id", "prob", "logprob", from_1=("text", "mask"))
 
 
 def masked_logprobs(
-    session: Session, model: Model, contexts: Any, targets: Any, after: Any, tokenizer: Tokenizer | None
+    session: Session,
+    model: Model,
+    contexts: Any,
+    targets: Any,
+    after: Any,
+    tokenizer: Tokenizer | None,
 ) -> Frame:
     """The columns of minhub_py.masked_logprobs, and the surprisal in bits. NA for missing targets."""
     from minhub_py.analysis.masked import score_targets
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     columns, _ = score_targets(model.module, tok, contexts, targets, after, session.progress)
-    return frame(columns | {"surprisal": 0.0 - columns["logprob"] / np.log(2)}, "tokens", "logprob", "surprisal")
+    return frame(
+        columns | {"surprisal": 0.0 - columns["logprob"] / np.log(2)},
+        "tokens",
+        "logprob",
+        "surprisal",
+    )
 
 
-def pseudo_logprobs(session: Session, model: Model, texts: Any, masking: str, tokenizer: Tokenizer | None) -> Frame:
+def pseudo_logprobs(
+    session: Session, model: Model, texts: Any, masking: str, tokenizer: Tokenizer | None
+) -> Frame:
     """The columns of minhub_py.pseudo_logprobs, with texts that count from 1."""
     from minhub_py.analysis.masked import score_tokens
 
@@ -47,24 +62,45 @@ def pseudo_logprobs(session: Session, model: Model, texts: Any, masking: str, to
 
 
 def classify(
-    session: Session, model: Model, texts: Any, labels: Any, hypothesis: str, multi_label: bool,
+    session: Session,
+    model: Model,
+    texts: Any,
+    labels: Any,
+    hypothesis: str,
+    multi_label: bool,
     tokenizer: Tokenizer | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The columns of minhub_py.classify with NA for missing texts, and the labels."""
     from minhub_py.analysis.classify import classify as compute
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     columns = compute(
-        model.module, tok, texts, labels, hypothesis=hypothesis, multi_label=multi_label, progress=session.progress
+        model.module,
+        tok,
+        texts,
+        labels,
+        hypothesis=hypothesis,
+        multi_label=multi_label,
+        progress=session.progress,
     )
-    return {"frame": frame(columns), "labels": character(model.module.config.labels if labels is None else labels)}
+    return {
+        "frame": frame(columns),
+        "labels": character(model.module.config.labels if labels is None else labels),
+    }
 
 
 def classify_tokens(
-    session: Session, model: Model, texts: Any, aggregation: str, ignore: Any, tokenizer: Tokenizer | None,
+    session: Session,
+    model: Model,
+    texts: Any,
+    aggregation: str,
+    ignore: Any,
+    tokenizer: Tokenizer | None,
     stride: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The columns of minhub_py.classify_tokens, with texts and characters that count from 1, and the labels."""
+) -> dict[str, Any]:
+    """The columns of minhub_py.classify_tokens, with texts and characters that count from 1, and
+    the labels.
+    """
     from minhub_py.analysis.token_labels import classify_tokens as compute
 
     tok = find_tokenizer(model, tokenizer, needed=True)
@@ -73,19 +109,32 @@ def classify_tokens(
     labels = model.module.config.labels
     if aggregation != "none":
         labels = list(dict.fromkeys(label.split("-", 1)[-1] for label in labels))
-    labelled = frame(columns, "text", "word", "start", "end", "label", "prob", from_1=("text", "start"))
+    labelled = frame(
+        columns, "text", "word", "start", "end", "label", "prob", from_1=("text", "start")
+    )
     return {"frame": labelled, "labels": character(labels)}
 
 
 def rerank(
-    session: Session, model: Model, query: str, texts: Any, instruction: str | None, raw_scores: bool,
+    session: Session,
+    model: Model,
+    query: str,
+    texts: Any,
+    instruction: str | None,
+    raw_scores: bool,
     tokenizer: Tokenizer | None,
-) -> Frame:  # fmt: skip
+) -> Frame:
     """The columns of minhub_py.rerank, with texts that count from 1."""
     from minhub_py.analysis.classify import rerank as compute
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     columns = compute(
-        model.module, tok, query, texts, raw_scores=raw_scores, instruction=instruction, progress=session.progress
+        model.module,
+        tok,
+        query,
+        texts,
+        raw_scores=raw_scores,
+        instruction=instruction,
+        progress=session.progress,
     )
     return frame(columns, "text", "rank", "score", from_1=("text",))

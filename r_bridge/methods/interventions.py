@@ -15,116 +15,201 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 
 def activations(
-    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, at: Any, pool: str, targets: Any = None
+    session: Session,
+    model: Model,
+    texts: Any,
+    tokenizer: Tokenizer | None,
+    at: Any,
+    pool: str,
+    targets: Any = None,
 ) -> dict[str, Any]:
     """The matrices of each point, and a frame that describes their rows."""
     from minhub_py.analysis.activations import activations as compute
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts) or is_text(targets))
     result = compute(
-        model.module, tok, _texts(model, texts), at, pool=pool,  # type: ignore[arg-type]
+        model.module,
+        tok,
+        _texts(model, texts),
+        at,
+        pool=pool,  # type: ignore[arg-type]
         targets=None if targets is None else _texts(model, targets),
-    )  # fmt: skip
+    )
     pooled = pool == "mean"
     return {
-        "values": {name: as_array(values).astype(np.float64) for name, values in result.values.items()},
-        "rows": Frame({
-            "text": np.array(result.texts, np.int32) + 1,
-            "position": np.ma.MaskedArray(np.array(result.positions, np.int32) + 1, pooled),
-            "token": [None] * len(result.ids) if pooled else token_texts(tok, result.ids),
-        }),
-    }  # fmt: skip
+        "values": {
+            name: as_array(values).astype(np.float64) for name, values in result.values.items()
+        },
+        "rows": Frame(
+            {
+                "text": np.array(result.texts, np.int32) + 1,
+                "position": np.ma.MaskedArray(np.array(result.positions, np.int32) + 1, pooled),
+                "token": [None] * len(result.ids) if pooled else token_texts(tok, result.ids),
+            }
+        ),
+    }
 
 
 def intervene(
     session: Session, model: Model, at: Any, how: str, value: Any, scale: float, positions: Any
 ) -> dict[str, Any]:
-    """A model with interventions. value: a vector or matrix, or a named list of them by point; or None."""
+    """A model with interventions. value: a vector or matrix, or a named list of them by point; or
+    None.
+    """
     from minhub_py.analysis.interventions import intervene as new_handle
     from minhub_py.analysis.points import Points, recipe_of
 
-    indices = None if positions is None else [int(position) - 1 for position in as_array(positions).reshape(-1)]
+    indices = (
+        None
+        if positions is None
+        else [int(position) - 1 for position in as_array(positions).reshape(-1)]
+    )
     module = model.module
     by_point = isinstance(value, dict)
     names = [point.name for point in Points(recipe_of(module).model).find(at)] if by_point else [at]
     for name in names:
         if by_point and name not in value:
-            raise ValueError(f"value has no activations at {name!r}: call activations() with this point")
+            raise ValueError(
+                f"value has no activations at {name!r}: call activations() with this point"
+            )
         array = value[name] if by_point else value
         tensor = None if array is None else np.ascontiguousarray(as_array(array), dtype=np.float32)
         module = new_handle(module, name, how, tensor, scale=scale, positions=indices)
     handle = Model(module, model.folder, model.identifier, signature=model.signature)
-    return about(handle, session.add(handle)) | {"commit": None, "interventions": str(module).splitlines()[1:]}
+    return about(handle, session.add(handle)) | {
+        "commit": None,
+        "interventions": str(module).splitlines()[1:],
+    }
 
 
 def direction(
-    session: Session, model: Model, positive: Any, negative: Any, tokenizer: Tokenizer | None, at: str, kind: str,
+    session: Session,
+    model: Model,
+    positive: Any,
+    negative: Any,
+    tokenizer: Tokenizer | None,
+    at: str,
+    kind: str,
     pool: str,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The vector of minhub_py.direction, and the projections of the texts."""
     from minhub_py.analysis.directions import direction as compute
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(positive) or is_text(negative))
     texts = _texts(model, positive), _texts(model, negative)
     result = compute(model.module, tok, *texts, at, method=kind, pool=pool)  # type: ignore[arg-type]
-    return {"vector": result.vector.double(), "projections": [part.double() for part in result.projections]}
+    return {
+        "vector": result.vector.double(),
+        "projections": [part.double() for part in result.projections],
+    }
 
 
 def probe(
-    session: Session, x: Any, y: Any, groups: Any, folds: int, penalty: float, bootstrap: int, seed: int
+    session: Session,
+    x: Any,
+    y: Any,
+    groups: Any,
+    folds: int,
+    penalty: float,
+    bootstrap: int,
+    seed: int,
 ) -> dict[str, Any]:
     """The result of minhub_py.probe."""
     from minhub_py.analysis.probes import probe as fit
 
     result = fit(
-        as_array(x), y if isinstance(y, list) else as_array(y),
+        as_array(x),
+        y if isinstance(y, list) else as_array(y),
         groups=None if groups is None else groups if isinstance(groups, list) else as_array(groups),
-        folds=folds, penalty=penalty, bootstrap=bootstrap, seed=seed,
-    )  # fmt: skip
+        folds=folds,
+        penalty=penalty,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
     words = isinstance(y, list)
     return {
-        "metric": result.metric, "score": result.score, "interval": np.array(result.interval),
-        "control": result.control, "baseline": result.baseline, "folds": result.folds.astype(np.int32) + 1,
+        "metric": result.metric,
+        "score": result.score,
+        "interval": np.array(result.interval),
+        "control": result.control,
+        "baseline": result.baseline,
+        "folds": result.folds.astype(np.int32) + 1,
         "predictions": character(map(str, result.predictions)) if words else result.predictions,
-        "classes": character(map(str, result.classes)), "coef": result.coef,
-    }  # fmt: skip
+        "classes": character(map(str, result.classes)),
+        "coef": result.coef,
+    }
 
 
 def patching(
-    session: Session, model: Model, clean: Any, corrupted: Any, answers: Any, kinds: Any, position: int | None,
-    target: Any, tokenizer: Tokenizer | None,
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    model: Model,
+    clean: Any,
+    corrupted: Any,
+    answers: Any,
+    kinds: Any,
+    position: int | None,
+    target: Any,
+    tokenizer: Tokenizer | None,
+) -> dict[str, Any]:
     """The table of minhub_py.patching, and the metrics of both runs."""
     from minhub_py.analysis.patching import patching as compute
 
-    tok = find_tokenizer(model, tokenizer, needed=is_text(clean) or is_text(corrupted) or is_text(answers))
-    pair: Any = tuple(answers) if is_text(answers) else tuple(int(id) for id in as_array(answers).reshape(-1))
+    tok = find_tokenizer(
+        model, tokenizer, needed=is_text(clean) or is_text(corrupted) or is_text(answers)
+    )
+    pair: Any = (
+        tuple(answers)
+        if is_text(answers)
+        else tuple(int(id) for id in as_array(answers).reshape(-1))
+    )
     [first], [second] = _texts(model, clean), _texts(model, corrupted)
     written = None if target is None else _texts(model, target)[0]
     result = compute(
-        model.module, tok, first, second, pair, kinds=kinds, position=position, target=written,
+        model.module,
+        tok,
+        first,
+        second,
+        pair,
+        kinds=kinds,
+        position=position,
+        target=written,
         progress=session.progress,
-    )  # fmt: skip
+    )
     table = result.table()
     return {
-        "clean": result.clean, "corrupted": result.corrupted,
-        "tokens": character(result.tokens), "corrupted_tokens": character(result.corrupted_tokens),
-        "frame": frame(table, "kind", "layer", "position", "head", "token", "value", from_1=("position",)),
-    }  # fmt: skip
+        "clean": result.clean,
+        "corrupted": result.corrupted,
+        "tokens": character(result.tokens),
+        "corrupted_tokens": character(result.corrupted_tokens),
+        "frame": frame(
+            table, "kind", "layer", "position", "head", "token", "value", from_1=("position",)
+        ),
+    }
 
 
 def attribution(
-    session: Session, model: Model, text: Any, token: Any, against: Any, position: int, heads: bool,
-    tokenizer: Tokenizer | None, target: Any = None,
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    model: Model,
+    text: Any,
+    token: Any,
+    against: Any,
+    position: int,
+    heads: bool,
+    tokenizer: Tokenizer | None,
+    target: Any = None,
+) -> dict[str, Any]:
     """The parts of minhub_py.attribution."""
     from minhub_py.analysis.attribution import attribution as compute
 
-    tok = find_tokenizer(model, tokenizer, needed=is_text(text) or is_text(token) or is_text(against))
+    tok = find_tokenizer(
+        model, tokenizer, needed=is_text(text) or is_text(token) or is_text(against)
+    )
     [row] = _texts(model, text)
     tokens = [scalar(value, str if is_text(value) else int) for value in (token, against)]
     output = None if target is None else _texts(model, target)[0]
-    result = compute(model.module, tok, row, tokens[0], tokens[1], position=position, heads=heads, target=output)
+    result = compute(
+        model.module, tok, row, tokens[0], tokens[1], position=position, heads=heads, target=output
+    )
     return {
         "logit": result.logit,
         "frame": frame({"component": result.components, "value": result.values}),
@@ -137,13 +222,15 @@ def head_scores(session: Session, model: Model, length: int, samples: int, seed:
 
     result = compute(model.module, length=length, samples=samples, seed=seed)
     layers, heads = result.induction.shape
-    return Frame({
-        "layer": np.repeat(np.array(result.layers, np.int32), heads),
-        "head": np.tile(np.arange(1, heads + 1, dtype=np.int32), layers),
-        "induction": result.induction.flatten().double(),
-        "previous_token": result.previous_token.flatten().double(),
-        "duplicate_token": result.duplicate_token.flatten().double(),
-    })  # fmt: skip
+    return Frame(
+        {
+            "layer": np.repeat(np.array(result.layers, np.int32), heads),
+            "head": np.tile(np.arange(1, heads + 1, dtype=np.int32), layers),
+            "induction": result.induction.flatten().double(),
+            "previous_token": result.previous_token.flatten().double(),
+            "duplicate_token": result.duplicate_token.flatten().double(),
+        }
+    )
 
 
 def _texts(model: Model, texts: Any) -> list[Any]:

@@ -19,25 +19,43 @@ def replay(session: Session, manifest: str, rows: int | None) -> dict[str, Any]:
     result = repeat(Path(manifest), rows, progress=session.progress)
     firsts = [run.first for run in result.runs]
     return {
-        "task": result.task, "guarantee": result.guarantee, "same_class": result.same_class,
-        "identical": result.identical, "broken": result.broken, "changes": character(result.changes),
+        "task": result.task,
+        "guarantee": result.guarantee,
+        "same_class": result.same_class,
+        "identical": result.identical,
+        "broken": result.broken,
+        "changes": character(result.changes),
         "text": str(result),
-        "runs": frame({
-            **{name: [getattr(run, name) for run in result.runs]
-               for name in ("chunk", "threads", "rows", "differing", "largest")},
-            **{name: [None if first is None else str(getattr(first, name)) for first in firsts]
-               for name in ("file", "row", "column", "stored", "replayed")},
-        }),
-    }  # fmt: skip
+        "runs": frame(
+            {
+                **{
+                    name: [getattr(run, name) for run in result.runs]
+                    for name in ("chunk", "threads", "rows", "differing", "largest")
+                },
+                **{
+                    name: [None if first is None else str(getattr(first, name)) for first in firsts]
+                    for name in ("file", "row", "column", "stored", "replayed")
+                },
+            }
+        ),
+    }
 
 
 def run_job(
-    session: Session, identifier: str, loading: Any, task: str, column: str, extra_columns: Any, data: Any,
-    settings: Any, manifest: str,
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    identifier: str,
+    loading: Any,
+    task: str,
+    column: str,
+    extra_columns: Any,
+    data: Any,
+    settings: Any,
+    manifest: str,
+) -> dict[str, Any]:
     """Run a job on columns, and write its manifest. Returns the columns of the results.
 
-    The input and the output are files in the manifest's folder. The same call continues an interrupted job.
+    The input and the output are files in the manifest's folder. The same call continues an
+    interrupted job.
     """
     import json
 
@@ -51,7 +69,9 @@ def run_job(
     path = Path(manifest)
     source, out = (path.with_name(f"{path.stem}-{name}.jsonl") for name in ("input", "output"))
     columns = {name: vector_values(values) for name, values in dict(data).items()}
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    rows = [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if not source.exists() or source.read_text(encoding="utf-8") != text:
         source.write_text(text, encoding="utf-8")
@@ -59,9 +79,17 @@ def run_job(
     if task == "annotate":
         values["codebook"] = codebook(values)
     call = Job(
-        task, identifier, [str(source)], out, column=column, extra_columns=list(extra_columns or []), settings=values,
-        loading={name: setting_of(name, value) for name, value in dict(loading).items()}, overwrite=True, manifest=path,
-    )  # fmt: skip
+        task,
+        identifier,
+        [str(source)],
+        out,
+        column=column,
+        extra_columns=list(extra_columns or []),
+        settings=values,
+        loading={name: setting_of(name, value) for name, value in dict(loading).items()},
+        overwrite=True,
+        manifest=path,
+    )
     try:
         job.run(call, session.progress, lambda *_: None)
     except click.ClickException as error:
@@ -81,7 +109,9 @@ def codebook(values: dict[str, Any]) -> dict[str, Any]:
     source: Any = values.pop("codebook") or labels
     if definitions is not None:
         source = dict(zip(labels, definitions, strict=True))
-    examples = list(zip(values.pop("example_texts") or [], values.pop("example_labels") or [], strict=True))
+    examples = list(
+        zip(values.pop("example_texts") or [], values.pop("example_labels") or [], strict=True)
+    )
     return dict(codebook_of(source, values.pop("instruction"), examples).to_dict())
 
 
@@ -100,7 +130,9 @@ def results_column(values: list[Any], kind: str) -> Any:
     if kind == "vector":
         width = next((len(vector) for vector in values if vector is not None), 0)
         missing = [np.nan] * width
-        matrix = np.array([missing if vector is None else vector for vector in values], float).reshape(-1, width)
+        matrix = np.array(
+            [missing if vector is None else vector for vector in values], float
+        ).reshape(-1, width)
         return np.ma.MaskedArray(matrix, np.isnan(matrix))
     numbers = np.array([np.nan if value is None else value for value in values], float)
     if kind == "int64" and not np.isnan(numbers).any():

@@ -11,10 +11,23 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 
 def annotate(
-    session: Session, model: Model, texts: Any, labels: Any, definitions: Any, codebook: str | None,
-    instruction: str | None, example_texts: Any, example_labels: Any, calibrate: str | None, length: str,
-    template: str | None, premise: str | None, chat: Any, sep: str | None, tokenizer: Tokenizer | None,
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    model: Model,
+    texts: Any,
+    labels: Any,
+    definitions: Any,
+    codebook: str | None,
+    instruction: str | None,
+    example_texts: Any,
+    example_labels: Any,
+    calibrate: str | None,
+    length: str,
+    template: str | None,
+    premise: str | None,
+    chat: Any,
+    sep: str | None,
+    tokenizer: Tokenizer | None,
+) -> dict[str, Any]:
     """The columns of minhub_py.annotate with NA for missing texts, and the labels."""
     from minhub_py.analysis.annotate import annotate as compute
     from minhub_py.analysis.codebook import codebook_of
@@ -26,16 +39,27 @@ def annotate(
     examples = list(zip(example_texts or [], example_labels or [], strict=True))
     book = codebook_of(source, instruction, examples)
     settings: Any = {
-        "calibrate": calibrate, "length": length, "template": template, "premise": premise, "sep": sep,
-        "chat": None if chat is None else bool(np.asarray(chat).reshape(-1)[0]), "progress": session.progress,
-    }  # fmt: skip
+        "calibrate": calibrate,
+        "length": length,
+        "template": template,
+        "premise": premise,
+        "sep": sep,
+        "chat": None if chat is None else bool(np.asarray(chat).reshape(-1)[0]),
+        "progress": session.progress,
+    }
     columns = compute(model.module, tok, texts or [], book, **settings)
     return {"frame": frame(columns), "labels": character(book.names)}
 
 
 def label_agreement(
-    session: Session, raters: Any, level: str, categories: Any, bootstrap: int, confidence: float, seed: int
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    raters: Any,
+    level: str,
+    categories: Any,
+    bootstrap: int,
+    confidence: float,
+    seed: int,
+) -> dict[str, Any]:
     """The results of minhub_py.agreement. raters: a list of vectors."""
     from minhub_py.analysis.agreement import agreement
 
@@ -44,12 +68,17 @@ def label_agreement(
     settings: Any = {"level": level, "categories": names, "bootstrap": bootstrap}
     result = agreement(*rows, confidence=confidence, seed=seed, **settings)
     return {
-        "frame": frame(result.columns), "categories": character(map(spelled, result.categories)), "units": result.units,
-        "confusion": result.confusion, "f1": result.f1,
-    }  # fmt: skip
+        "frame": frame(result.columns),
+        "categories": character(map(spelled, result.categories)),
+        "units": result.units,
+        "confusion": result.confusion,
+        "f1": result.f1,
+    }
 
 
-def choose_for_coding(session: Session, margin: Any, n: int, minimum: float, uncertainty: Any, seed: int) -> Frame:
+def choose_for_coding(
+    session: Session, margin: Any, n: int, minimum: float, uncertainty: Any, seed: int
+) -> Frame:
     """The columns of minhub_py.choose_for_coding."""
     from minhub_py.analysis.estimate import choose_for_coding as choose
 
@@ -57,24 +86,49 @@ def choose_for_coding(session: Session, margin: Any, n: int, minimum: float, unc
 
 
 def corrected_estimate(
-    session: Session, human: Any, predicted: Any, design: Any, terms: Any, family: str, estimator: str,
-    probability: Any, confidence: float, cluster: Any = None, cross_fit: int = 0, splits: int = 10, seed: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    human: Any,
+    predicted: Any,
+    design: Any,
+    terms: Any,
+    family: str,
+    estimator: str,
+    probability: Any,
+    confidence: float,
+    cluster: Any = None,
+    cross_fit: int = 0,
+    splits: int = 10,
+    seed: int = 0,
+) -> dict[str, Any]:
     """The results of minhub_py.estimate for a design matrix."""
     from minhub_py.analysis.estimate import codes_of, fit
 
     groups = None if cluster is None else codes_of(np.array(cluster).tolist(), len(np.array(human)))
     result = fit(
-        np.array(human), np.array(predicted), list(terms), np.array(design), family, estimator, probability,
-        confidence, groups, cross_fit, splits, seed,
-    )  # fmt: skip
+        np.array(human),
+        np.array(predicted),
+        list(terms),
+        np.array(design),
+        family,
+        estimator,
+        probability,
+        confidence,
+        groups,
+        cross_fit,
+        splits,
+        seed,
+    )
 
     naive = result.naive
     return {
-        "frame": frame(result.columns | {"term": result.term}), "covariance": result.covariance,
-        "method": result.method, "power": float(result.power), "texts": result.texts, "coded": result.coded,
+        "frame": frame(result.columns | {"term": result.term}),
+        "covariance": result.covariance,
+        "method": result.method,
+        "power": float(result.power),
+        "texts": result.texts,
+        "coded": result.coded,
         "naive": None if naive is None else frame(naive.columns | {"term": naive.term}),
-    }  # fmt: skip
+    }
 
 
 def spelled(value: Any) -> str:

@@ -37,12 +37,15 @@ def devices(session: Session) -> Frame:
     from minhub_py.system.device import devices as probe_devices
 
     report = probe_devices()
-    return frame({
-        "device": [probe.name for probe in report.probes], "works": [probe.works for probe in report.probes],
-        "dtypes": [", ".join(probe.dtypes) if probe.works else "" for probe in report.probes],
-        "detail": [probe.detail for probe in report.probes],
-        "picked": [probe.name == report.device for probe in report.probes],
-    })  # fmt: skip
+    return frame(
+        {
+            "device": [probe.name for probe in report.probes],
+            "works": [probe.works for probe in report.probes],
+            "dtypes": [", ".join(probe.dtypes) if probe.works else "" for probe in report.probes],
+            "detail": [probe.detail for probe in report.probes],
+            "picked": [probe.name == report.device for probe in report.probes],
+        }
+    )
 
 
 def require_extra(session: Session, name: str) -> None:
@@ -51,10 +54,15 @@ def require_extra(session: Session, name: str) -> None:
 
 
 def doctor(session: Session, facts: Any) -> Frame:
-    """The findings of minhub doctor: columns what, found, fits, advice. facts: about R, from probe.FACTS."""
-    from minhub_py.system.doctor import examine
+    """The findings of minhub doctor: columns what, found, fits, advice. facts: about R, from
+    probe.FACTS.
+    """
+    from minhub_py.loading.doctor import examine
 
     findings = examine({name: scalar(value, str) for name, value in facts.items()})
     return frame(
-        {name: [getattr(finding, name) for finding in findings] for name in ("what", "found", "fits", "advice")}
+        {
+            name: [getattr(finding, name) for finding in findings]
+            for name in ("what", "found", "fits", "advice")
+        }
     )

@@ -10,20 +10,32 @@ from r_bridge.objects import Model, Session, StateDict, Tokenizer
 
 
 def from_pretrained(
-    session: Session, identifier: str, revision: str, family: str | None, device: str, dtype: str,
-    quantize: str | None, token: str | None, local_files_only: bool, adapter: str | None = None,
+    session: Session,
+    identifier: str,
+    revision: str,
+    family: str | None,
+    device: str,
+    dtype: str,
+    quantize: str | None,
+    token: str | None,
+    local_files_only: bool,
+    adapter: str | None = None,
     mtp: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
     from minhub_py.checkpoints.fingerprint import signature
     from minhub_py.loading.files import open_files
-    from minhub_py.pretrained import load
-    from minhub_py.registry import ENTRIES
+    from minhub_py.loading.pretrained import load
+    from minhub_py.models.registry import ENTRIES
 
     files = open_files(
-        identifier, revision, entry=ENTRIES[family] if family else None, adapter=adapter, token=token,
+        identifier,
+        revision,
+        entry=ENTRIES[family] if family else None,
+        adapter=adapter,
+        token=token,
         local_files_only=local_files_only,
-    )  # fmt: skip
+    )
     before = signature(files.path)  # before loading, to detect later changes of the files
     module = load(files, device=device, dtype=dtype, quantize=quantize, mtp=mtp)
     model = Model(module, files.path, signature=before, adapter=files.adapter)
@@ -32,8 +44,8 @@ def from_pretrained(
 
 def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:
     """The model with an adapter, or without one. The weights are shared."""
-    from minhub_py.adapters.loading import adapter_folders, with_adapter
     from minhub_py.inference.arguments import model_of
+    from minhub_py.loading.adapters.loading import adapter_folders, with_adapter
 
     module = model_of(model.module, "model$adapter()")
     base, folder = module.base or module, None
@@ -45,31 +57,45 @@ def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any
 
 
 def from_config(
-    session: Session, identifier: str, path: str, revision: str, family: str | None, config: Any, token: str | None,
-    local_files_only: bool, seed: int,
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    identifier: str,
+    path: str,
+    revision: str,
+    family: str | None,
+    config: Any,
+    token: str | None,
+    local_files_only: bool,
+    seed: int,
+) -> dict[str, Any]:
     """Create a model with random weights from a model type or a config.json.
 
-    path: the identifier, or the absolute path if it is the name of a folder or file in R's working folder.
+    path: the identifier, or the absolute path if it is the name of a folder or file in R's working
+    folder.
     family: accept repositories of this architecture only, and no model types.
     """
     from minhub_py.checkpoints.fingerprint import signature
     from minhub_py.entry_points import new_config
-    from minhub_py.registry import ENTRIES, named_entry
+    from minhub_py.models.registry import ENTRIES, named_entry
 
     is_type = family is None and revision == "main" and named_entry(identifier) is not None
     architecture, settings, folder = new_config(
-        identifier if is_type else path, revision, _settings(config), entry=ENTRIES[family] if family else None,
-        token=token, local_files_only=local_files_only,
-    )  # fmt: skip
+        identifier if is_type else path,
+        revision,
+        _settings(config),
+        entry=ENTRIES[family] if family else None,
+        token=token,
+        local_files_only=local_files_only,
+    )
     network = _new(architecture, settings, seed)
-    model = Model(network, folder, None if is_type else path, signature=folder and signature(folder))
+    model = Model(
+        network, folder, None if is_type else path, signature=folder and signature(folder)
+    )
     return about(model, session.add(model)) | {"commit": folder and _commit(path, folder)}
 
 
 def fresh(session: Session, family: str, config: Any, seed: int) -> dict[str, Any]:
     """Create a model with random weights from settings."""
-    from minhub_py.registry import ENTRIES
+    from minhub_py.models.registry import ENTRIES
 
     entry = ENTRIES[family]
     model = Model(_new(entry.architecture, entry.config(_settings(config)), seed))
@@ -99,7 +125,7 @@ def _commit(identifier: str, folder: Path) -> str | None:
 def about(model: Model, number: int) -> dict[str, Any]:
     """A description of a model, which R stores."""
     from minhub_py.inference.quantize import count, kind_of
-    from minhub_py.registry import architecture_of
+    from minhub_py.models.registry import architecture_of
 
     module = model.module
     weight = next(module.parameters())
@@ -109,7 +135,10 @@ def about(model: Model, number: int) -> dict[str, Any]:
         "number": number,
         "family": architecture.name,
         "class": architecture.classes[1],
-        "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()},
+        "config": {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in config.items()
+        },
         "context": module.config.context_length,
         "vocab_size": module.config.vocab_size,
         "parameters": float(count(module)),
@@ -157,23 +186,27 @@ def parameter(session: Session, model: Model, name: str) -> Any:
     return named[name]
 
 
-def save_pretrained(session: Session, model: Model, folder: str, tokenizer: Tokenizer | None) -> None:
+def save_pretrained(
+    session: Session, model: Model, folder: str, tokenizer: Tokenizer | None
+) -> None:
     """Save a model in Hub layout, with a tokenizer or its own tokenizer."""
-    from minhub_py.pretrained import save_pretrained as save
+    from minhub_py.loading.pretrained import save_pretrained as save
 
     save(model.module, folder, tokenizer.tokenizer if tokenizer else model.optional_tokenizer())
 
 
 def new_adapter(session: Session, model: Model, lora: Any, seed: int) -> dict[str, Any]:
     """The model with a new adapter for training in R torch. lora: settings as in minhub_train()."""
-    from minhub_py.adapters import attach
     from minhub_py.inference.arguments import model_of
+    from minhub_py.loading.adapters import attach
     from minhub_py.training.adapter_run import adapter_config
 
     base = model_of(model.module, "as_torch_module(lora =)")
     config = adapter_config({name: setting(value) for name, value in dict(lora).items()})
     if config.alora_invocation_tokens is not None:
-        raise ValueError("as_torch_module() does not support invocation: train the adapter with minhub_train()")
+        raise ValueError(
+            "as_torch_module() does not support invocation: train the adapter with minhub_train()"
+        )
     view = attach.attach(base, attach.new_adapter(base, config, seed))
     result = Model(view, model.folder, model.identifier, signature=model.signature)
     return about(result, session.add(result)) | {"commit": None}
@@ -185,10 +218,12 @@ def adapter_weights(session: Session, model: Model) -> list[str]:
 
 
 def save_adapter(session: Session, model: Model, folder: str, weights: StateDict | None) -> None:
-    """Save the adapter of a model in PEFT's format. weights: new values of its weights, which the model receives."""
+    """Save the adapter of a model in PEFT's format. weights: new values of its weights, which the
+    model receives.
+    """
     import torch
 
-    from minhub_py.adapters.attach import save_adapter as save
+    from minhub_py.loading.adapters.attach import save_adapter as save
 
     if weights is not None:
         named = dict(model.module.named_parameters())
@@ -206,16 +241,23 @@ def save_torchscript(session: Session, model: Model, path: str) -> None:
 
 
 def forward(
-    session: Session, model: Model, ids: Any, first: int, as_torch: bool, attention_mask: Any = None,
+    session: Session,
+    model: Model,
+    ids: Any,
+    first: int,
+    as_torch: bool,
+    attention_mask: Any = None,
     token_type_ids: Any = None,
-) -> Any:  # fmt: skip
-    """Logits (B, T, V), or the result of an encoder's head, as an R array or as the components of an R torch tensor."""
+) -> Any:
+    """Logits (B, T, V), or the result of an encoder's head, as an R array or as the components of
+    an R torch tensor.
+    """
     import torch
 
     if model.module.encoder_decoder:
         raise ValueError(
-            "an encoder-decoder model computes logits for a prompt and its answer: use generate(), next_tokens(), or "
-            "token_logprobs() with targets"
+            "an encoder-decoder model computes logits for a prompt and its answer: use generate(),"
+            " next_tokens(), or token_logprobs() with targets"
         )
     rows = id_rows(ids, model.module.config.vocab_size, first)
     lengths = {len(row) for row in rows}
@@ -223,8 +265,9 @@ def forward(
         raise ValueError("ids are empty: pass at least one id per row")
     if len(lengths) > 1:
         raise ValueError(
-            f"all rows must have the same length, not {min(lengths)} to {max(lengths)} ids: call the model with one "
-            "row at a time (generate() and token_logprobs() accept rows of different lengths)"
+            f"all rows must have the same length, not {min(lengths)} to {max(lengths)} ids: call"
+            " the model with one row at a time (generate() and token_logprobs() accept rows of"
+            " different lengths)"
         )
     device = next(model.module.parameters()).device
     options = {
@@ -237,12 +280,19 @@ def forward(
     return raw_tensor(logits) if as_torch else logits
 
 
-def encoder_inputs(module: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, list[list[int]]]:
-    """The mask and the token types that R has sent. ValueError: the model does not use them, or a value is invalid."""
+def encoder_inputs(
+    module: Any, attention_mask: Any, token_type_ids: Any
+) -> dict[str, list[list[int]]]:
+    """The mask and the token types that R has sent. ValueError: the model does not use them, or a
+    value is invalid.
+    """
     from minhub_py.models.encoder import Encoder
 
     types = getattr(module, "embed_types", None)
-    sizes = {"attention_mask": 2, "token_type_ids": types.num_embeddings if types is not None else None}
+    sizes = {
+        "attention_mask": 2,
+        "token_type_ids": types.num_embeddings if types is not None else None,
+    }
     inputs = {}
     for name, values in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
         if values is None:
@@ -253,7 +303,9 @@ def encoder_inputs(module: Any, attention_mask: Any, token_type_ids: Any) -> dic
         try:
             inputs[name] = id_rows(values, size)
         except ValueError as error:
-            raise ValueError(f"{name} must contain whole numbers between 0 and {size - 1}") from error
+            raise ValueError(
+                f"{name} must contain whole numbers between 0 and {size - 1}"
+            ) from error
     return inputs
 
 
@@ -261,7 +313,12 @@ def raw_tensor(tensor: Any) -> dict[str, Any]:
     """The shape, R torch's name of the dtype, and the elements in row order."""
     import torch
 
-    names = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16", torch.float64: "double"}
+    names = {
+        torch.float32: "float",
+        torch.float16: "half",
+        torch.bfloat16: "bfloat16",
+        torch.float64: "double",
+    }
     return {
         "shape": np.array(tuple(tensor.shape), np.int32),
         "dtype": names[tensor.dtype],

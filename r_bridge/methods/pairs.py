@@ -18,7 +18,10 @@ def read_pairs(session: Session, path: str, by: str | None) -> dict[str, Any]:
 
     records, suites = read_files(Path(path))
     if records and suites:
-        raise ValueError("pairs contains .jsonl files of pairs and .json files of suites: pass one kind at a time")
+        raise ValueError(
+            "pairs contains .jsonl files of pairs and .json files of suites: pass one kind at a"
+            " time"
+        )
     if suites:
         return {}
     key = phenomenon_key(records, by)
@@ -27,7 +30,9 @@ def read_pairs(session: Session, path: str, by: str | None) -> dict[str, Any]:
     return {"pairs": frame(columns)}
 
 
-def pair_logprobs(session: Session, model: Model, good: Any, bad: Any, bos: Any, tokenizer: Tokenizer | None) -> Frame:
+def pair_logprobs(
+    session: Session, model: Model, good: Any, bad: Any, bos: Any, tokenizer: Tokenizer | None
+) -> Frame:
     """The log-probabilities of the sentences of each pair, with NA for missing sentences."""
     from minhub_py.analysis.minimal_pairs import sentence_logprobs
     from minhub_py.analysis.surprisal import refuse_encoder_decoder
@@ -37,18 +42,27 @@ def pair_logprobs(session: Session, model: Model, good: Any, bad: Any, bos: Any,
     refuse_encoder_decoder(model.module)
     tok = find_tokenizer(model, tokenizer, needed=True)
     sentences = [text or "" for text in [*(good or []), *(bad or [])]]
-    values = np.array(sentence_logprobs(model.module, tok, sentences, scalar(bos, bool), session.progress))
+    values = np.array(
+        sentence_logprobs(model.module, tok, sentences, scalar(bos, bool), session.progress)
+    )
     first, second = values[: len(values) // 2], values[len(values) // 2 :]
     return frame({"logprob_good": first, "logprob_bad": second, "difference": first - second})
 
 
-def suite_results(session: Session, model: Model, path: str, bos: Any, tokenizer: Tokenizer | None) -> Frame:
+def suite_results(
+    session: Session, model: Model, path: str, bos: Any, tokenizer: Tokenizer | None
+) -> Frame:
     """The result of each item and prediction of SyntaxGym's suites."""
     from minhub_py.analysis.minimal_pairs import minimal_pairs
 
     tok = find_tokenizer(model, tokenizer, needed=True)
-    columns = minimal_pairs(model.module, tok, path, bos=scalar(bos, bool), progress=session.progress).columns
-    changed = {"item": [str(item) for item in columns["item"]], "correct": np.array(columns["correct"], bool)}
+    columns = minimal_pairs(
+        model.module, tok, path, bos=scalar(bos, bool), progress=session.progress
+    ).columns
+    changed = {
+        "item": [str(item) for item in columns["item"]],
+        "correct": np.array(columns["correct"], bool),
+    }
     return frame(columns | changed, "phenomenon", "item", "formula", "correct")
 
 

@@ -1,4 +1,6 @@
-"""Files of stored results, for `resume` in R. They are locked, and remain valid after a kill or with a full disk."""
+"""Files of stored results, for `resume` in R. They are locked, and remain valid after a kill or
+with a full disk.
+"""
 
 import os
 from collections.abc import Iterator
@@ -31,8 +33,8 @@ def append_results(session: Session, file: ResultFile, size: float, data: Any) -
         actual = os.fstat(handle).st_size
         if actual != size:
             raise ValueError(
-                f"resume: another program has changed {file.path}, which has {actual:,} bytes instead of {size:,.0f}: "
-                "remove it, or use another file"
+                f"resume: another program has changed {file.path}, which has {actual:,} bytes"
+                f" instead of {size:,.0f}: remove it, or use another file"
             )
         try:
             os.lseek(handle, 0, os.SEEK_END)
@@ -64,19 +66,22 @@ def model_fingerprint(session: Session, model: Model) -> str:
 
     ValueError: the files have changed since the model was loaded.
     """
-    from minhub_py.adapters.files import CONFIG, WEIGHTS
     from minhub_py.checkpoints.fingerprint import file_digest, fingerprint, signature
+    from minhub_py.loading.adapters.files import CONFIG, WEIGHTS
 
     if model.folder is None:
         return ""
     if signature(model.folder) != model.signature:
         raise ValueError(
-            f"resume: the files in {model.folder} have changed since the model was loaded: load the model again, "
-            "so that the stored results belong to its files"
+            f"resume: the files in {model.folder} have changed since the model was loaded: load the"
+            " model again, so that the stored results belong to its files"
         )
     if model.adapter is None:
         return fingerprint(model.folder)
-    return f"{fingerprint(model.folder)} {file_digest(model.adapter / WEIGHTS)} {file_digest(model.adapter / CONFIG)}"
+    return (
+        f"{fingerprint(model.folder)} {file_digest(model.adapter / WEIGHTS)}"
+        f" {file_digest(model.adapter / CONFIG)}"
+    )
 
 
 def tokenizer_fingerprint(session: Session, tokenizer: Tokenizer) -> str:
@@ -107,4 +112,6 @@ def os_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         full = "free disk space, and run the same call again; the stored results are unchanged"
         advice = full if error.errno in FULL else "check its permissions, or use another file"
-        raise type(error)(f"resume: {path} cannot be written ({error.strerror or error}): {advice}") from error
+        raise type(error)(
+            f"resume: {path} cannot be written ({error.strerror or error}): {advice}"
+        ) from error

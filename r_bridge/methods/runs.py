@@ -7,10 +7,13 @@ from typing import Any
 from r_bridge.objects import Session
 
 
-def train_model(session: Session, texts: Any, out: str, settings: Any, copy: bool = False) -> dict[str, Any]:
+def train_model(
+    session: Session, texts: Any, out: str, settings: Any, copy: bool = False
+) -> dict[str, Any]:
     """Train a model on text files, and store it in the folder `out`. Returns the results.
 
-    If the request is cancelled, `resume_training` resumes the run.    copy: copy the files, which are temporary.
+    If the request is cancelled, `resume_training` resumes the run.    copy: copy the files, which
+    are temporary.
     """
     from minhub_py.training import train
     from r_bridge import training
@@ -22,8 +25,11 @@ def train_model(session: Session, texts: Any, out: str, settings: Any, copy: boo
     return training.describe_run(Path(out))
 
 
-def train_on_examples(session: Session, columns: Any, path: str, out: str, settings: Any) -> dict[str, Any]:
-    """Train a model on the examples of a data frame, and store it in the folder `out`. Returns the results.
+def train_on_examples(
+    session: Session, columns: Any, path: str, out: str, settings: Any
+) -> dict[str, Any]:
+    """Train a model on the examples of a data frame, and store it in the folder `out`. Returns the
+    results.
 
     path: the file for the examples, which R removes.
     """

@@ -9,16 +9,25 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 
 def serve(
-    session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, max_requests: int,
-    context: int | None, key: str | None, cache_dir: str | None = None, cache_size: float = 1e10, adapters: Any = None,
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    model: Model,
+    tokenizer: Tokenizer | None,
+    name: str,
+    port: int,
+    max_requests: int,
+    context: int | None,
+    key: str | None,
+    cache_dir: str | None = None,
+    cache_size: float = 1e10,
+    adapters: Any = None,
+) -> dict[str, Any]:
     """Start a server on localhost. Returns its address, and its number for `stop_serving`.
 
     adapters: folders by name.    ValueError: an adapter does not fit the model.
     """
     require("serve")
-    from minhub_py.adapters.loading import adapter_folders, with_adapter
     from minhub_py.chat.templates import chat_template_of
+    from minhub_py.loading.adapters.loading import adapter_folders, with_adapter
     from minhub_py.serve.catalog import Models
     from minhub_py.serve.loading import served_models
     from minhub_py.serve.run import BackgroundServer
@@ -26,13 +35,18 @@ def serve(
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     template = chat_template_of(None if tokenizer else model.folder, tok)
-    folders = adapter_folders({key: str(scalar(value, str)) for key, value in dict(adapters or {}).items()})
+    folders = adapter_folders(
+        {key: str(scalar(value, str)) for key, value in dict(adapters or {}).items()}
+    )
     base = model.module
     networks = {name: base, **{key: with_adapter(base, path) for key, path in folders.items()}}
     background = BackgroundServer(Server(Models([]), key=key), port=port)
     settings: dict[str, Any] = {
-        "max_requests": max_requests, "context": context, "cache_dir": cache_dir, "cache_size": int(cache_size),
-    }  # fmt: skip
+        "max_requests": max_requests,
+        "context": context,
+        "cache_dir": cache_dir,
+        "cache_size": int(cache_size),
+    }
     for served in served_models(networks, tok, template, 600, **settings):
         background.uvicorn.server.models.add(served)
     address = background.__enter__()

@@ -20,13 +20,29 @@ def biases(columns: Any) -> dict[int, float] | None:
 
 
 def generate(
-    session: Session, model: Model, prompts: Any, tokenizer: Tokenizer | None, max_new_tokens: int,
-    temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
-    seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0, min_p: float | None = None,
-    presence_penalty: float = 0.0, frequency_penalty: float = 0.0, logit_bias: Any = None,
-    draft: Model | None = None, mtp: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """The new text and token IDs for each prompt, and the numbers of proposed and accepted draft tokens.
+    session: Session,
+    model: Model,
+    prompts: Any,
+    tokenizer: Tokenizer | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    repetition_penalty: float,
+    seeds: Any,
+    eos_id: Any,
+    stop: Any,
+    stream: bool,
+    speculate: int = 0,
+    min_p: float | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Any = None,
+    draft: Model | None = None,
+    mtp: bool = False,
+) -> dict[str, Any]:
+    """The new text and token IDs for each prompt, and the numbers of proposed and accepted draft
+    tokens.
 
     stream: also send the text of the only prompt as it is generated.    draft: a smaller model.
     mtp: draft with the model's head for multi-token prediction.
@@ -41,12 +57,26 @@ def generate(
     stops = tuple(stop or ())
     tok: Any = find_tokenizer(model, tokenizer, needed=True) if as_text or stops else None
     rows = prompt_ids(model, tok, prompts)
-    sampling = Sampling(temperature, top_k, top_p, repetition_penalty, min_p, presence_penalty, frequency_penalty,
-                        biases(logit_bias))  # fmt: skip
+    sampling = Sampling(
+        temperature,
+        top_k,
+        top_p,
+        repetition_penalty,
+        min_p,
+        presence_penalty,
+        frequency_penalty,
+        biases(logit_bias),
+    )
     sampling.check_vocabulary(model.module.config.vocab_size)
     eos_ids = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
     criteria = StopCriteria.of(model.module, eos_ids, stops, tok)
-    drafts = drafts_of(model.module, "mtp") if mtp else None if draft is None else draft_model(model, draft)
+    drafts = (
+        drafts_of(model.module, "mtp")
+        if mtp
+        else None
+        if draft is None
+        else draft_model(model, draft)
+    )
     outputs: list[list[int]] = [[] for _ in rows]
 
     def generate_ids() -> Iterator[int]:
@@ -77,39 +107,56 @@ def generate(
         if as_text:
             texts = character("".join(decode(row, ids)) for row, ids in enumerate(outputs))
     return {
-        "texts": texts, "ids": [np.array(ids, np.int32) for ids in outputs],
+        "texts": texts,
+        "ids": [np.array(ids, np.int32) for ids in outputs],
         "drafts": None if drafts is None else np.array([drafts.proposed, drafts.accepted], float),
-    }  # fmt: skip
+    }
 
 
 def draft_model(model: Model, draft: Model) -> Any:
-    """The source of draft tokens for a model. ValueError: it has another tokenizer, or cannot make drafts."""
+    """The source of draft tokens for a model. ValueError: it has another tokenizer, or cannot make
+    drafts.
+    """
     from minhub_py.inference.arguments import decoder_of
     from minhub_py.inference.speculative import DraftModel
 
-    tokenizers = [tok for tok in (model.optional_tokenizer(), draft.optional_tokenizer()) if tok is not None]
+    tokenizers = [
+        tok for tok in (model.optional_tokenizer(), draft.optional_tokenizer()) if tok is not None
+    ]
     if len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
-        raise ValueError("draft must be a model with the tokenizer of the model: it has another vocabulary")
+        raise ValueError(
+            "draft must be a model with the tokenizer of the model: it has another vocabulary"
+        )
     return DraftModel(decoder_of(draft.module, "draft="))
 
 
-def next_tokens(session: Session, model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int) -> Frame:
+def next_tokens(
+    session: Session, model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int
+) -> Frame:
     """The `n` most likely next tokens of each prompt."""
     from minhub_py.analysis.surprisal import next_tokens as predict
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(prompts))
-    columns = predict(model.module, None, prompt_ids(model, tok, prompts), n, progress=session.progress)
+    columns = predict(
+        model.module, None, prompt_ids(model, tok, prompts), n, progress=session.progress
+    )
     columns |= {"prompt": columns["context"], "token": token_texts(tok, columns["id"].tolist())}
     return frame(columns, "prompt", "token", "id", "prob", "logprob", from_1=("prompt",))
 
 
 def score(
-    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, targets: Any = None, bits: bool = False,
+    session: Session,
+    model: Model,
+    texts: Any,
+    tokenizer: Tokenizer | None,
+    targets: Any = None,
+    bits: bool = False,
     sep: str = " ",
-) -> Frame:  # fmt: skip
+) -> Frame:
     """The log-probability of each token of a text after the first, or of each token of its target.
 
-    bits: add surprisal and entropy.    sep: separates a text and its target; ignored for IDs and encoder-decoders.
+    bits: add surprisal and entropy.    sep: separates a text and its target; ignored for IDs and
+    encoder-decoders.
     """
     from minhub_py.analysis.segments import target_ids
     from minhub_py.inference.arguments import decoder_of
@@ -136,7 +183,9 @@ def score(
 
         if target_rows is not None:
             check_targets(model.module, target_rows, len(check_prompts(model.module, prompts)))
-        pairs_of_scores = list(token_scores(model.module, prompts or rows, target_rows, session.progress))
+        pairs_of_scores = list(
+            token_scores(model.module, prompts or rows, target_rows, session.progress)
+        )
         scores = [logprobs for logprobs, _ in pairs_of_scores]
         bit_columns = {
             "surprisal": 0.0 - concatenate(scores) / np.log(2),
@@ -145,26 +194,41 @@ def score(
     elif prompts is None:
         scores = score_nonempty(session, model, rows)
     else:
-        scores = log_probabilities(model.module, prompts, targets=target_rows, progress=session.progress)
+        scores = log_probabilities(
+            model.module, prompts, targets=target_rows, progress=session.progress
+        )
     ids = [id for row in rows for id in row[first:]]
-    return Frame({
-        "text": np.array([number for number, row in enumerate(rows, 1) for _ in row[first:]], np.int32),
-        "position": np.array([position for row in rows for position in range(1 + first, len(row) + 1)], np.int32),
-        "token": token_texts(tok, ids),
-        "id": np.array(ids, np.int32),
-        "logprob": concatenate(scores),
-        **bit_columns,
-    })  # fmt: skip
+    return Frame(
+        {
+            "text": np.array(
+                [number for number, row in enumerate(rows, 1) for _ in row[first:]], np.int32
+            ),
+            "position": np.array(
+                [position for row in rows for position in range(1 + first, len(row) + 1)], np.int32
+            ),
+            "token": token_texts(tok, ids),
+            "id": np.array(ids, np.int32),
+            "logprob": concatenate(scores),
+            **bit_columns,
+        }
+    )
 
 
 def perplexity(session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Any:
-    """The perplexity of each text: exp of the mean surprisal (nats) of its tokens after the first, or NA."""
+    """The perplexity of each text: exp of the mean surprisal (nats) of its tokens after the first,
+    or NA.
+    """
     from minhub_py.inference.arguments import decoder_of
 
     decoder_of(model.module, "perplexity()")
     tok = find_tokenizer(model, tokenizer, needed=True) if is_text(texts) else None
-    scores = [as_array(values) for values in score_nonempty(session, model, encode_texts(model, tok, texts))]
-    perplexities = [np.exp(-values.astype(np.float64).mean()) if len(values) else 0.0 for values in scores]
+    scores = [
+        as_array(values)
+        for values in score_nonempty(session, model, encode_texts(model, tok, texts))
+    ]
+    perplexities = [
+        np.exp(-values.astype(np.float64).mean()) if len(values) else 0.0 for values in scores
+    ]
     return np.ma.MaskedArray(perplexities, [len(values) == 0 for values in scores], np.float64)
 
 
@@ -174,7 +238,9 @@ def score_nonempty(session: Session, model: Model, rows: list[list[int]]) -> lis
 
     from minhub_py.inference.generate import score as log_probabilities
 
-    scores = iter(log_probabilities(model.module, [row for row in rows if row], progress=session.progress))
+    scores = iter(
+        log_probabilities(model.module, [row for row in rows if row], progress=session.progress)
+    )
     return [next(scores) if row else torch.empty(0) for row in rows]
 
 
@@ -192,17 +258,23 @@ def is_text(value: Any) -> bool:
 
 def is_text_or_missing(value: Any) -> bool:
     """Whether R has sent a character vector, which may contain NA."""
-    return is_text(value) or (isinstance(value, list) and all(text is None or isinstance(text, str) for text in value))
+    return is_text(value) or (
+        isinstance(value, list) and all(text is None or isinstance(text, str) for text in value)
+    )
 
 
 def find_tokenizer(model: Model, tokenizer: Tokenizer | None, *, needed: bool) -> Any:
-    """A tokenizer, by default the model's own; None if the model has none. ValueError: none, but it is needed."""
+    """A tokenizer, by default the model's own; None if the model has none. ValueError: none, but it
+    is needed.
+    """
     if tokenizer is not None:
         return tokenizer.tokenizer
     return model.tokenizer if needed else model.optional_tokenizer()
 
 
-def encode_texts(model: Model, tokenizer: Any, texts: Any, add_special_tokens: bool = True) -> list[list[int]]:
+def encode_texts(
+    model: Model, tokenizer: Any, texts: Any, add_special_tokens: bool = True
+) -> list[list[int]]:
     """The token IDs of texts, which are strings or token IDs."""
     size = model.module.config.vocab_size
     if not is_text(texts):
@@ -210,12 +282,15 @@ def encode_texts(model: Model, tokenizer: Any, texts: Any, add_special_tokens: b
     from minhub_py.checkpoints.tokenizers.tokenizer import working
 
     with working(tokenizer):
-        rows = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)]
+        rows = [
+            encoding.ids
+            for encoding in tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+        ]
         warn_of_unknown(tokenizer, texts, rows)
     if (largest := max((max(row, default=0) for row in rows), default=0)) >= size:
         raise ValueError(
-            f"the tokenizer does not match the model: ids must be at most {size - 1}, not {largest}; use the model's "
-            "own tokenizer"
+            f"the tokenizer does not match the model: ids must be at most {size - 1}, not"
+            f" {largest}; use the model's own tokenizer"
         )
     return rows
 
@@ -234,7 +309,10 @@ def nonempty(rows: list[list[int]]) -> list[list[int]]:
     """The token IDs of texts. ValueError: a text is empty."""
     for number, row in enumerate(rows, 1):
         if not row:
-            raise ValueError(f"prompt {number} has no tokens: pass a text with characters in the model's vocabulary")
+            raise ValueError(
+                f"prompt {number} has no tokens: pass a text with characters in the model's"
+                " vocabulary"
+            )
     return rows
 
 

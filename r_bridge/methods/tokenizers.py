@@ -19,7 +19,9 @@ def tokenizer_from_pretrained(
     """Load the tokenizer of a repository, folder or built-in."""
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained as load
 
-    return session.add(Tokenizer(load(identifier, revision, token=token, local_files_only=local_files_only)))
+    return session.add(
+        Tokenizer(load(identifier, revision, token=token, local_files_only=local_files_only))
+    )
 
 
 def tokenizer_from_file(session: Session, path: str) -> int:
@@ -29,22 +31,33 @@ def tokenizer_from_file(session: Session, path: str) -> int:
     return session.add(Tokenizer(parse(Path(path))))
 
 
-def encode_batch(session: Session, tokenizer: Tokenizer, texts: Any, add_special_tokens: bool) -> dict[str, Any]:
+def encode_batch(
+    session: Session, tokenizer: Tokenizer, texts: Any, add_special_tokens: bool
+) -> dict[str, Any]:
     """The concatenated token IDs of all texts, and the number of tokens of each text."""
     from minhub_py.checkpoints.tokenizers.tokenizer import working
 
     with working(tokenizer.tokenizer):
-        encodings = tokenizer.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        encodings = tokenizer.tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
         rows = [encoding.ids for encoding in encodings]
         warn_of_unknown(tokenizer.tokenizer, texts, rows)
     lengths = np.array([len(row) for row in rows], np.int32)
-    return {"ids": np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum())), "lengths": lengths}
+    return {
+        "ids": np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum())),
+        "lengths": lengths,
+    }
 
 
-def decode_batch(session: Session, tokenizer: Tokenizer, ids: Any, skip_special_tokens: bool) -> Any:
+def decode_batch(
+    session: Session, tokenizer: Tokenizer, ids: Any, skip_special_tokens: bool
+) -> Any:
     """The text of each sequence of token IDs."""
     rows = id_rows(ids, tokenizer.size)
-    return character(tokenizer.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens))
+    return character(
+        tokenizer.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+    )
 
 
 def id_to_token(session: Session, tokenizer: Tokenizer, ids: Any) -> Any:
@@ -61,8 +74,12 @@ def token_to_id(session: Session, tokenizer: Tokenizer, tokens: Any) -> Any:
 
 def vocab(session: Session, tokenizer: Tokenizer, with_added_tokens: bool) -> Frame:
     """All tokens with their IDs, ordered by ID."""
-    items = sorted(tokenizer.tokenizer.get_vocab(with_added_tokens).items(), key=lambda item: item[1])
-    return frame({"token": [token for token, _ in items], "id": np.array([id for _, id in items], np.int32)})
+    items = sorted(
+        tokenizer.tokenizer.get_vocab(with_added_tokens).items(), key=lambda item: item[1]
+    )
+    return frame(
+        {"token": [token for token, _ in items], "id": np.array([id for _, id in items], np.int32)}
+    )
 
 
 def vocab_size(session: Session, tokenizer: Tokenizer, with_added_tokens: bool) -> int:
@@ -82,5 +99,7 @@ def warn_of_unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequenc
     """Warn about characters without a token, which the result does not include."""
     from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
 
-    if characters := unknown_characters(tokenizer, "".join(texts), itertools.chain.from_iterable(rows)):
+    if characters := unknown_characters(
+        tokenizer, "".join(texts), itertools.chain.from_iterable(rows)
+    ):
         warnings.warn(describe_unknown(tokenizer, characters), stacklevel=2)

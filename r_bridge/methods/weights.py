@@ -26,9 +26,13 @@ def check_state_dict(session: Session, model: Model, names: Any, shapes: Any) ->
 
     refuse_quantized(model.module, "given other weights")
     shapes = [tuple(as_array(shape).tolist()) for shape in shapes]
-    as_native(model.module, {
-        name: torch.empty(shape, device="meta") for name, shape in zip(names, shapes, strict=True)
-    })  # fmt: skip
+    as_native(
+        model.module,
+        {
+            name: torch.empty(shape, device="meta")
+            for name, shape in zip(names, shapes, strict=True)
+        },
+    )
 
 
 def new_state_dict(session: Session) -> int:
@@ -37,7 +41,9 @@ def new_state_dict(session: Session) -> int:
 
 
 def add_weight(session: Session, state: StateDict, name: str, value: Any) -> None:
-    """Add a weight: an array, or an R torch tensor as {"shape", "dtype", "data"} (row order). ValueError: NaN."""
+    """Add a weight: an array, or an R torch tensor as {"shape", "dtype", "data"} (row order).
+    ValueError: NaN.
+    """
     import torch
 
     if isinstance(value, dict):
@@ -49,26 +55,33 @@ def add_weight(session: Session, state: StateDict, name: str, value: Any) -> Non
 
 
 def prepare_state_dict(session: Session, model: Model, state: StateDict) -> None:
-    """Convert the weights to the model's names, dtypes and device. ValueError: they do not match the model."""
+    """Convert the weights to the model's names, dtypes and device. ValueError: they do not match
+    the model.
+    """
     import torch
 
     weights = dict(model.module.named_parameters())
     tensors = as_native(model.module, state.tensors)
     # empty_like keeps the memory layout, which affects the speed.
-    state.tensors = {name: torch.empty_like(weights[name]).detach().copy_(tensors[name]) for name in weights}
+    state.tensors = {
+        name: torch.empty_like(weights[name]).detach().copy_(tensors[name]) for name in weights
+    }
 
 
 def load_state_dict(session: Session, model: Model, state: StateDict) -> None:
     """Replace a model's weights by the prepared ones."""
     for name, weight in model.module.named_parameters():
-        weight.data = state.tensors[name]  # not in place, as the tensor may be memory-mapped from the file
+        # not in place, as the tensor may be memory-mapped from the file
+        weight.data = state.tensors[name]
     state.tensors = {}
 
 
 def as_native(module: Any, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Tensor]":
-    """Convert weights to native names and layout. ValueError: a weight is missing, unknown or has another shape.
+    """Convert weights to native names and layout. ValueError: a weight is missing, unknown or has
+    another shape.
 
-    The layout depends on the shapes: modules of the R package minhub have Hub names but native layout.
+    The layout depends on the shapes: modules of the R package minhub have Hub names but native
+    layout.
     """
     import weights_map
 
@@ -91,7 +104,8 @@ def as_native(module: Any, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Ten
 def rename(
     table: "Table", tensors: "Mapping[str, Tensor]", weights: "Mapping[str, Tensor]"
 ) -> "dict[str, Tensor] | None":
-    """Rename tensors to native names, with unchanged layout; None if the table also transforms weights.
+    """Rename tensors to native names, with unchanged layout; None if the table also transforms
+    weights.
 
     ValueError: a name is unknown, missing or duplicate, or a tied weight has two values.
     """
@@ -108,7 +122,11 @@ def rename(
             _, row, index = match
             if not row.templates("native"):  # a buffer of old checkpoints
                 continue
-            if len(row.templates("hub")) > 1 or len(row.templates("native")) > 1 or row.operation.setting:
+            if (
+                len(row.templates("hub")) > 1
+                or len(row.templates("native")) > 1
+                or row.operation.setting
+            ):
                 return None
             [native] = row.names("native", index)
             if native not in weights:
@@ -118,10 +136,14 @@ def rename(
                     unknown.append(name)
                 continue
         if native in sources:
-            raise ValueError(f"state_dict has {native} twice, as {sources[native]} and as {name}: remove one")
+            raise ValueError(
+                f"state_dict has {native} twice, as {sources[native]} and as {name}: remove one"
+            )
         sources[native] = name
     if unknown:
-        raise ValueError(f"unknown weights in state_dict: {', '.join(unknown[:5])}; see names(model$parameters)")
+        raise ValueError(
+            f"unknown weights in state_dict: {', '.join(unknown[:5])}; see names(model$parameters)"
+        )
     if absent := [name for name in weights if name not in sources]:
         raise ValueError(f"missing weights in state_dict: {', '.join(absent[:5])}")
     for name, primary in tied.items():
@@ -130,7 +152,11 @@ def rename(
 
 
 def check_tied(
-    name: str, primary: str, table: "Table", tensors: "Mapping[str, Tensor]", sources: Mapping[str, str]
+    name: str,
+    primary: str,
+    table: "Table",
+    tensors: "Mapping[str, Tensor]",
+    sources: Mapping[str, str],
 ) -> None:
     """ValueError: a tied weight has different values under its two names."""
     match = table.find(primary, "hub")
@@ -148,7 +174,9 @@ def mismatch(tensors: "Mapping[str, Tensor]", weights: "Mapping[str, Tensor]") -
         if name not in tensors:
             return f"missing weights in state_dict: {name}"
         if (shape := tensors[name].shape) != weight.shape:
-            return f"the shape of {name} must be {_dimensions(weight.shape)}, not {_dimensions(shape)}"
+            return (
+                f"the shape of {name} must be {_dimensions(weight.shape)}, not {_dimensions(shape)}"
+            )
     return None
 
 

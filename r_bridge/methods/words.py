@@ -14,11 +14,24 @@ if TYPE_CHECKING:
 
 
 def word_logprobs(
-    session: Session, model: Model, words: Any, by: Any, word_n: Any, context: Any, sep: str, ignored: Any, bos: Any,
-    tokenizer: Tokenizer | None, correct: str | None = None, renyi: Any = None, premise: str | None = None,
+    session: Session,
+    model: Model,
+    words: Any,
+    by: Any,
+    word_n: Any,
+    context: Any,
+    sep: str,
+    ignored: Any,
+    bos: Any,
+    tokenizer: Tokenizer | None,
+    correct: str | None = None,
+    renyi: Any = None,
+    premise: str | None = None,
     lags: int = 0,
-) -> Frame:  # fmt: skip
-    """The columns of minhub_py.word_logprobs. by: text numbers, or NULL.    ignored: token IDs that are not counted."""
+) -> Frame:
+    """The columns of minhub_py.word_logprobs. by: text numbers, or NULL.    ignored: token IDs that
+    are not counted.
+    """
     from minhub_py.analysis import surprisal as analysis
     from minhub_py.analysis.segments import texts_of_words
     from minhub_py.inference.arguments import decoder_of
@@ -28,20 +41,38 @@ def word_logprobs(
     analysis.refuse_encoder_decoder(model.module)
     words = _texts(words)
     texts = texts_of_words(
-        words, None if by is None else by.tolist(), None if word_n is None else word_n.tolist(),
+        words,
+        None if by is None else by.tolist(),
+        None if word_n is None else word_n.tolist(),
         None if context is None else _texts(context),
-    )  # fmt: skip
+    )
     columns = analysis.segment_logprobs(
-        model.module, tok, texts, words, sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),
-        measures=_measures(correct, renyi, premise, ignored, lags), progress=session.progress,
-    )  # fmt: skip
+        model.module,
+        tok,
+        texts,
+        words,
+        sep=sep,
+        ignored=_ids(ignored),
+        bos=scalar(bos, bool),
+        measures=_measures(correct, renyi, premise, ignored, lags),
+        progress=session.progress,
+    )
     return frame(columns)
 
 
 def target_logprobs(
-    session: Session, model: Model, contexts: Any, targets: Any, sep: str, ignored: Any, bos: Any,
-    tokenizer: Tokenizer | None, correct: str | None = None, renyi: Any = None, premise: str | None = None,
-) -> Frame:  # fmt: skip
+    session: Session,
+    model: Model,
+    contexts: Any,
+    targets: Any,
+    sep: str,
+    ignored: Any,
+    bos: Any,
+    tokenizer: Tokenizer | None,
+    correct: str | None = None,
+    renyi: Any = None,
+    premise: str | None = None,
+) -> Frame:
     """The columns of minhub_py.target_logprobs. ignored: token IDs that are not counted."""
     from minhub_py.analysis import surprisal as analysis
     from minhub_py.inference.arguments import decoder_of
@@ -49,9 +80,16 @@ def target_logprobs(
     decoder_of(model.module, "target_logprobs()")
     tok = find_tokenizer(model, tokenizer, needed=True)
     columns = analysis.pair_logprobs(
-        model.module, tok, _texts(contexts), _texts(targets), sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),
-        measures=_measures(correct, renyi, premise, ignored), progress=session.progress,
-    )  # fmt: skip
+        model.module,
+        tok,
+        _texts(contexts),
+        _texts(targets),
+        sep=sep,
+        ignored=_ids(ignored),
+        bos=scalar(bos, bool),
+        measures=_measures(correct, renyi, premise, ignored),
+        progress=session.progress,
+    )
     return frame(columns)
 
 
@@ -62,8 +100,12 @@ def vocabulary(session: Session, model: Model, tokenizer: Tokenizer | None) -> F
     return Frame({"id": np.array(ids, np.int32), "text": token_texts(tok, ids)})
 
 
-def logprob_matrix(session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, out: str | None) -> Any:
-    """The matrix of minhub_py.logprob_matrix, and a frame that describes its rows; with `out`, the frame only."""
+def logprob_matrix(
+    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, out: str | None
+) -> Any:
+    """The matrix of minhub_py.logprob_matrix, and a frame that describes its rows; with `out`, the
+    frame only.
+    """
     from minhub_py.analysis.matrix import logprob_matrix as compute_matrix
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
@@ -85,7 +127,9 @@ def _ids(value: Any) -> list[int]:
     return [] if value is None else as_array(value).reshape(-1).tolist()
 
 
-def _measures(correct: str | None, renyi: Any, premise: str | None, ignored: Any, lags: int = 0) -> "Measures":
+def _measures(
+    correct: str | None, renyi: Any, premise: str | None, ignored: Any, lags: int = 0
+) -> "Measures":
     """The requested measures. ValueError: a wrong value."""
     from minhub_py.analysis.measures import measures_of
 

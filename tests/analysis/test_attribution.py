@@ -38,8 +38,11 @@ def test_attribution_with_a_frozen_norm_scale_sums_to_the_logit_difference(name:
     heads = attribution(model, None, ids, 3, 7, position=20, heads=True)
     assert sum(heads.values) == pytest.approx(parts.logit, abs=1e-4 * scale)
     if "layers.1.attn" in parts.components:
-        of_layer = [value for name, value in zip(heads.components, heads.values, strict=True)
-                    if name.startswith(("layers.1.heads.", "layers.1.attn"))]  # fmt: skip
+        of_layer = [
+            value
+            for name, value in zip(heads.components, heads.values, strict=True)
+            if name.startswith(("layers.1.heads.", "layers.1.attn"))
+        ]
         complete = parts.values[parts.components.index("layers.1.attn")]
         assert sum(of_layer) == pytest.approx(complete, abs=1e-4 * scale)
 
@@ -83,7 +86,10 @@ def test_attribution_of_an_encoder_decoder_includes_cross_attention(heads: bool)
 
 def test_architectures_without_a_sum_of_parts_are_rejected_by_name() -> None:
     for model in (minhub_py.from_config("sinusoidal", **SINUSOIDAL), minhub_py.lstm(**LSTM)):
-        with pytest.raises(ValueError, match=f"such as GPT-2, Llama and T5, not this {model.config.TITLE}: use patch"):
+        with pytest.raises(
+            ValueError,
+            match=f"such as GPT-2, Llama and T5, not this {model.config.TITLE}: use patch",
+        ):
             attribution(model, None, [1, 2], 3)
     with pytest.raises(ValueError, match="target is for an encoder-decoder"):
         attribution(random_model("gpt2"), None, [1, 2], 3, target=[1])
@@ -93,15 +99,22 @@ def test_architectures_without_a_sum_of_parts_are_rejected_by_name() -> None:
 
 @torch.no_grad()
 def induction_model(vocabulary: int = 32, positions: int = 48) -> Any:
-    """A transformer built by hand: head 1 of layer 1 copies the previous token, head 1 of layer 2 is an induction head.
+    """A transformer built by hand: head 1 of layer 1 copies the previous token, head 1 of layer 2
+    is an induction head.
 
     The stream has a one-hot token, a one-hot position, and a copy of the previous token.
     """
     width = 2 * vocabulary + positions + (-(2 * vocabulary + positions) % 2)
     model = minhub_py.gpt2(
-        vocab_size=vocabulary, n_positions=positions, n_embd=width, n_layer=2, n_head=1, n_inner=1, bos_token_id=None,
+        vocab_size=vocabulary,
+        n_positions=positions,
+        n_embd=width,
+        n_layer=2,
+        n_head=1,
+        n_inner=1,
+        bos_token_id=None,
         layer_norm_epsilon=1e-5,
-    )  # fmt: skip
+    )
     for name, parameter in model.named_parameters():
         parameter.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
     tokens, indices = torch.arange(vocabulary), torch.arange(positions)
@@ -133,7 +146,9 @@ def test_an_induction_transformer_built_by_hand_scores_one() -> None:
 
 
 def test_rows_of_the_rollout_sum_to_one() -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=3, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=3, n_head=4
+    ).eval()
     attention = attention_weights(model, None, texts_of(12)[0])
     rollout = attention.rollout()
     torch.testing.assert_close(rollout.sum(-1), torch.ones(3, 12))
@@ -144,12 +159,16 @@ def test_rows_of_the_rollout_sum_to_one() -> None:
 
 
 def test_directions_separate_their_texts() -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4
+    ).eval()
     draw(model)
     positive, negative = [[1, 2, 5], [3, 4, 5]], [[1, 2, 9], [3, 4, 9]]
     mean = direction(model, None, positive, negative, "layers.2.resid")
-    rows = [minhub_py.activations(model, None, texts, "layers.2.resid", pool="last")["layers.2.resid"]
-            for texts in (positive, negative)]  # fmt: skip
+    rows = [
+        minhub_py.activations(model, None, texts, "layers.2.resid", pool="last")["layers.2.resid"]
+        for texts in (positive, negative)
+    ]
     torch.testing.assert_close(mean.vector, rows[0].mean(0) - rows[1].mean(0))
     assert mean.accuracy == 1.0
     assert mean.projections[0].shape == (2,)
@@ -182,7 +201,10 @@ def test_probe_finds_a_linear_feature_and_is_at_chance_for_shuffled_labels() -> 
     assert numbers.score > 0.95 > numbers.control
     with pytest.raises(ValueError, match="5 folds need at least 5 groups, not 2"):
         probe(x, y, groups=np.arange(200) // 100)
-    for missing in ({"y": ["a", None, "b", "a"]}, {"y": ["a", "b", "b", "a"], "groups": ["x", float("nan"), "y", "z"]}):
+    for missing in (
+        {"y": ["a", None, "b", "a"]},
+        {"y": ["a", "b", "b", "a"], "groups": ["x", float("nan"), "y", "z"]},
+    ):
         with pytest.raises(ValueError, match="y and groups must not contain missing"):
             probe(x[:4], folds=2, **missing)
     with pytest.raises(ValueError, match="a row for each of the 3 labels"):

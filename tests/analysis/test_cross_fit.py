@@ -1,4 +1,6 @@
-"""Corrected estimates with clusters and with cross-fitting: hand computations and simulated coverage."""
+"""Corrected estimates with clusters and with cross-fitting: hand computations and simulated
+coverage.
+"""
 
 from typing import Any
 
@@ -32,15 +34,22 @@ def test_a_cluster_of_each_text_gives_the_usual_standard_errors() -> None:
         assert single.estimate == pytest.approx(plain.estimate)
         assert single.covariance == pytest.approx(plain.covariance * 300 / 299)
         # Each text twice, in one cluster: the information of one text, and not of two.
-        doubled = estimate(np.repeat(human, 2), np.repeat(predicted, 2), {"x": np.repeat(x, 2)},
-                           cluster=np.repeat(np.arange(300), 2), method=method,
-                           probability=None if probability is None else np.repeat(probability, 2))  # fmt: skip
+        doubled = estimate(
+            np.repeat(human, 2),
+            np.repeat(predicted, 2),
+            {"x": np.repeat(x, 2)},
+            cluster=np.repeat(np.arange(300), 2),
+            method=method,
+            probability=None if probability is None else np.repeat(probability, 2),
+        )
         once = estimate(human, predicted, {"x": x}, cluster=range(300), **settings)
         assert doubled.covariance == pytest.approx(once.covariance)
 
 
 def clustered(random: np.random.Generator) -> tuple[Any, ...]:
-    """150 authors with four texts each; labels and errors of the model depend on the author. The mean is 0.5."""
+    """150 authors with four texts each; labels and errors of the model depend on the author. The
+    mean is 0.5.
+    """
     author = np.repeat(np.arange(150), 4)
     level = random.normal(size=150)[author]
     x = level + random.normal(size=600)
@@ -66,7 +75,9 @@ def test_intervals_for_clusters_cover_the_mean_and_others_do_not(method: str) ->
 
 @pytest.mark.parametrize("method", ["auto", "dsl", "ppi", "ppi++"])
 def test_cross_fitted_intervals_cover_the_truth_and_are_shorter(method: str) -> None:
-    """Coverage of 95 %, and no bias, with 120 labels. The model's labels are on another scale than the human ones."""
+    """Coverage of 95 %, and no bias, with 120 labels. The model's labels are on another scale than
+    the human ones.
+    """
     random, truth = np.random.default_rng(SEED), np.array([0.5, 0.3])
     covered, errors, widths = [], [], []
     for _ in range(RUNS):
@@ -116,7 +127,9 @@ def test_no_text_predicts_its_own_label() -> None:
 
 
 def test_divisions_are_combined_by_the_median() -> None:
-    center, covariance = median_of(np.array([[1.0], [2.0], [5.0]]), np.array([[[0.1]], [[0.2]], [[0.3]]]))
+    center, covariance = median_of(
+        np.array([[1.0], [2.0], [5.0]]), np.array([[[0.1]], [[0.2]], [[0.3]]])
+    )
     assert center.tolist() == [2.0]
     assert covariance.tolist() == [[1.1]]  # of 1.1, 0.2 and 9.3
 

@@ -1,4 +1,6 @@
-"""Text embeddings and reranking with decoders (Qwen3-Embedding, Qwen3-Reranker) compared with transformers."""
+"""Text embeddings and reranking with decoders (Qwen3-Embedding, Qwen3-Reranker) compared with
+transformers.
+"""
 
 import json
 from collections.abc import Callable
@@ -19,10 +21,19 @@ from minhub_py import embed, rerank
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-SETTINGS = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-            "max_position_embeddings": 400}  # fmt: skip
-QUERY = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+SETTINGS = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 400,
+}
+QUERY = (
+    "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+)
 LENGTH = 60
 TEXTS = ["What is the capital of China?", "The capital of China is Beijing.", "", "a " * 200]
 
@@ -36,7 +47,9 @@ def tokenizer() -> Tokenizer:
     tokenizer.add_tokens(["yes", "no"])
     end = tokenizer.token_to_id("<|endoftext|>")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A <|endoftext|>", pair="$A <|endoftext|> $B", special_tokens=[("<|endoftext|>", end)]
+        single="$A <|endoftext|>",
+        pair="$A <|endoftext|> $B",
+        special_tokens=[("<|endoftext|>", end)],
     )
     return tokenizer
 
@@ -63,12 +76,17 @@ def make(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Fold
 
 def write_modules(folder: Path, pooling: str = "lasttoken", **settings: Any) -> None:
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    modules = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in kinds.items()
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     mode = {f"pooling_mode_{pooling}": True, **settings}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(mode))
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": QUERY, "document": ""}}))
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": QUERY, "document": ""}})
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))
 
 
@@ -81,7 +99,10 @@ def embedding(make: Folder) -> tuple[Path, Any]:
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     """The token IDs after truncation: the end token remains."""
-    return [*tokenizer.encode(text, add_special_tokens=False).ids[: LENGTH - 1], tokenizer.token_to_id("<|endoftext|>")]
+    return [
+        *tokenizer.encode(text, add_special_tokens=False).ids[: LENGTH - 1],
+        tokenizer.token_to_id("<|endoftext|>"),
+    ]
 
 
 @torch.no_grad()
@@ -89,26 +110,40 @@ def states(reference: Any, ids: list[int], layer: int = -1) -> torch.Tensor:
     return reference(torch.tensor([ids]), output_hidden_states=True).hidden_states[layer][0]
 
 
-def test_last_token_embeddings_match_transformers(embedding: tuple[Path, Any], tokenizer: Tokenizer) -> None:
-    """With the end token of the tokenizer, prompts, truncation and normalization, also of an empty text."""
+def test_last_token_embeddings_match_transformers(
+    embedding: tuple[Path, Any], tokenizer: Tokenizer
+) -> None:
+    """With the end token of the tokenizer, prompts, truncation and normalization, also of an empty
+    text.
+    """
     folder, reference = embedding
     model = minhub_py.from_pretrained(folder, device="cpu")
     ours = minhub_py.tokenizer_from_pretrained(str(folder))
     for name, prompt in ((None, ""), ("query", QUERY), ("document", "")):
-        expected = [F.normalize(states(reference, ids_of(tokenizer, prompt + text))[-1], dim=0) for text in TEXTS]
+        expected = [
+            F.normalize(states(reference, ids_of(tokenizer, prompt + text))[-1], dim=0)
+            for text in TEXTS
+        ]
         vectors = embed(model, ours, [*TEXTS, None], prompt=name)
         assert_close(vectors[:-1], torch.stack(expected))
         assert vectors[-1].isnan().all()
     matrices = embed(model, ours, TEXTS, pool="none")
     assert [len(matrix) for matrix in matrices] == [len(ids_of(tokenizer, text)) for text in TEXTS]
     middle = embed(model, ours, TEXTS, layer=1, pool="mean")
-    assert_close(middle, torch.stack([states(reference, ids_of(tokenizer, text), 1).mean(0) for text in TEXTS]))
+    assert_close(
+        middle,
+        torch.stack([states(reference, ids_of(tokenizer, text), 1).mean(0) for text in TEXTS]),
+    )
     cut = embed(model, ours, TEXTS, dimensions=8, normalize=True)
     assert_close(cut.norm(dim=1), torch.ones(len(TEXTS)))
 
 
-@pytest.mark.parametrize("pooling", ["mean_tokens", "weightedmean_tokens", "max_tokens", "cls_token"])
-def test_other_poolings_of_decoders(embedding: tuple[Path, Any], tokenizer: Tokenizer, pooling: str) -> None:
+@pytest.mark.parametrize(
+    "pooling", ["mean_tokens", "weightedmean_tokens", "max_tokens", "cls_token"]
+)
+def test_other_poolings_of_decoders(
+    embedding: tuple[Path, Any], tokenizer: Tokenizer, pooling: str
+) -> None:
     """A pooling without the prompt's tokens, too."""
     folder, reference = embedding
     write_modules(folder, pooling, include_prompt=False)
@@ -119,12 +154,18 @@ def test_other_poolings_of_decoders(embedding: tuple[Path, Any], tokenizer: Toke
     for vector, text in zip(embed(model, tokenizer, texts, prompt="query"), texts, strict=True):
         x = states(reference, ids_of(tokenizer, QUERY + text))[prompt:]
         weights = torch.arange(1.0, len(x) + 1).unsqueeze(1)
-        expected = {"mean_tokens": x.mean(0), "max_tokens": x.amax(0), "cls_token": x[0],
-                    "weightedmean_tokens": (x * weights).sum(0) / weights.sum()}[pooling]  # fmt: skip
+        expected = {
+            "mean_tokens": x.mean(0),
+            "max_tokens": x.amax(0),
+            "cls_token": x[0],
+            "weightedmean_tokens": (x * weights).sum(0) / weights.sum(),
+        }[pooling]
         assert_close(vector, F.normalize(expected, dim=0))
 
 
-def test_texts_beyond_the_prefill_chunk_match_transformers(make: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_beyond_the_prefill_chunk_match_transformers(
+    make: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from minhub_py.analysis import embeddings as module
 
     folder, reference = make(AutoModel)
@@ -140,14 +181,18 @@ def test_texts_beyond_the_prefill_chunk_match_transformers(make: Folder, monkeyp
 
 def test_models_without_output_head_predict_no_tokens(embedding: tuple[Path, Any]) -> None:
     model = minhub_py.from_pretrained(embedding[0], device="cpu")
-    for call in (lambda: minhub_py.generate(model, [[5]], 3), lambda: minhub_py.score(model, [[5, 6]])):
+    for call in (
+        lambda: minhub_py.generate(model, [[5]], 3),
+        lambda: minhub_py.score(model, [[5, 6]]),
+    ):
         with pytest.raises(ValueError, match="needs a model with an output head"):
             call()
 
 
 SYSTEM = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and"
+    ' the Instruct provided. Note that the answer can only be "yes" or'
+    ' "no".<|im_end|>\n<|im_start|>user\n'
 )
 ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
@@ -159,29 +204,43 @@ def test_rerank_with_a_decoder_matches_transformers(
     """The softmax over the logits of "yes" and "no" after the prompt; long documents are truncated."""
     folder, reference = make(AutoModelForCausalLM)
     model = minhub_py.from_pretrained(folder, device="cpu")
-    query, texts = "What is the capital of China?", [*TEXTS[1:], "No", "{} braces {0}", "word " * 400]
+    query, texts = (
+        "What is the capital of China?",
+        [*TEXTS[1:], "No", "{} braces {0}", "word " * 400],
+    )
     expected = []
     for text in texts:
-        task = instruction or "Given a web search query, retrieve relevant passages that answer the query"
+        task = (
+            instruction
+            or "Given a web search query, retrieve relevant passages that answer the query"
+        )
         parts = (SYSTEM, f"<Instruct>: {task}\n<Query>: {query}\n<Document>: {text}", ANSWER)
         first, body, last = (tokenizer.encode(part, add_special_tokens=False).ids for part in parts)
         ids = [*first, *body[: 400 - len(first) - len(last)], *last]
         with torch.no_grad():
             logits = reference(torch.tensor([ids])).logits[0, -1]
-        expected.append(logits[[tokenizer.token_to_id("no"), tokenizer.token_to_id("yes")]].softmax(0)[1].item())
+        expected.append(
+            logits[[tokenizer.token_to_id("no"), tokenizer.token_to_id("yes")]].softmax(0)[1].item()
+        )
     calls = []
-    result = rerank(model, tokenizer, query, texts, instruction=instruction, progress=lambda *n: calls.append(n))
+    result = rerank(
+        model, tokenizer, query, texts, instruction=instruction, progress=lambda *n: calls.append(n)
+    )
     assert [expected[i] for i in result["text"]] == sorted(expected, reverse=True)
     assert result["score"] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
     assert calls[-1] == (len(texts),) * 2
     raw = rerank(model, tokenizer, query, texts, k=2, instruction=instruction, raw_scores=True)
-    assert torch.tensor(raw["score"]).sigmoid().tolist() == pytest.approx(result["score"][:2].tolist(), abs=1e-5)
+    assert torch.tensor(raw["score"]).sigmoid().tolist() == pytest.approx(
+        result["score"][:2].tolist(), abs=1e-5
+    )
 
 
 def test_rerank_rejects_models_without_the_tokens() -> None:
     model = minhub_py.gpt2(vocab_size=61, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
     tokenizer = train_byte_level_bpe(["a b c"], 300)
-    with pytest.raises(ValueError, match="needs a cross-encoder, or a decoder whose tokenizer has the tokens"):
+    with pytest.raises(
+        ValueError, match="needs a cross-encoder, or a decoder whose tokenizer has the tokens"
+    ):
         rerank(model, tokenizer, "a", ["b"])
     bert = minhub_py.from_config(
         "bert",

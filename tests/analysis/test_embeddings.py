@@ -1,4 +1,5 @@
-"""Embeddings compared with transformers' `hidden_states`, for every architecture, layer and pooling.
+"""Embeddings compared with transformers' `hidden_states`, for every architecture, layer and
+pooling.
 
 test_architectures.py compares the hidden states of every case.
 """
@@ -26,7 +27,9 @@ from minhub_py.models.attention import Past
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(name): transformers' model, and ours of its saved file. They are shared: do not change them."""
+    """load(name): transformers' model, and ours of its saved file. They are shared: do not change
+    them.
+    """
     loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any]:
@@ -47,10 +50,14 @@ def t5(tmp_path_factory):
     reference = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**settings)).eval()
     draw(reference)
     reference.save_pretrained(folder)
-    return T5EncoderModel.from_pretrained(folder).eval(), minhub_py.from_pretrained(folder, device="cpu")
+    return T5EncoderModel.from_pretrained(folder).eval(), minhub_py.from_pretrained(
+        folder, device="cpu"
+    )
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+def assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE
+) -> None:
     assert actual.shape == expected.shape
     assert actual.dtype == torch.float32
     assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
@@ -60,7 +67,10 @@ def assert_embeds(model: Any, texts: list[list[int]], expected: list[list[torch.
     """Compare every layer and pooling. expected: the hidden states of each text, by layer."""
     layers = len(expected[0])
     for layer in range(-layers, layers):
-        mean, last = embed(model, None, texts, layer=layer), embed(model, None, texts, layer=layer, pool="last")
+        mean, last = (
+            embed(model, None, texts, layer=layer),
+            embed(model, None, texts, layer=layer, pool="last"),
+        )
         assert_close(mean, torch.stack([states[layer].mean(0) for states in expected]))
         assert_close(last, torch.stack([states[layer][-1] for states in expected]))
         matrices = embed(model, None, texts, layer=layer, pool="none")
@@ -125,10 +135,16 @@ def test_long_texts_in_prefill_chunks_match_transformers(load, monkeypatch, name
 
 
 def test_texts_beyond_the_context_length_use_the_windows_of_score() -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=12, n_embd=24, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=12, n_embd=24, n_layer=2, n_head=4
+    ).eval()
     [ids] = texts_of(31)
     states = embed(model, None, [ids, ids[:3]], pool="none")[0]
-    logprobs = model.logits(states[:-1]).log_softmax(-1).gather(1, torch.tensor(ids[1:]).unsqueeze(1))[:, 0]
+    logprobs = (
+        model.logits(states[:-1])
+        .log_softmax(-1)
+        .gather(1, torch.tensor(ids[1:]).unsqueeze(1))[:, 0]
+    )
     torch.testing.assert_close(logprobs, minhub_py.score(model, [ids])[0], rtol=0, atol=1e-5)
     torch.testing.assert_close(embed(model, None, [ids])[0], states.mean(0))
     assert torch.equal(embed(model, None, [ids], pool="last")[0], states[-1])
@@ -136,8 +152,10 @@ def test_texts_beyond_the_context_length_use_the_windows_of_score() -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_quantized_models_match_their_logits(kind: str) -> None:
-    for model in (minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=32, n_layer=2, n_head=4),
-                  minhub_py.lstm(**LSTM)):  # fmt: skip
+    for model in (
+        minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=32, n_layer=2, n_head=4),
+        minhub_py.lstm(**LSTM),
+    ):
         quantize(model.eval(), kind)
         texts = texts_of(9, 20)
         vectors = embed(model, None, texts, layer=1)
@@ -159,7 +177,9 @@ def test_bfloat16_embeddings_are_close_to_float32(load) -> None:
 
 def test_missing_and_empty_texts_are_nan() -> None:
     """Lists and arrays of strings are supported; missing texts are NaN."""
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4
+    ).eval()
     texts = ["the cat sat on the mat.", None, "", "a dog ran", math.nan, np.str_("the house")]
     vectors = embed(model, tokenizer(), texts)
     assert vectors.shape == (6, 24)
@@ -177,8 +197,12 @@ def test_missing_and_empty_texts_are_nan() -> None:
 
 
 def test_batch_size_does_not_change_embeddings(monkeypatch) -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
-    texts = texts_of(*torch.randint(1, 40, (200,), generator=torch.Generator().manual_seed(3)).tolist())
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4
+    ).eval()
+    texts = texts_of(
+        *torch.randint(1, 40, (200,), generator=torch.Generator().manual_seed(3)).tolist()
+    )
     calls = []
     vectors = embed(model, None, texts, progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (sum(map(len, texts)),) * 2
@@ -189,8 +213,12 @@ def test_batch_size_does_not_change_embeddings(monkeypatch) -> None:
 
 
 def test_the_model_is_not_changed() -> None:
-    """A model in training mode is run without dropout, no hook remains, and later layers do not run."""
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=3, n_head=4, resid_pdrop=0.5)
+    """A model in training mode is run without dropout, no hook remains, and later layers do not
+    run.
+    """
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=3, n_head=4, resid_pdrop=0.5
+    )
     texts = texts_of(9, 20)
     model.train()
     vectors = embed(model, None, texts)
@@ -201,7 +229,9 @@ def test_the_model_is_not_changed() -> None:
     states = HiddenStates(model, "embed()")
     for block in states.model.h:
         forward = block.mlp.forward
-        block.mlp.forward = lambda x, forward=forward, block=block: (ran.append(block), forward(x))[1]
+        block.mlp.forward = lambda x, forward=forward, block=block: (ran.append(block), forward(x))[
+            1
+        ]
     states.compute(torch.tensor(texts[:1]), (1,))
     assert len(ran) == 1
 
@@ -215,7 +245,9 @@ def test_replaced_layers_are_included() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * self.layer(x)
 
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4
+    ).eval()
     model.h[0].ln_1 = Doubled(model.h[0].ln_1)
     texts = texts_of(9, 20)
     for ids, states in zip(texts, embed(model, None, texts, pool="none"), strict=True):
@@ -224,12 +256,22 @@ def test_replaced_layers_are_included() -> None:
 
 
 def test_invalid_arguments_raise_value_errors() -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4
+    ).eval()
     for arguments, settings, message in (
         ((None, ["a cat"]), {}, "tokenizer must be a tokenizers.Tokenizer"),
         ((tokenizer(), "a cat"), {}, "texts must be a list of texts"),
-        ((tokenizer(), ["a cat", 3]), {}, "texts must be strings or lists of token IDs, but text 1 is 3"),
-        ((tokenizer(), [[1, 99]]), {}, "must be whole numbers between 0 and 60, but prompt 0 has 99"),
+        (
+            (tokenizer(), ["a cat", 3]),
+            {},
+            "texts must be strings or lists of token IDs, but text 1 is 3",
+        ),
+        (
+            (tokenizer(), [[1, 99]]),
+            {},
+            "must be whole numbers between 0 and 60, but prompt 0 has 99",
+        ),
         ((tokenizer(), ["a cat"]), {"layer": 3}, r"from 0 \(embeddings\) to 2 "),
         ((tokenizer(), ["a cat"]), {"layer": -4}, r"from -1 \(last layer\) to -3"),
         ((tokenizer(), ["a cat"]), {"layer": 1.5}, "layer must be a whole number"),

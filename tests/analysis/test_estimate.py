@@ -23,7 +23,9 @@ T39 = 2.0226909  # the quantile of Student's t for 95 % and 39 degrees of freedo
 
 
 def test_estimates_have_the_reference_values() -> None:
-    """Estimates equal those of ppi_py; intervals are wider, by t quantiles and the leverage of the 40 coded texts."""
+    """Estimates equal those of ppi_py; intervals are wider, by t quantiles and the leverage of the
+    40 coded texts.
+    """
     human = estimate(HUMAN, PREDICTED, method="human")
     assert human.estimate == pytest.approx([0.4])
     assert human.std_error == pytest.approx([np.sqrt(0.24 / 40) * 40 / 39])
@@ -36,22 +38,35 @@ def test_estimates_have_the_reference_values() -> None:
     assert line["estimate"] == pytest.approx([0.434288, 0.012873], abs=1e-6)
     mean = estimate(HUMAN, PREDICTED, method="dsl", probability=np.full(200, 0.2))
     assert mean.estimate == pytest.approx([0.427899], abs=1e-6)
-    dsl = estimate(HUMAN, PREDICTED, {"cos": np.cos(i)}, method="dsl", probability=np.full(200, 0.2))
+    dsl = estimate(
+        HUMAN, PREDICTED, {"cos": np.cos(i)}, method="dsl", probability=np.full(200, 0.2)
+    )
     assert dsl.estimate == pytest.approx([0.427950, 0.018768], abs=1e-6)
     # Standard errors of ppi_py, and by the formulas of dsl.
     assert line["std_error"] == pytest.approx([0.046799, 0.062619], abs=1e-6)  # HC3
-    for result, reference in ((line["std_error"], [0.045722, 0.060598]), (mean.std_error, [0.048042]),
-                              (dsl.std_error, [0.048041, 0.065689])):  # fmt: skip
+    for result, reference in (
+        (line["std_error"], [0.045722, 0.060598]),
+        (mean.std_error, [0.048042]),
+        (dsl.std_error, [0.048041, 0.065689]),
+    ):
         assert ((result > reference) & (result < np.multiply(reference, 1.06))).all()
-    assert estimate(HUMAN, PREDICTED, method="naive").estimate == pytest.approx([0.428268], abs=1e-6)
+    assert estimate(HUMAN, PREDICTED, method="naive").estimate == pytest.approx(
+        [0.428268], abs=1e-6
+    )
 
 
 def simulated(family: str) -> Iterator[tuple[Any, ...]]:
-    """Covariate, true and predicted labels: a model with more errors where the covariate is positive."""
+    """Covariate, true and predicted labels: a model with more errors where the covariate is
+    positive.
+    """
     random = np.random.default_rng(7)
     for _ in range(RUNS):
         x = random.normal(size=800)
-        mean = 1 / (1 + np.exp(-(0.2 + 0.6 * x))) if family == "logistic" else 0.5 + 0.1 * np.clip(x, -3, 3)
+        mean = (
+            1 / (1 + np.exp(-(0.2 + 0.6 * x)))
+            if family == "logistic"
+            else 0.5 + 0.1 * np.clip(x, -3, 3)
+        )
         y = (random.uniform(size=800) < mean).astype(float)
         wrong = random.uniform(size=800) < np.where(x > 0, 0.3, 0.1)
         predicted = np.where(wrong, 1 - y, y)
@@ -64,7 +79,9 @@ TRUTH = {"linear": [0.5, 0.1], "logistic": [0.2, 0.6]}
 
 @pytest.mark.parametrize("family", ["linear", "logistic"])
 @pytest.mark.parametrize("method", ["ppi++", "dsl", "confidence"])
-def test_intervals_cover_the_truth_as_often_as_they_promise_and_naive_ones_do_not(family: str, method: str) -> None:
+def test_intervals_cover_the_truth_as_often_as_they_promise_and_naive_ones_do_not(
+    family: str, method: str
+) -> None:
     covered, naive = [], []
     for x, y, predicted, margin, seed in simulated(family):
         chosen = choose_for_coding(margin, 250, minimum=1 if method == "ppi++" else 0.3, seed=seed)
@@ -82,7 +99,9 @@ def test_intervals_cover_the_truth_as_often_as_they_promise_and_naive_ones_do_no
 @pytest.mark.parametrize("family", ["linear", "logistic"])
 @pytest.mark.parametrize("method", ["human", "ppi++", "dsl", "confidence"])
 def test_intervals_hold_with_50_coded_texts(family: str, method: str) -> None:
-    """Normal intervals cover the slope of "ppi++" in 90 to 92 % of studies. A separated sample is an error."""
+    """Normal intervals cover the slope of "ppi++" in 90 to 92 % of studies. A separated sample is
+    an error.
+    """
     covered: list[Any] = []
     for *columns_of_study, seed in simulated(family):
         x, y, predicted, margin = (column[:400] for column in columns_of_study)
@@ -106,7 +125,9 @@ def test_a_logistic_regression_without_a_solution_is_named(method: Any) -> None:
     """All human labels are on one side of x, so that the slope has no finite value."""
     x = np.linspace(-1, 1, 60)
     human = np.where(np.arange(60) % 6 == 0, (x > 0).astype(float), np.nan)
-    with pytest.raises(ValueError, match="the regression has no solution: a covariate separates the labels"):
+    with pytest.raises(
+        ValueError, match="the regression has no solution: a covariate separates the labels"
+    ):
         estimate(human, (x > 0).astype(float), {"x": x}, family="logistic", method=method)
 
 
@@ -119,7 +140,9 @@ def test_a_mean_and_a_group_difference_are_covered() -> None:
         predicted = np.where(random.uniform(size=800) < 0.2, 1 - y, np.where(x > 0, 1, y))
         chosen = choose_for_coding(margin, 250, minimum=0.3, seed=seed)
         human = np.where(chosen["selected"], y, np.nan)
-        columns = estimate(human, predicted, {"group": group}, probability=chosen["probability"]).columns
+        columns = estimate(
+            human, predicted, {"group": group}, probability=chosen["probability"]
+        ).columns
         assert columns["term"] == ["(Intercept)", "group=b"]
         covered.append((columns["lower"] <= [0.4, 0.2]) & (columns["upper"] >= [0.4, 0.2]))
     assert np.abs(np.mean(covered, axis=0) - 0.95).max() <= TOLERANCE
@@ -152,7 +175,9 @@ def test_wrong_calls_name_the_problem() -> None:
         choose_for_coding([0.5], 1, minimum=0)
     with pytest.raises(ValueError, match="only 1 texts"):
         choose_for_coding([0.5, float("nan")], 2)
-    with pytest.raises(ValueError, match="human must be numbers, such as 1 for a label and 0 for others: .*'yes'"):
+    with pytest.raises(
+        ValueError, match="human must be numbers, such as 1 for a label and 0 for others: .*'yes'"
+    ):
         estimate(["yes", None], [0.1, 0.2])  # type: ignore[list-item]
 
 

@@ -1,4 +1,5 @@
-"""Attention weights and the logit lens, compared with transformers for every architecture that it has.
+"""Attention weights and the logit lens, compared with transformers for every architecture that it
+has.
 
 test_architectures.py compares the attention weights of every case.
 """
@@ -46,13 +47,17 @@ def test_t5_returns_the_attention_weights_of_its_encoder(load) -> None:
     reference, model = load("t5")
     [ids] = texts_of(LENGTH)
     expected = reference.encoder(torch.tensor([ids]), output_attentions=True).attentions
-    torch.testing.assert_close(attention_weights(model, None, ids).weights, torch.cat(expected), rtol=0, atol=2e-5)
+    torch.testing.assert_close(
+        attention_weights(model, None, ids).weights, torch.cat(expected), rtol=0, atol=2e-5
+    )
 
 
 def test_layers_without_attention_are_omitted(load) -> None:
     _, model = load("qwen3_5_text")
     attention = attention_weights(model, None, texts_of(9)[0])
-    assert attention.layers == [i for i, kind in enumerate(model.config.kinds, 1) if kind == "full_attention"]
+    assert attention.layers == [
+        i for i, kind in enumerate(model.config.kinds, 1) if kind == "full_attention"
+    ]
     assert len(attention.weights) == len(attention.layers) < model.config.num_hidden_layers
 
 
@@ -62,7 +67,9 @@ def test_sinusoidal_attention_weights_reproduce_the_output_of_the_layer() -> Non
     [ids] = texts_of(12)
     weights = attention_weights(model, None, ids).weights
     calls: list[Any] = []
-    model.layers[0].self_attn.register_forward_hook(lambda _, inputs, y: calls.append((inputs[0], y)))
+    model.layers[0].self_attn.register_forward_hook(
+        lambda _, inputs, y: calls.append((inputs[0], y))
+    )
     model(torch.tensor([ids]))
     x, y = calls[0]
     attn = model.layers[0].self_attn
@@ -71,7 +78,9 @@ def test_sinusoidal_attention_weights_reproduce_the_output_of_the_layer() -> Non
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*FEW, "opt-no-last-norm", "gemma2-final-cap", "phi-tied", "gptj-tied"])
+@pytest.mark.parametrize(
+    "name", [*FEW, "opt-no-last-norm", "gemma2-final-cap", "phi-tied", "gptj-tied"]
+)
 def test_logit_lens_matches_the_model_and_truncated_models(load, name: str) -> None:
     """The last layer predicts as the model; layer 1 as the model without the layers after it."""
     reference, model = load(name)
@@ -80,10 +89,21 @@ def test_logit_lens_matches_the_model_and_truncated_models(load, name: str) -> N
     output = reference(torch.tensor([ids]), output_hidden_states=True)
     expected = output.logits[0].softmax(dim=1).topk(3, dim=1)
     torch.testing.assert_close(predictions.probs[-1], expected.values, rtol=2e-3, atol=1e-5)
-    assert (predictions.predicted[-1, :, 0] == expected.indices[:, 0]).float().mean() > 0.95  # except ties
+    # except ties
+    assert (predictions.predicted[-1, :, 0] == expected.indices[:, 0]).float().mean() > 0.95
     assert predictions.layers == list(range(len(output.hidden_states)))
-    assert predictions.predicted.shape == predictions.probs.shape == (len(predictions.layers), LENGTH, 3)
-    if hasattr(model, "layers") and name.split("-", maxsplit=1)[0] in ("llama", "gemma2", "opt", "phi", "olmo2"):
+    assert (
+        predictions.predicted.shape
+        == predictions.probs.shape
+        == (len(predictions.layers), LENGTH, 3)
+    )
+    if hasattr(model, "layers") and name.split("-", maxsplit=1)[0] in (
+        "llama",
+        "gemma2",
+        "opt",
+        "phi",
+        "olmo2",
+    ):
         truncated = deepcopy(model)
         del truncated.layers[1:]
         if hasattr(truncated.config, "kinds"):  # Gemma iterates over the kinds of its layers
@@ -93,7 +113,9 @@ def test_logit_lens_matches_the_model_and_truncated_models(load, name: str) -> N
 
 
 def test_logit_lens_in_chunks_matches_a_single_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4
+    ).eval()
     [ids] = texts_of(37)
     single = logit_lens(model, None, ids)
     monkeypatch.setattr(lens, "POSITIONS", 16)
@@ -115,7 +137,9 @@ def test_logit_lens_of_an_lstm() -> None:
 
 @torch.no_grad()
 def test_attention_weights_include_replaced_modules_and_hooks() -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4
+    ).eval()
     [ids] = texts_of(9)
     before = attention_weights(model, None, ids).weights
     layer, bias = model.h[1].attn.c_attn, torch.randn(72)
@@ -141,7 +165,9 @@ class Shift(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_quantized_models(kind: str) -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=32, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=32, n_layer=2, n_head=4
+    ).eval()
     quantize(model, kind)
     [ids] = texts_of(9)
     assert attention_weights(model, None, ids).weights.shape == (2, 4, 9, 9)
@@ -151,7 +177,9 @@ def test_quantized_models(kind: str) -> None:
 
 
 def test_tokens_of_a_string_and_plots(tmp_path: Path) -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4
+    ).eval()
     tok = tokenizer()
     text = "the cat sat on the mat."
     attention = attention_weights(model, tok, text)
@@ -162,8 +190,14 @@ def test_tokens_of_a_string_and_plots(tmp_path: Path) -> None:
     assert predictions.tokens == attention.tokens
     assert set(predictions.names) == set(predictions.predicted.flatten().tolist())
     assert predictions.names.get(tok.token_to_id("cat"), "cat") == "cat"
-    plots = [(attention, {}), (attention, {"layer": 2}), (attention, {"layer": 1, "head": 4}), (attention, {"head": 1}),
-             (predictions, {}), (predictions, {"start": 3, "most": 2})]  # fmt: skip
+    plots = [
+        (attention, {}),
+        (attention, {"layer": 2}),
+        (attention, {"layer": 1, "head": 4}),
+        (attention, {"head": 1}),
+        (predictions, {}),
+        (predictions, {"start": 3, "most": 2}),
+    ]
     for number, (result, settings) in enumerate(plots):
         path = tmp_path / f"{number}.png"
         assert result.plot(path, **settings).axes
@@ -187,14 +221,21 @@ def ticks(labels: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("settings", "names"), [({"layer": 2}, "head"), ({"head": 3}, "layer")])
-def test_panels_of_a_layer_or_head_are_labelled_at_the_edges(settings: dict[str, int], names: str) -> None:
+def test_panels_of_a_layer_or_head_are_labelled_at_the_edges(
+    settings: dict[str, int], names: str
+) -> None:
     attention = random_attention(5, 4, 9)
     figure = attention.plot(**settings)
     panels = panels_of(figure)
-    assert [axes.get_title() for axes in panels] == [f"{names} {i + 1}" for i in range(5 if names == "layer" else 4)]
+    assert [axes.get_title() for axes in panels] == [
+        f"{names} {i + 1}" for i in range(5 if names == "layer" else 4)
+    ]
     left = [axes for axes in panels if axes.get_ylabel()]
     bottom = [axes for axes in panels if axes.get_xlabel()]
-    assert {axes.get_ylabel() for axes in left} | {axes.get_xlabel() for axes in bottom} == {"query", "key"}
+    assert {axes.get_ylabel() for axes in left} | {axes.get_xlabel() for axes in bottom} == {
+        "query",
+        "key",
+    }
     assert all(ticks(axes.get_yticklabels()) == attention.tokens for axes in left)
     assert all(ticks(axes.get_xticklabels()) == attention.tokens for axes in bottom)
     assert (len(left), len(bottom)) == ((2, 2) if names == "head" else (2, 3))
@@ -205,7 +246,9 @@ def test_more_heads_than_fit_are_shown_as_the_mean_of_each_layer() -> None:
     figure = attention.plot()
     panels = panels_of(figure)
     assert [axes.get_title() for axes in panels] == [f"layer {number}" for number in range(1, 31)]
-    torch.testing.assert_close(torch.as_tensor(panels[7].images[0].get_array()), attention.weights[7].mean(0))
+    torch.testing.assert_close(
+        torch.as_tensor(panels[7].images[0].get_array()), attention.weights[7].mean(0)
+    )
     assert "mean of 9 heads" in figure.get_suptitle()
     width, height = figure.get_size_inches()
     assert 0.7 < width / height < 1.8
@@ -217,14 +260,21 @@ def test_more_heads_than_fit_are_shown_as_the_mean_of_each_layer() -> None:
 def test_the_lens_mentions_frames_only_if_it_draws_some() -> None:
     for following, expected in ((2, True), (3, False)):
         predictions = LayerPredictions(
-            ["a", "b"], [1, following], [0], torch.tensor([[[2], [9]]]), torch.ones(1, 2, 1), {2: "b", 9: "x"}
+            ["a", "b"],
+            [1, following],
+            [0],
+            torch.tensor([[[2], [9]]]),
+            torch.ones(1, 2, 1),
+            {2: "b", 9: "x"},
         )
         figure = predictions.plot()
         assert ("framed" in figure.axes[0].get_xlabel()) == expected == bool(figure.axes[0].patches)
 
 
 def test_invalid_arguments_raise_value_errors(load) -> None:
-    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=10, n_embd=24, n_layer=2, n_head=4).eval()
+    model = minhub_py.gpt2(
+        vocab_size=VOCABULARY, n_positions=10, n_embd=24, n_layer=2, n_head=4
+    ).eval()
     for function in (attention_weights, logit_lens):
         for text, message in (
             ("", "the text has no tokens"),
@@ -239,7 +289,10 @@ def test_invalid_arguments_raise_value_errors(load) -> None:
     with pytest.raises(ValueError, match="the layers of an encoder predict no next token"):
         logit_lens(load("t5")[1], None, [1, 2])
     attention = attention_weights(model, None, [1, 2])
-    for settings, message in (({"layer": 3}, "layer must be 1 or 2"), ({"layer": 1, "head": 0}, "head must be 1 to 4")):
+    for settings, message in (
+        ({"layer": 3}, "layer must be 1 or 2"),
+        ({"layer": 1, "head": 0}, "head must be 1 to 4"),
+    ):
         with pytest.raises(ValueError, match=message):
             attention.plot(**settings)
     with pytest.raises(ValueError, match="the text has 2 tokens"):

@@ -1,4 +1,6 @@
-"""Activations, interventions and patching: identities that hold for each architecture and each kind of cache."""
+"""Activations, interventions and patching: identities that hold for each architecture and each kind
+of cache.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,16 @@ from references import FEW, VOCABULARY, assert_close, random_model, texts_of
 from small_models import LSTM, T5, tokenizer
 
 import minhub_py
-from minhub_py import activations, attention_weights, embed, generate, intervene, logit_lens, patching, score
+from minhub_py import (
+    activations,
+    attention_weights,
+    embed,
+    generate,
+    intervene,
+    logit_lens,
+    patching,
+    score,
+)
 from minhub_py.analysis.attribution import factor_of
 from minhub_py.analysis.points import Points, norms_between_additions
 from minhub_py.inference.batch import Batch
@@ -29,12 +40,20 @@ CACHES = ["gpt2", "gemma3_text", "lstm", "qwen3_5_text", "t5"]
 def model_of(name: str) -> Any:
     torch.manual_seed(0)
     special: dict[str, Callable[[], Any]] = {
-        "gpt2": lambda: minhub_py.gpt2(**GPT2), "lstm": lambda: minhub_py.lstm(**LSTM),
-        "t5": lambda: minhub_py.from_config("t5", **T5), "bert": lambda: minhub_py.from_config(
-            "bert", vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
-            intermediate_size=36, max_position_embeddings=80, architectures=["BertForMaskedLM"],
+        "gpt2": lambda: minhub_py.gpt2(**GPT2),
+        "lstm": lambda: minhub_py.lstm(**LSTM),
+        "t5": lambda: minhub_py.from_config("t5", **T5),
+        "bert": lambda: minhub_py.from_config(
+            "bert",
+            vocab_size=VOCABULARY,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=36,
+            max_position_embeddings=80,
+            architectures=["BertForMaskedLM"],
         ),
-    }  # fmt: skip
+    }
     if name not in special:
         return random_model(name)
     model = special[name]()
@@ -45,7 +64,9 @@ def model_of(name: str) -> Any:
 def logits(model: Any, ids: list[int]) -> torch.Tensor:
     idx = torch.tensor([ids])
     with torch.no_grad():
-        result: torch.Tensor = model(idx, torch.tensor([[0, 4, 8, 2, 1]])) if model.encoder_decoder else model(idx)
+        result: torch.Tensor = (
+            model(idx, torch.tensor([[0, 4, 8, 2, 1]])) if model.encoder_decoder else model(idx)
+        )
     return result[0]
 
 
@@ -61,14 +82,21 @@ def test_embeddings_and_all_contributions_sum_to_the_residual_stream(name: str) 
     sides = [("encoder.", None), ("", ids[:9])] if model.encoder_decoder else [("", None)]
     for start, targets in sides:
         names = [key for key in points.sources if key.startswith(f"{start}layers")]
-        names = [key for key in names if key.endswith((".attn", ".mlp", ".cross", ".per_layer_input"))]
+        names = [
+            key for key in names if key.endswith((".attn", ".mlp", ".cross", ".per_layer_input"))
+        ]
         last = f"{start}layers.{max(points.sources[key].layer for key in names)}.resid"
-        result = activations(model, None, ids, [f"{start}embeddings", *names, last], targets=targets)
+        result = activations(
+            model, None, ids, [f"{start}embeddings", *names, last], targets=targets
+        )
         factors = [float(step.factor) for step in model.steps() if isinstance(step, ScaleResidual)]
-        parts = {key: result[key] * factor_of(key, factors) for key in (f"{start}embeddings", *names)}
+        parts = {
+            key: result[key] * factor_of(key, factors) for key in (f"{start}embeddings", *names)
+        }
         total = sum(parts.values())
         if norms_between_additions(model.steps()):
-            assert (total - result[last]).abs().max() > 0.1  # the norms of the stream are between the additions
+            # the norms of the stream are between the additions
+            assert (total - result[last]).abs().max() > 0.1
         else:
             assert_close(total, result[last])
 
@@ -81,7 +109,9 @@ def test_patching_all_positions_gives_the_clean_logits_bit_for_bit(name: str) ->
     for layer in (1, 2):
         point = f"{first}layers.{layer}.resid"
         stored = activations(model, None, clean, point)
-        assert logits(intervene(model, point, "replace", stored), corrupted).equal(logits(model, clean))
+        assert logits(intervene(model, point, "replace", stored), corrupted).equal(
+            logits(model, clean)
+        )
     part = intervene(model, f"{first}layers.1.resid", "replace", stored[point][:1], positions=[70])
     assert logits(part, corrupted).equal(logits(model, corrupted))  # beyond the text
     # The input of layer 2 is the output of layer 1.
@@ -105,7 +135,9 @@ def test_coefficient_0_leaves_all_logits_unchanged_and_the_model_never_changes(n
     steered = intervene(model, point, "add", vector, scale=5)
     assert (logits(steered, ids) - before).abs().max() > 1e-3
     assert logits(model, ids).equal(before)
-    twice = intervene(intervene(model, point, "add", vector, scale=2), point, "add", vector, scale=3)
+    twice = intervene(
+        intervene(model, point, "add", vector, scale=2), point, "add", vector, scale=3
+    )
     assert_close(logits(twice, ids), logits(steered, ids))
 
 
@@ -126,11 +158,15 @@ def test_steering_after_the_last_layer_equals_a_computation_by_hand(name: str) -
     model = model_of(name)
     [ids] = texts_of(20)
     point = f"layers.{2 if name == 't5' else Points(model).layers}.resid"
-    stored = activations(model, None, ids, point, targets=[4, 8, 2, 1, 1] if name == "t5" else None)[point]
+    stored = activations(
+        model, None, ids, point, targets=[4, 8, 2, 1, 1] if name == "t5" else None
+    )[point]
     vector = torch.randn(stored.size(1), generator=torch.Generator().manual_seed(3))
     norms = {"gpt2": "ln_f", "gemma3_text": "norm", "qwen3_5_text": "norm", "t5": "decoder.norm"}
     steered = stored + 2.5 * vector
-    expected = model.logits(model.get_submodule(norms[name])(steered) if name in norms else steered).detach()
+    expected = model.logits(
+        model.get_submodule(norms[name])(steered) if name in norms else steered
+    ).detach()
     assert_close(logits(intervene(model, point, "add", vector, scale=2.5), ids), expected)
 
 
@@ -173,7 +209,10 @@ def test_threads_use_a_model_and_its_copies_at_the_same_time() -> None:
     value = torch.randn(24, generator=torch.Generator().manual_seed(0))
     models = [
         model,
-        *(intervene(model, f"layers.{layer}.resid", "add", value, positions=[3, 7]) for layer in (1, 2, 3)),
+        *(
+            intervene(model, f"layers.{layer}.resid", "add", value, positions=[3, 7])
+            for layer in (1, 2, 3)
+        ),
     ]
     pairs = [(running, ids) for running in models for ids in texts] * 5
     expected = [logits(*pair) for pair in pairs]
@@ -197,7 +236,8 @@ def test_every_analysis_accepts_a_model_with_interventions() -> None:
         minhub_py.word_logprobs(model, tok, ["the", "cat", "sat"])["logprob"]
     )
     weights = attention_weights(intervene(model, "embeddings", "zero"), None, [1, 2, 3]).weights
-    torch.testing.assert_close(weights[0, :, 2], torch.full((4, 3), 1 / 3))  # equal inputs, equal weights
+    # equal inputs, equal weights
+    torch.testing.assert_close(weights[0, :, 2], torch.full((4, 3), 1 / 3))
 
 
 def test_quantized_models_support_interventions() -> None:
@@ -207,7 +247,9 @@ def test_quantized_models_support_interventions() -> None:
         [ids] = texts_of(12)
         point = "layers.1.resid"
         size = Points(model).find_one(point).size
-        assert logits(intervene(model, point, "add", torch.ones(size), scale=0), ids).equal(logits(model, ids))
+        assert logits(intervene(model, point, "add", torch.ones(size), scale=0), ids).equal(
+            logits(model, ids)
+        )
         assert activations(model, None, ids, point)[point].shape == (12, size)
 
 
@@ -238,7 +280,9 @@ def test_patching_rows_equal_single_interventions(name: str) -> None:
         value = float(result.values[kind][row, 2 if kind == "heads" else 4])
         assert value == pytest.approx(metric(handle, corrupted), abs=1e-3)
     table = result.table()
-    assert {len(column) for column in table.values()} == {sum(values.numel() for values in result.values.values())}
+    assert {len(column) for column in table.values()} == {
+        sum(values.numel() for values in result.values.values())
+    }
     last = result.effects("resid")[-1, -1]
     if name in ("gpt2", "lstm"):
         assert last == pytest.approx(1, abs=1e-3)  # the last position of the last layer decides
@@ -247,9 +291,16 @@ def test_patching_rows_equal_single_interventions(name: str) -> None:
 def test_patching_takes_a_function_of_the_logits_and_draws_a_plot(tmp_path: Any) -> None:
     model, tok = model_of("gpt2"), tokenizer()
     result = patching(
-        model, tok, "the cat sat", "the dog sat", lambda rows: float(rows[-1, 5]), kinds=["resid", "heads"]
+        model,
+        tok,
+        "the cat sat",
+        "the dog sat",
+        lambda rows: float(rows[-1, 5]),
+        kinds=["resid", "heads"],
     )
-    assert result.clean == pytest.approx(float(logits(model, tok.encode("the cat sat").ids)[-1, 5]), abs=1e-4)
+    assert result.clean == pytest.approx(
+        float(logits(model, tok.encode("the cat sat").ids)[-1, 5]), abs=1e-4
+    )
     need("matplotlib")
     figure = result.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 2000
@@ -266,16 +317,25 @@ def test_handles_cannot_change_the_model() -> None:
     assert Batch(handle, 1, 8).runner.__class__.__name__ == "TorchRunner"
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("layers.9.attn", "zero"), "GPT-2 has no point 'layers.9.attn': the points are layers.N.attn"),
-    (("layers.1.heads.9", "zero"), "has no point 'layers.1.heads.9'"),
-    (([], "zero"), "at must be the name of a point"),
-    (("layers.1.attn", "remove"), "how must be one of zero, mean, replace"),
-    (("layers.1.attn", "zero", torch.ones(24)), "how='zero' takes no value"),
-    (("layers.1.attn", "add"), "how='add' needs a value"),
-    (("layers.1.attn", "add", torch.ones(23)), r"must be \(24,\) or \(positions, 24\), not \(23,\)"),
-    (("layers.1.attn", "project_out", torch.zeros(24)), "one direction"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("layers.9.attn", "zero"),
+            "GPT-2 has no point 'layers.9.attn': the points are layers.N.attn",
+        ),
+        (("layers.1.heads.9", "zero"), "has no point 'layers.1.heads.9'"),
+        (([], "zero"), "at must be the name of a point"),
+        (("layers.1.attn", "remove"), "how must be one of zero, mean, replace"),
+        (("layers.1.attn", "zero", torch.ones(24)), "how='zero' takes no value"),
+        (("layers.1.attn", "add"), "how='add' needs a value"),
+        (
+            ("layers.1.attn", "add", torch.ones(23)),
+            r"must be \(24,\) or \(positions, 24\), not \(23,\)",
+        ),
+        (("layers.1.attn", "project_out", torch.zeros(24)), "one direction"),
+    ],
+)
 def test_wrong_interventions_are_errors(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         intervene(model_of("gpt2"), *arguments)

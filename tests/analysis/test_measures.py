@@ -35,7 +35,9 @@ def model():
 
 @torch.no_grad()
 def distributions(model, words: list[str]) -> tuple[torch.Tensor, list[list[int]]]:
-    """The distribution after each token of BOS and the words (T + 1, V), and the positions of each word."""
+    """The distribution after each token of BOS and the words (T + 1, V), and the positions of each
+    word.
+    """
     pieces = [words[0], *(" " + word for word in words[1:])]
     ids, positions = [END], []
     for piece in pieces:
@@ -47,7 +49,9 @@ def distributions(model, words: list[str]) -> tuple[torch.Tensor, list[list[int]
     return logprobs, [[(position, ids[position]) for position in word] for word in positions]
 
 
-def corrected(model, words: list[str], following: list[int], opening: list[int] | None) -> list[float]:
+def corrected(
+    model, words: list[str], following: list[int], opening: list[int] | None
+) -> list[float]:
     probabilities, tokens = distributions(model, words)
     result = []
     for number, word in enumerate(tokens):
@@ -62,18 +66,26 @@ def corrected(model, words: list[str], following: list[int], opening: list[int] 
 
 
 def test_corrected_words_match_the_definition(model) -> None:
-    """Also for the first and the last word of each of two texts, and for a target after its context."""
+    """Also for the first and the last word of each of two texts, and for a target after its
+    context.
+    """
     sets = {"pimentel": ([*MARKED, END], [*UNMARKED, END]), "oh": (MARKED, None)}
     for method, (following, opening) in sets.items():
-        result = word_logprobs(model, TOKENIZER, WORDS * 2, by=[0] * 10 + [1] * 10, bos=True, correct=method)
+        result = word_logprobs(
+            model, TOKENIZER, WORDS * 2, by=[0] * 10 + [1] * 10, bos=True, correct=method
+        )
         expected = corrected(model, WORDS, following, opening)
         np.testing.assert_allclose(result["logprob"], expected * 2, rtol=2e-6)
-        np.testing.assert_allclose(result["surprisal"], np.array(expected * 2) / -math.log(2), rtol=2e-6)
-        [target] = target_logprobs(model, TOKENIZER, [" ".join(WORDS[:6])], WORDS[6:7], bos=True, correct=method)[
-            "logprob"
-        ]
+        np.testing.assert_allclose(
+            result["surprisal"], np.array(expected * 2) / -math.log(2), rtol=2e-6
+        )
+        [target] = target_logprobs(
+            model, TOKENIZER, [" ".join(WORDS[:6])], WORDS[6:7], bos=True, correct=method
+        )["logprob"]
         assert target == pytest.approx(expected[6], rel=2e-6)
-        prefixed = word_logprobs(model, TOKENIZER, WORDS[3:], context=" ".join(WORDS[:3]), bos=True, correct=method)
+        prefixed = word_logprobs(
+            model, TOKENIZER, WORDS[3:], context=" ".join(WORDS[:3]), bos=True, correct=method
+        )
         np.testing.assert_allclose(prefixed["logprob"], expected[3:], rtol=2e-6)
     plain = word_logprobs(model, TOKENIZER, WORDS, bos=True)
     assert (np.abs(plain["logprob"] - expected) > 0.001).all()
@@ -82,14 +94,18 @@ def test_corrected_words_match_the_definition(model) -> None:
 
 
 def test_corrected_probabilities_of_all_words_sum_to_1() -> None:
-    """At a word start, tokens with the mark have .95 and the end token .05; after them .5, .45 and .05 (other, marked,
-    end). Word k has k tokens."""
+    """At a word start, tokens with the mark have .95 and the end token .05; after them .5, .45 and
+    .05 (other, marked, end). Word k has k tokens.
+    """
     boundaries = Boundaries(frozenset([0]), frozenset([0, 1]), [0, 2], [1, 2])
     total = uncorrected = 0.0
     for length in range(1, 60):
         ids = [0] + [1] * (length - 1)
         probability = 0.95 * 0.5 ** (length - 1)
-        values = {"following": np.log([1.0] + [0.5] * length), "opening": np.full(length + 1, np.nan)}
+        values = {
+            "following": np.log([1.0] + [0.5] * length),
+            "opening": np.full(length + 1, np.nan),
+        }
         [change] = correction(values, [0], [ids], [[0] * length], 1, boundaries)
         uncorrected += probability
         total += probability * math.exp(change)
@@ -112,12 +128,16 @@ def test_correction_is_refused_where_words_have_no_boundary(model) -> None:
 
 def test_the_answer_of_an_encoder_decoder_is_corrected() -> None:
     torch.manual_seed(0)
-    model = from_config("t5", vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4).eval()
+    model = from_config(
+        "t5", vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4
+    ).eval()
     source, target = TOKENIZER.encode("The apple").ids, TOKENIZER.encode("tree, is").ids
     result = target_logprobs(model, TOKENIZER, ["The apple"], ["tree, is"], correct="oh")
     plain = float(score(model, [source], targets=[target])[0].sum())
     next_marked = [float(score(model, [source], targets=[[*target, id]])[0][-1]) for id in MARKED]
-    assert float(result["logprob"][0]) == pytest.approx(plain + math.log(sum(map(math.exp, next_marked))), rel=1e-5)
+    assert float(result["logprob"][0]) == pytest.approx(
+        plain + math.log(sum(map(math.exp, next_marked))), rel=1e-5
+    )
 
 
 def test_renyi_entropies_match_the_definition(model) -> None:
@@ -131,7 +151,9 @@ def test_renyi_entropies_match_the_definition(model) -> None:
             assert result[f"renyi_{order:g}"][number] == pytest.approx(expected, rel=1e-5)
         assert result["renyi_inf"][number] == pytest.approx(-math.log2(float(p.max())), rel=1e-5)
     np.testing.assert_allclose(result["renyi_1"], result["entropy"], rtol=1e-5)
-    with pytest.raises(ValueError, match=r"renyi must be an order of 0 or more, such as 0\.5, not -1"):
+    with pytest.raises(
+        ValueError, match=r"renyi must be an order of 0 or more, such as 0\.5, not -1"
+    ):
         word_logprobs(model, TOKENIZER, WORDS, renyi=-1)
 
 
@@ -139,11 +161,15 @@ def test_pmi_compares_the_context_with_the_premise(model) -> None:
     for correct in (None, "pimentel"):
         result = word_logprobs(model, TOKENIZER, WORDS, bos=True, premise="Well,", correct=correct)
         alone = target_logprobs(model, TOKENIZER, ["Well,"] * 10, WORDS, bos=True, correct=correct)
-        np.testing.assert_array_equal(result["pmi"], (result["logprob"] - alone["logprob"]) / math.log(2))
+        np.testing.assert_array_equal(
+            result["pmi"], (result["logprob"] - alone["logprob"]) / math.log(2)
+        )
     empty = word_logprobs(model, TOKENIZER, [*WORDS, None], bos=True, premise="")
     assert_same(float(empty["pmi"][0]), 0.0)  # the first word has the same context
     assert np.isnan(empty["pmi"][-1])
-    with pytest.raises(ValueError, match="an empty premise needs a token before each word: set bos=True"):
+    with pytest.raises(
+        ValueError, match="an empty premise needs a token before each word: set bos=True"
+    ):
         word_logprobs(model, TOKENIZER, WORDS, premise="")
 
 
@@ -153,16 +179,21 @@ def test_lags_are_the_values_of_previous_words(model) -> None:
     nan = math.nan
     for name in ("surprisal", "entropy"):
         values = result[name]
-        np.testing.assert_array_equal(result[f"{name}_lag1"], [nan, values[0], nan, values[1], nan, values[4]])
+        np.testing.assert_array_equal(
+            result[f"{name}_lag1"], [nan, values[0], nan, values[1], nan, values[4]]
+        )
         np.testing.assert_array_equal(result[f"{name}_lag2"], [nan, nan, nan, values[0], nan, nan])
-    order = word_logprobs(model, TOKENIZER, words[::-1], by=by[::-1], word_n=[6, 5, 4, 3, 2, 1], bos=True, lags=1)
+    order = word_logprobs(
+        model, TOKENIZER, words[::-1], by=by[::-1], word_n=[6, 5, 4, 3, 2, 1], bos=True, lags=1
+    )
     np.testing.assert_array_equal(order["surprisal_lag1"][::-1], result["surprisal_lag1"])
 
 
 def test_the_warning_lists_the_words_that_share_a_token(model) -> None:
     words = ["The", " ", "apple", " ", "core", " ", "tree"]
     with pytest.warns(
-        UserWarning, match=r"6 words have no log-probability.*: ' ' and 'apple'; ' ' and 'core'; ' ' and"
+        UserWarning,
+        match=r"6 words have no log-probability.*: ' ' and 'apple'; ' ' and 'core'; ' ' and",
     ):
         word_logprobs(model, TOKENIZER, words, sep="")
 
@@ -171,6 +202,8 @@ def test_measures_do_not_change_the_other_columns(model) -> None:
     """One pass: the same logits give all measures."""
     plain = word_logprobs(model, TOKENIZER, WORDS, bos=True)
     for correct, renyi in itertools.product((None, "oh"), (None, [0.5])):
-        result = word_logprobs(model, TOKENIZER, WORDS, bos=True, correct=correct, renyi=renyi, lags=1)
+        result = word_logprobs(
+            model, TOKENIZER, WORDS, bos=True, correct=correct, renyi=renyi, lags=1
+        )
         for name in ("tokens", "entropy", *(["logprob"] if correct is None else [])):
             assert_same(result[name], plain[name])

@@ -15,35 +15,80 @@ from minhub_py.analysis.minimal_pairs import interval
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.cli.main import main
 
-TEXT = "The cats sleep. The cat sleeps. Many cats that the dog chases sleep under the old tree, and the dog barks."
+TEXT = (
+    "The cats sleep. The cat sleeps. Many cats that the dog chases sleep under the old tree, and"
+    " the dog barks."
+)
 TOKENIZER = train_byte_level_bpe([TEXT] * 3, 275)
 SIZE, END = TOKENIZER.get_vocab_size(), TOKENIZER.token_to_id("<|endoftext|>")
 PAIRS = [
-    {"UID": "number", "sentence_good": "The cats sleep.", "sentence_bad": "The cats sleeps.", "pairID": "0"},
-    {"UID": "number", "sentence_good": "The cat sleeps.", "sentence_bad": "The cat sleep.", "pairID": "1"},
-    {"UID": "order", "sentence_good": "The old tree", "sentence_bad": "old The tree", "pairID": "2"},
-    {"UID": "order", "sentence_good": "The dog barks.", "sentence_bad": "The dog barks.", "pairID": "3"},
+    {
+        "UID": "number",
+        "sentence_good": "The cats sleep.",
+        "sentence_bad": "The cats sleeps.",
+        "pairID": "0",
+    },
+    {
+        "UID": "number",
+        "sentence_good": "The cat sleeps.",
+        "sentence_bad": "The cat sleep.",
+        "pairID": "1",
+    },
+    {
+        "UID": "order",
+        "sentence_good": "The old tree",
+        "sentence_bad": "old The tree",
+        "pairID": "2",
+    },
+    {
+        "UID": "order",
+        "sentence_good": "The dog barks.",
+        "sentence_bad": "The dog barks.",
+        "pairID": "3",
+    },
 ]
 SUITE = {
     "meta": {"name": "number", "metric": "sum"},
     "region_meta": {"1": "subject", "2": "verb", "3": "end"},
     "predictions": [
         {"type": "formula", "formula": "(2;%match%) < (2;%mismatch%)"},
-        {"type": "formula", "formula": " [((*;%match%) - (1;%match%)) > 0]& [ (1;%match%) = (1;%mismatch%) ] "},
+        {
+            "type": "formula",
+            "formula": " [((*;%match%) - (1;%match%)) > 0]& [ (1;%match%) = (1;%mismatch%) ] ",
+        },
     ],
-    "items": [{"item_number": 1, "conditions": [
-        {"condition_name": name, "regions": [
-            {"region_number": 1, "content": "The cats "}, {"region_number": 2, "content": verb},
-            {"region_number": 3, "content": ""}, {"region_number": 4, "content": "under the tree."},
-        ]} for name, verb in (("match", "sleep"), ("mismatch", "sleeps"))
-    ]}],
-}  # fmt: skip
+    "items": [
+        {
+            "item_number": 1,
+            "conditions": [
+                {
+                    "condition_name": name,
+                    "regions": [
+                        {"region_number": 1, "content": "The cats "},
+                        {"region_number": 2, "content": verb},
+                        {"region_number": 3, "content": ""},
+                        {"region_number": 4, "content": "under the tree."},
+                    ],
+                }
+                for name, verb in (("match", "sleep"), ("mismatch", "sleeps"))
+            ],
+        }
+    ],
+}
 
 
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    model = gpt2(vocab_size=SIZE, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=END, eos_token_id=END)
+    model = gpt2(
+        vocab_size=SIZE,
+        n_positions=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=END,
+        eos_token_id=END,
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
@@ -71,8 +116,14 @@ def test_a_pair_is_correct_if_the_good_sentence_is_more_likely(model, tmp_path: 
     assert result.columns["correct"] == [*expected, False, None]
     assert result.accuracy["phenomenon"] == ["number", "order", "all"]
     assert result.accuracy["n"] == [2, 2, 4]
-    assert result.accuracy["accuracy"] == [sum(expected[:2]) / 2, expected[2] / 2, sum(expected) / 4]
-    swapped = minimal_pairs(model, TOKENIZER, [(pair["sentence_bad"], pair["sentence_good"]) for pair in PAIRS])
+    assert result.accuracy["accuracy"] == [
+        sum(expected[:2]) / 2,
+        expected[2] / 2,
+        sum(expected) / 4,
+    ]
+    swapped = minimal_pairs(
+        model, TOKENIZER, [(pair["sentence_bad"], pair["sentence_good"]) for pair in PAIRS]
+    )
     assert swapped.columns["correct"] == [not value for value in expected] + [False]
     assert swapped.accuracy["phenomenon"] == ["all"]
     assert minimal_pairs(model, TOKENIZER, PAIRS, by="pairID").accuracy["n"] == [1, 1, 1, 1, 4]
@@ -86,7 +137,10 @@ def test_suites_compare_the_surprisal_of_regions(model, tmp_path: Path) -> None:
     path = tmp_path / "suite.json"
     path.write_text(json.dumps(SUITE))
     result = minimal_pairs(model, TOKENIZER, path)
-    verb = {name: logprob(model, "The cats") - logprob(model, f"The cats {name}") for name in ("sleep", "sleeps")}
+    verb = {
+        name: logprob(model, "The cats") - logprob(model, f"The cats {name}")
+        for name in ("sleep", "sleeps")
+    }
     assert result.columns["phenomenon"] == ["number, 1", "number, 2"]
     assert result.columns["correct"] == [verb["sleep"] < verb["sleeps"], True]
     assert result.accuracy["n"] == [1, 1, 2]
@@ -139,7 +193,10 @@ def test_wrong_files_are_errors(model, tmp_path: Path) -> None:
     suite = tmp_path / "suite.json"
     for content, message in (
         ('{"meta": {}}', "is not a suite of SyntaxGym"),
-        (json.dumps({**SUITE, "meta": {"metric": "mode"}}), "has the metric 'mode': supported are sum, all, mean"),
+        (
+            json.dumps({**SUITE, "meta": {"metric": "mode"}}),
+            "has the metric 'mode': supported are sum, all, mean",
+        ),
     ):
         suite.write_text(content)
         with pytest.raises(ValueError, match=message):
@@ -150,7 +207,9 @@ def test_wrong_files_are_errors(model, tmp_path: Path) -> None:
         minimal_pairs(model, TOKENIZER, PAIRS, by="field")
 
 
-def test_the_command_prints_accuracies_and_writes_the_results_of_pairs(model, tmp_path: Path) -> None:
+def test_the_command_prints_accuracies_and_writes_the_results_of_pairs(
+    model, tmp_path: Path
+) -> None:
     folder, out, picture = tmp_path / "model", tmp_path / "out.jsonl", tmp_path / "pairs.png"
     save_pretrained(model, folder, TOKENIZER)
     file, suite = blimp(tmp_path, PAIRS), tmp_path / "suite.json"
@@ -176,4 +235,6 @@ def test_the_command_prints_accuracies_and_writes_the_results_of_pairs(model, tm
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run(file).split()[:5] == ["PHENOMENON", "PAIRS", "ACCURACY", "LOWER", "UPPER"]
     items = json.loads(run(suite, "--json"))["items"]
-    assert [item["correct"] for item in items] == minimal_pairs(model, TOKENIZER, suite).columns["correct"]
+    assert [item["correct"] for item in items] == minimal_pairs(model, TOKENIZER, suite).columns[
+        "correct"
+    ]

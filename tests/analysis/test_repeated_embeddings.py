@@ -1,4 +1,6 @@
-"""Repeated calls of `embed` with one model: the native runner is used again, and never with old weights."""
+"""Repeated calls of `embed` with one model: the native runner is used again, and never with old
+weights.
+"""
 
 import gc
 import json
@@ -19,7 +21,13 @@ from minhub_py.inference.quantize import quantize
 from minhub_py.models.bert import Bert, BertConfig
 from minhub_py.models.mpnet import MPNet, MPNetConfig
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40, "vocab_size": 61}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 61,
+}
 TEXTS = [[2, 7, 9, 3], [2, 11, 3], list(range(2, 40))]
 
 
@@ -41,9 +49,13 @@ def test_the_native_runner_is_used_again() -> None:
 CHANGES = {
     "in place": lambda model: model.layers[0].fc1.weight.data.mul_(-1),
     "through .data of a norm": lambda model: model.norm.weight.data.mul_(3),
-    "another tensor": lambda model: setattr(model.layers[1].fc1, "bias", torch.nn.Parameter(torch.ones(40))),
+    "another tensor": lambda model: setattr(
+        model.layers[1].fc1, "bias", torch.nn.Parameter(torch.ones(40))
+    ),
     "another module": lambda model: setattr(model.layers[1], "fc1", torch.nn.Linear(32, 40)),
-    "load_state_dict": lambda model: model.load_state_dict({name: 2 * t for name, t in model.state_dict().items()}),
+    "load_state_dict": lambda model: model.load_state_dict(
+        {name: 2 * t for name, t in model.state_dict().items()}
+    ),
     "quantized": lambda model: quantize(model, "int8"),
     "another dtype": lambda model: model.bfloat16(),
     "a hook": lambda model: model.layers[0].register_forward_hook(lambda *args: args[2] * 2),
@@ -63,7 +75,9 @@ def test_a_changed_model_gives_its_own_vectors(change: str) -> None:
 
 
 def test_changed_weights_that_the_runner_copies_give_their_own_vectors() -> None:
-    """MPNet's table of biases by distance is computed from its weight, and 16-bit norms are copied in float32."""
+    """MPNet's table of biases by distance is computed from its weight, and 16-bit norms are copied
+    in float32.
+    """
     mpnet = MPNet(MPNetConfig(**SMALL, max_position_embeddings=64)).eval()
     for model, weight in ((mpnet, "relative"), (bert().bfloat16(), "norm.weight")):
         draw(model)
@@ -111,8 +125,15 @@ report()
 def wide_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with vectors of MiniLM's size and little work per token."""
     folder = tmp_path_factory.mktemp("encoder")
-    sizes = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 32}
-    minhub_py.save_pretrained(Bert(BertConfig(**sizes, vocab_size=64, max_position_embeddings=64)), folder)
+    sizes = {
+        "hidden_size": 384,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 12,
+        "intermediate_size": 32,
+    }
+    minhub_py.save_pretrained(
+        Bert(BertConfig(**sizes, vocab_size=64, max_position_embeddings=64)), folder
+    )
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(40))]
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
@@ -146,7 +167,9 @@ for kind in ("npy", "parquet"):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @needs("Linux")
-def test_memory_is_constant_for_embeddings_of_100_000_rows(wide_encoder: Path, tmp_path: Path) -> None:
+def test_memory_is_constant_for_embeddings_of_100_000_rows(
+    wide_encoder: Path, tmp_path: Path
+) -> None:
     """The vectors of 100,000 rows take 154 MB. A row group of a .parquet file waits in memory."""
     npy, more_npy, parquet, more_parquet = growths(FILE_OF_TEXTS, wide_encoder, tmp_path)
     print(npy, more_npy, parquet, more_parquet)

@@ -32,19 +32,40 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "heads": minhub_py.head_scores(model, length=8, samples=1),
         "lens": minhub_py.logit_lens(model, tokenizer, "To be", 2),
         "patching": minhub_py.patching(model, tokenizer, "To be", "To do", ("e", "o")),
-        "direction": minhub_py.direction(model, tokenizer, texts[::2], texts[1::2], "layers.2.resid"),
-        "probe": minhub_py.probe(np.stack([sequence, 1 - sequence], 1), [*"ab"] * 10, folds=2, bootstrap=10),
+        "direction": minhub_py.direction(
+            model, tokenizer, texts[::2], texts[1::2], "layers.2.resid"
+        ),
+        "probe": minhub_py.probe(
+            np.stack([sequence, 1 - sequence], 1), [*"ab"] * 10, folds=2, bootstrap=10
+        ),
         "pairs": minhub_py.minimal_pairs(model, tokenizer, [("To be", "To bx")]),
         "agreement": minhub_py.agreement([*"abab"], [*"abbb"], bootstrap=10),
         "estimates": minhub_py.estimate([1.0, 0.0, None, 1.0] * 5, [1.0, 0.0, 1.0, 0.0] * 5),
         "reply": minhub_py.Chat(model, tokenizer).say("Hi", max_new_tokens=3),
         "devices": minhub_py.devices(),
-        "run": minhub_py.train(folder / "input.txt", folder / "out", steps=2, layers=1, width=8, heads=1, context=8),
-    }  # fmt: skip
+        "run": minhub_py.train(
+            folder / "input.txt", folder / "out", steps=2, layers=1, width=8, heads=1, context=8
+        ),
+    }
 
 
-NAMES = ("words", "activations", "attention", "attribution", "heads", "lens", "patching", "direction", "probe", "pairs",
-         "agreement", "estimates", "reply", "devices", "run")  # fmt: skip
+NAMES = (
+    "words",
+    "activations",
+    "attention",
+    "attribution",
+    "heads",
+    "lens",
+    "patching",
+    "direction",
+    "probe",
+    "pairs",
+    "agreement",
+    "estimates",
+    "reply",
+    "devices",
+    "run",
+)
 
 
 class Tags(HTMLParser):
@@ -97,11 +118,20 @@ def test_tables_have_the_values_at_their_places(results: dict[str, Any]) -> None
         assert table["value"][index] == values["layers.2.resid"][row, table["channel"][index]]
     table = weights.table()
     for index in range(0, len(table["weight"]), 7):
-        layer, head, query, key = (int(table[name][index]) for name in ("layer", "head", "query", "key"))
-        assert table["weight"][index] == weights.weights[weights.layers.index(layer), head - 1, query, key]
+        layer, head, query, key = (
+            int(table[name][index]) for name in ("layer", "head", "query", "key")
+        )
+        assert (
+            table["weight"][index]
+            == weights.weights[weights.layers.index(layer), head - 1, query, key]
+        )
     table = lens.table()
     for index in range(0, len(table["prob"]), 3):
-        place = lens.layers.index(int(table["layer"][index])), int(table["position"][index]), table["rank"][index] - 1
+        place = (
+            lens.layers.index(int(table["layer"][index])),
+            int(table["position"][index]),
+            table["rank"][index] - 1,
+        )
         assert table["prob"][index] == lens.probs[place]
         assert table["predicted"][index] == lens.names[int(lens.predicted[place])]
     scores, table = results["heads"], results["heads"].table()
@@ -113,10 +143,16 @@ def test_tables_have_the_values_at_their_places(results: dict[str, Any]) -> None
 def test_every_class_of_results_is_tested(results: dict[str, Any]) -> None:
     from minhub_py.jobs.replay import Replay  # tested with jobs
 
-    assert {*Result.__subclasses__()} == {type(result) for result in results.values()} - {Columns} | {Replay}
+    assert {*Result.__subclasses__()} == {type(result) for result in results.values()} - {
+        Columns
+    } | {Replay}
 
 
-def test_without_pandas_the_extra_is_named(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_the_extra_is_named(
+    results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ValueError, match=r"frames \(to_pandas\) requires the Python package pandas: install with"):
+    with pytest.raises(
+        ValueError, match=r"frames \(to_pandas\) requires the Python package pandas: install with"
+    ):
         results["words"].to_pandas()

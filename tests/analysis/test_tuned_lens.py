@@ -8,7 +8,11 @@ import minhub_py
 from minhub_py import from_pretrained, logit_lens, tokenizer_from_pretrained, tuned_lens
 from minhub_py.analysis.tuned_lens import TunedLens
 
-TEXTS = ["My lord, the king is dead.", "Good night, good night! What news, my friend?", "O Romeo, wherefore art thou?"]
+TEXTS = [
+    "My lord, the king is dead.",
+    "Good night, good night! What news, my friend?",
+    "O Romeo, wherefore art thou?",
+]
 
 
 def test_a_trained_lens_is_closer_to_the_model_in_every_layer() -> None:
@@ -20,13 +24,23 @@ def test_a_trained_lens_is_closer_to_the_model_in_every_layer() -> None:
     assert not any(parameter.grad is not None for parameter in model.parameters())
     assert list(lens.before) == list(range(6))
     assert all(lens.after[layer] < lens.before[layer] for layer in lens.before)
-    plain, tuned = logit_lens(model, tokenizer, TEXTS[0]), logit_lens(model, tokenizer, TEXTS[0], lens=lens)
+    plain, tuned = (
+        logit_lens(model, tokenizer, TEXTS[0]),
+        logit_lens(model, tokenizer, TEXTS[0], lens=lens),
+    )
     assert torch.equal(tuned.probs[-1], plain.probs[-1])  # the model's own predictions
     assert not torch.equal(tuned.probs[2], plain.probs[2])
     again = tuned_lens(model, tokenizer, TEXTS, steps=12, rate=3e-3)
     assert again.after == lens.after
     zero = TunedLens(
-        {2: (torch.zeros(model.config.n_embd, model.config.n_embd), torch.zeros(model.config.n_embd))}, {}, {}
+        {
+            2: (
+                torch.zeros(model.config.n_embd, model.config.n_embd),
+                torch.zeros(model.config.n_embd),
+            )
+        },
+        {},
+        {},
     )
     assert torch.equal(logit_lens(model, tokenizer, TEXTS[0], lens=zero).probs, plain.probs)
 

@@ -21,7 +21,10 @@ TEMPLATE = """\
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-ALTERNATING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system prompt') }}{% endif %}" + TEMPLATE
+ALTERNATING = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system prompt') }}{% endif %}"
+    + TEMPLATE
+)
 SYSTEM = "Be brief."
 
 
@@ -29,9 +32,16 @@ def a_model(context: int = 256) -> Any:
     """A random model with large logits, so that a wrong key changes the tokens."""
     torch.manual_seed(0)
     model = llama(
-        vocab_size=402, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=context, eos_token_id=None, bos_token_id=None,
-    ).eval()  # fmt: skip
+        vocab_size=402,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        eos_token_id=None,
+        bos_token_id=None,
+    ).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(3) if weight.dim() > 1 else weight
@@ -49,7 +59,9 @@ def a_chat(model: Any, tokenizer: Tokenizer, text: str = TEMPLATE, **settings: A
     return Chat(model, tokenizer, system, template=template, **{"max_new_tokens": 12, **settings})
 
 
-def test_replies_are_the_same_with_cached_and_recomputed_turns(model: Any, tokenizer: Tokenizer) -> None:
+def test_replies_are_the_same_with_cached_and_recomputed_turns(
+    model: Any, tokenizer: Tokenizer
+) -> None:
     """Also with another conversation of the same model in between."""
     chat = a_chat(model, tokenizer, seed=5, top=3)
     other = a_chat(model, tokenizer, system="Another.", seed=6)
@@ -74,7 +86,9 @@ def test_replies_are_the_same_with_cached_and_recomputed_turns(model: Any, token
         assert [p for _, p in top] == sorted((p for _, p in top), reverse=True)
 
 
-def test_a_seed_determines_the_replies_and_their_regenerations(model: Any, tokenizer: Tokenizer) -> None:
+def test_a_seed_determines_the_replies_and_their_regenerations(
+    model: Any, tokenizer: Tokenizer
+) -> None:
     chats = [a_chat(model, tokenizer, seed=1) for _ in range(2)]
     first, second = (chat.say("Hi") for chat in chats)
     assert first.ids == second.ids
@@ -105,7 +119,10 @@ def test_undone_forked_and_loaded_conversations_continue_identically(
     loaded = a_chat(model, tokenizer, system=None)
     loaded.load(tmp_path / "chat.json")
     assert (loaded.settings, loaded.system, loaded.turns[:4]) == (chat.settings, SYSTEM, chat.turns)
-    assert [message["role"] for message in loaded.messages] == ["system", *["user", "assistant"] * 3]
+    assert [message["role"] for message in loaded.messages] == [
+        "system",
+        *["user", "assistant"] * 3,
+    ]
     chat.clear()
     assert (chat.messages, chat.last) == ([{"role": "system", "content": SYSTEM}], None)
     with pytest.raises(ValueError, match="no message to undo"):
@@ -115,18 +132,29 @@ def test_undone_forked_and_loaded_conversations_continue_identically(
     with pytest.raises(ValueError, match="exchanges must be at most 3"):
         loaded.fork(4)
     saved = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))
-    for corrupt in ([], {}, saved | {"turns": saved["turns"][1:]}, saved | {"made": -1}, saved | {"turns": [1]},
-                   saved | {"settings": {"x": 1}}, saved | {"minhub_chat": 2}):  # fmt: skip
+    for corrupt in (
+        [],
+        {},
+        saved | {"turns": saved["turns"][1:]},
+        saved | {"made": -1},
+        saved | {"turns": [1]},
+        saved | {"settings": {"x": 1}},
+        saved | {"minhub_chat": 2},
+    ):
         (tmp_path / "corrupt.json").write_text(json.dumps(corrupt), encoding="utf-8")
         with pytest.raises(ValueError, match=r"corrupt.json: not a saved chat"):
             loaded.load(tmp_path / "corrupt.json")
     (tmp_path / "corrupt.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"corrupt.json is not valid JSON .*: load a file that `save` wrote"):
+    with pytest.raises(
+        ValueError, match=r"corrupt.json is not valid JSON .*: load a file that `save` wrote"
+    ):
         loaded.load(tmp_path / "corrupt.json")
     assert len(loaded.turns) == 6
 
 
-def test_a_reply_ends_at_the_limit_a_stop_string_or_the_templates_end_token(model: Any, tokenizer: Tokenizer) -> None:
+def test_a_reply_ends_at_the_limit_a_stop_string_or_the_templates_end_token(
+    model: Any, tokenizer: Tokenizer
+) -> None:
     cut = a_chat(model, tokenizer, temperature=0).say("Hi")
     assert (cut.end, len(cut.ids), cut.seconds > 0) == ("length", 12, True)
     first = tokenizer.decode(cut.ids[:1])
@@ -139,7 +167,9 @@ def test_a_reply_ends_at_the_limit_a_stop_string_or_the_templates_end_token(mode
     assert chat.template.end_ids == {401}
     ended = ChatTemplate("template", tokenizer, {}, {"default": TEMPLATE}, "it")
     ended.__dict__["end_ids"] = frozenset(cut.ids[2:3])
-    reply = Chat(model, tokenizer, SYSTEM, template=ended, max_new_tokens=12, temperature=0).say("Hi")
+    reply = Chat(model, tokenizer, SYSTEM, template=ended, max_new_tokens=12, temperature=0).say(
+        "Hi"
+    )
     assert (reply.end, reply.ids) == ("stop", cut.ids[: cut.ids.index(cut.ids[2]) + 1])
 
 
@@ -193,7 +223,9 @@ def test_ctrl_c_within_a_step_clears_the_prefix_cache(
     assert_same(computed.say("Go on").logprobs, reply.logprobs)
 
 
-def test_a_conversation_does_not_change_if_the_template_rejects_it(model: Any, tokenizer: Tokenizer) -> None:
+def test_a_conversation_does_not_change_if_the_template_rejects_it(
+    model: Any, tokenizer: Tokenizer
+) -> None:
     chat = a_chat(model, tokenizer, ALTERNATING)
     with pytest.raises(TemplateRejectionError, match="no system prompt"):
         chat.say("Hi")
@@ -217,9 +249,13 @@ def test_turns_beyond_the_context_are_dropped_in_pairs(tokenizer: Tokenizer) -> 
     assert all(number % 2 == 0 for number in dropped)
     assert len(chat.turns) == 12
     ids, _ = chat._prompt(chat.turns[0], 12)
-    assert tokenizer.decode(ids, skip_special_tokens=False).startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>")
+    assert tokenizer.decode(ids, skip_special_tokens=False).startswith(
+        f"<|im_start|>system\n{SYSTEM}<|im_end|>"
+    )
     before = list(chat.turns)
-    with pytest.raises(ValueError, match=r"has \d+ tokens, but the context has room for 95: shorten it"):
+    with pytest.raises(
+        ValueError, match=r"has \d+ tokens, but the context has room for 95: shorten it"
+    ):
         chat.say("long " * 60)
     assert chat.turns == before
     # The remaining context limits the reply.
@@ -241,10 +277,16 @@ def test_sampling_defaults_come_from_the_model(tmp_path: Path) -> None:
     """generation_config.json, else temperature 0.7 and top_p 0.95; "auto" restores them."""
     name = "minhub/shakespeare-gpt2"
     plain = Chat(from_pretrained(name), tokenizer_from_pretrained(name))
-    assert (plain.settings.temperature, plain.settings.top_p, plain.settings.top_k) == (0.7, 0.95, None)
+    assert (plain.settings.temperature, plain.settings.top_p, plain.settings.top_k) == (
+        0.7,
+        0.95,
+        None,
+    )
     folder = tmp_path / "model"
     save_pretrained(plain.model, folder, plain.tokenizer)
-    (folder / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7, "repetition_penalty": 1.1}')
+    (folder / "generation_config.json").write_text(
+        '{"temperature": 0.3, "top_k": 7, "repetition_penalty": 1.1}'
+    )
     chat = Chat(from_pretrained(folder), tokenizer_from_pretrained(folder), temperature=1.5)
     own = {"temperature": 0.3, "top_k": 7, "top_p": None, "repetition_penalty": 1.1}
     assert {key: getattr(chat.settings, key) for key in own} == own | {"temperature": 1.5}
@@ -253,13 +295,17 @@ def test_sampling_defaults_come_from_the_model(tmp_path: Path) -> None:
     reply = chat.say("Hi", temperature=2.0, top_k="auto", seed=3, max_new_tokens=20)
     assert chat.settings.temperature == 0.3
     chat.undo()
-    explicit = Chat(chat.model, chat.tokenizer, seed=3, max_new_tokens=20, **own | {"temperature": 2.0})
+    explicit = Chat(
+        chat.model, chat.tokenizer, seed=3, max_new_tokens=20, **own | {"temperature": 2.0}
+    )
     assert explicit.say("Hi").ids == reply.ids
     with pytest.raises(ValueError, match="seed"):
         chat.set(seed="auto")
 
 
-def test_a_chat_loads_a_model_and_its_tokenizer_by_name(model: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_chat_loads_a_model_and_its_tokenizer_by_name(
+    model: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     save_pretrained(model, tmp_path, tokenizer)
     expected = Chat(model, tokenizer).say("Hi", max_new_tokens=8, temperature=0)
     assert Chat(tmp_path).say("Hi", max_new_tokens=8, temperature=0).ids == expected.ids
@@ -270,7 +316,9 @@ def test_a_chat_loads_a_model_and_its_tokenizer_by_name(model: Any, tokenizer: T
 def test_replies_have_all_sampling_settings(model: Any, tokenizer: Tokenizer) -> None:
     chat = a_chat(model, tokenizer, temperature=0)
     first = chat.say("Hi", max_new_tokens=8)
-    assert first.ids[0] not in chat.regenerate(max_new_tokens=8, logit_bias={first.ids[0]: -100}).ids
+    assert (
+        first.ids[0] not in chat.regenerate(max_new_tokens=8, logit_bias={first.ids[0]: -100}).ids
+    )
     with pytest.raises(ValueError, match="min_p must be between 0"):
         chat.set(min_p=2)
     saved = a_chat(model, tokenizer)
@@ -287,8 +335,12 @@ def test_chats_and_replies_have_a_repr_of_one_line(model: Any, tokenizer: Tokeni
     assert html.escape(reply.text) in reply._repr_html_()
     assert "<small>4 tokens in " in reply._repr_html_()
     kind = type(model).__name__
-    assert repr(chat).startswith(f"<Chat with {kind}, 1 message with replies, system prompt 'Be brief. Be brief.")
-    assert repr(chat).endswith("…', temperature=0.5, top_k=None, top_p=0.95, repetition_penalty=1.0>")
+    assert repr(chat).startswith(
+        f"<Chat with {kind}, 1 message with replies, system prompt 'Be brief. Be brief."
+    )
+    assert repr(chat).endswith(
+        "…', temperature=0.5, top_k=None, top_p=0.95, repetition_penalty=1.0>"
+    )
     assert len(repr(chat.turns)) < 300
 
 
@@ -298,11 +350,19 @@ def test_invalid_arguments_are_rejected(model: Any, tokenizer: Tokenizer) -> Non
         with pytest.raises(ValueError, match="must be a string that is not blank"):
             chat.say(text)  # type: ignore[arg-type]
     for settings, message in (
-        ({"temperature": -1}, "temperature"), ({"top_p": 2}, "top_p"), ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"heat": 1}, "unknown setting heat; the settings of a chat are max_new_tokens, temperature"),
-        ({"seed": "x"}, "seed"), ({"seed": [1]}, "seed must be a whole number, not"), ({"top": -1}, "top"),
-        ({"stop": [""]}, "empty"), ({"stop": 7}, "stop"),
-    ):  # fmt: skip
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        (
+            {"heat": 1},
+            "unknown setting heat; the settings of a chat are max_new_tokens, temperature",
+        ),
+        ({"seed": "x"}, "seed"),
+        ({"seed": [1]}, "seed must be a whole number, not"),
+        ({"top": -1}, "top"),
+        ({"stop": [""]}, "empty"),
+        ({"stop": 7}, "stop"),
+    ):
         with pytest.raises(ValueError, match=message):
             chat.say("Hi", **settings)
     with pytest.raises(ValueError, match="system must be a string"):
@@ -316,10 +376,16 @@ def test_invalid_arguments_are_rejected(model: Any, tokenizer: Tokenizer) -> Non
     assert chat.turns == []
 
 
-def test_a_schema_constrains_the_reply(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_constrains_the_reply(
+    model: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even with random weights; the following replies are free text."""
-    schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}, "required": ["mood"],
-              "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"mood": {"enum": ["good", "bad"]}},
+        "required": ["mood"],
+        "additionalProperties": False,
+    }
     chat = a_chat(model, tokenizer, seed=3, max_new_tokens=60)
     reply = chat.say("How are you?", schema=schema)
     assert json.loads(reply.text)["mood"] in ("good", "bad")
@@ -327,7 +393,11 @@ def test_a_schema_constrains_the_reply(model: Any, tokenizer: Tokenizer, monkeyp
     assert json.loads(chat.regenerate(schema=schema).text)
     assert not chat.say("And now?").text.startswith("{")
     assert json.loads("".join(chat.fork().stream("Well?", schema=schema)))
-    for wrong, message in (({"type": "hiccup"}, "hiccup"), ({"const": object()}, "invalid JSON"), (3, "invalid JSON")):
+    for wrong, message in (
+        ({"type": "hiccup"}, "hiccup"),
+        ({"const": object()}, "invalid JSON"),
+        (3, "invalid JSON"),
+    ):
         with pytest.raises(ValueError, match=message):
             chat.say("How?", schema=wrong)
     assert len(chat.turns) == 4
@@ -356,7 +426,9 @@ def test_dialogpt_separates_turns_by_the_end_of_text_token(bot: Path) -> None:
     """Also after a reply that did not generate the token."""
     tokenizer = read_tokenizer(bot)
     template = chat_template_of(bot, tokenizer)
-    chat = Chat(from_pretrained(str(bot)), tokenizer, seed=1, max_new_tokens=5, temperature=0.7, top_p=0.95)
+    chat = Chat(
+        from_pretrained(str(bot)), tokenizer, seed=1, max_new_tokens=5, temperature=0.7, top_p=0.95
+    )
     assert (chat.template.kind, template.end_ids) == ("dialogue", {0})
     chat.say("Good morning!")
     ids, _ = chat._prompt(chat.turns[0], 5)

@@ -37,9 +37,21 @@ def test_each_line_of_a_pipe_is_a_message(bot: Path) -> None:
     command = minhub("chat", bot, "--seed", 1, "-n", 8, "--device", "cpu")
     lines = "Good morning!\n\nHow are you?\n/undo\n/home/me is a path\n"
     result = subprocess.run(
-        [python(), *command[1:]], input=lines, capture_output=True, text=True, check=True, timeout=120
+        [python(), *command[1:]],
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
-    chat = Chat(from_pretrained(str(bot)), read_tokenizer(bot), seed=1, max_new_tokens=8, temperature=0.7, top_p=0.95)
+    chat = Chat(
+        from_pretrained(str(bot)),
+        read_tokenizer(bot),
+        seed=1,
+        max_new_tokens=8,
+        temperature=0.7,
+        top_p=0.95,
+    )
     expected = [chat.say("Good morning!").text, chat.say("How are you?").text]
     chat.undo()
     expected.append(chat.say("/home/me is a path").text)
@@ -52,21 +64,29 @@ def test_each_line_of_a_pipe_is_a_message(bot: Path) -> None:
     assert "unknown command /nonsense: /help lists the commands" in failed.stderr
     commands = Commands(chat, lambda deltas: None)
     for line, message in (
-        ("/set heat 3", "unknown setting heat"), ("/set top_p", "the value is missing"), ("/set seed x", "seed"),
-        ("/set top 5", "unknown setting top"), ("/set logit_bias 42", "such as 42=-100"),
-        ("/save", "file name is missing"), ("/load", "file name is missing"),
+        ("/set heat 3", "unknown setting heat"),
+        ("/set top_p", "the value is missing"),
+        ("/set seed x", "seed"),
+        ("/set top 5", "unknown setting top"),
+        ("/set logit_bias 42", "such as 42=-100"),
+        ("/save", "file name is missing"),
+        ("/load", "file name is missing"),
         ("/quit please", "/quit takes no argument: remove 'please'"),
         ("/UNDO 2", "/undo takes no argument"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             commands.execute(line)
     chat.settings = ReplySettings(max_new_tokens=8)
     for line, name, value in (
-        ("/set stop 7", "stop", ("7",)), ("/set stop -", "stop", ()), ("/set top_k 3", "top_k", 3),
+        ("/set stop 7", "stop", ("7",)),
+        ("/set stop -", "stop", ()),
+        ("/set top_k 3", "top_k", 3),
         ("/set logit_bias 42=-100 7=1.5", "logit_bias", {42: -100.0, 7: 1.5}),
-        ("/set logit_bias -", "logit_bias", None), ("/set stop auto", "stop", ()),
-        ("/set max_new_tokens auto", "max_new_tokens", 512), ("/set temperature auto", "temperature", 0.7),
-    ):  # fmt: skip
+        ("/set logit_bias -", "logit_bias", None),
+        ("/set stop auto", "stop", ()),
+        ("/set max_new_tokens auto", "max_new_tokens", 512),
+        ("/set temperature auto", "temperature", 0.7),
+    ):
         commands.execute(line)
         assert getattr(chat.settings, name) == value, line
     commands.execute("/system Be brief.")
@@ -82,7 +102,8 @@ class Talk:
     def __init__(self, *arguments: object) -> None:
         self.process, self.terminal = pty.fork()
         if self.process == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
+            # background processes of a shell ignore it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             environment = os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": "1"}
             os.execve(sys.executable, minhub("chat", *arguments), environment)
 
@@ -100,7 +121,9 @@ class Talk:
                 try:
                     output += os.read(self.terminal, 1000)
                 except OSError as error:  # Linux: the child has exited
-                    raise AssertionError(f"the process has ended: {plain(output.decode())}") from error
+                    raise AssertionError(
+                        f"the process has ended: {plain(output.decode())}"
+                    ) from error
         raise AssertionError(f"no {texts} in {plain(output.decode())!r}")
 
     def say(self, text: str) -> str:
@@ -108,7 +131,9 @@ class Talk:
         return self.until("\n> ")
 
     def interrupt(self) -> str:
-        """The output after Ctrl-C at a prompt. Python handles one between two reads of readline late."""
+        """The output after Ctrl-C at a prompt. Python handles one between two reads of readline
+        late.
+        """
         for _ in range(10):
             self.send("\x03")
             with contextlib.suppress(AssertionError):
@@ -140,8 +165,12 @@ def talks() -> Iterator[list[Talk]]:
 
 
 def test_text_wraps_between_words() -> None:
-    """With deltas of any size, words as wide as the terminal, East Asian text, and a resized terminal."""
-    text = "The quick brown fox\n  jumps over the lazy dog's extraordinarily longword 日本語の文章 é"
+    """With deltas of any size, words as wide as the terminal, East Asian text, and a resized
+    terminal.
+    """
+    text = (
+        "The quick brown fox\n  jumps over the lazy dog's extraordinarily longword 日本語の文章 é"
+    )
     text += "e\u0301" * 3
     for size in (1, 3, 1000):
         parts: list[str] = []
@@ -151,9 +180,15 @@ def test_text_wraps_between_words() -> None:
         wrap.close()
         lines = "".join(parts).split("\n")
         assert lines == [
-            "The quick", "brown fox", "  jumps over", "the lazy", "dog's", "extraordinarily longword", "日本語の文章",
+            "The quick",
+            "brown fox",
+            "  jumps over",
+            "the lazy",
+            "dog's",
+            "extraordinarily longword",
+            "日本語の文章",
             "é" + "e\u0301" * 3,
-        ]  # fmt: skip
+        ]
     assert [width(text) for text in ("dog", "日本", "e\u0301")] == [3, 4, 1]
     columns = iter([20, 20, 20, 8, 8])
     parts = []
@@ -184,7 +219,8 @@ def test_keys_typed_during_a_reply_are_not_echoed(talks: list[Talk]) -> None:
 
 
 def test_ctrl_c_keeps_the_keys_typed_during_a_reply(talks: list[Talk]) -> None:
-    talk = Talk("minhub/shakespeare-lstm", "--seed", 1, "-n", 100_000)  # without a limit of the context
+    # without a limit of the context
+    talk = Talk("minhub/shakespeare-lstm", "--seed", 1, "-n", 100_000)
     talks.append(talk)
     talk.until("\n> ")
     talk.send("hello\r")
@@ -197,13 +233,22 @@ def test_ctrl_c_keeps_the_keys_typed_during_a_reply(talks: list[Talk]) -> None:
     talk.until("There is no system prompt.\n> ")
 
 
-def test_the_terminal_shows_replies_and_results_of_commands(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
+def test_the_terminal_shows_replies_and_results_of_commands(
+    bot: Path, talks: list[Talk], tmp_path: Path
+) -> None:
     talk = Talk(bot, "--seed", 1, "-n", 6)
     talks.append(talk)
     first = talk.until("\n> ")
     assert first.startswith(f"Loading {bot.name} …\n{bot.name}\n/help: commands")
     assert "Note: no chat template" in first
-    chat = Chat(from_pretrained(str(bot)), read_tokenizer(bot), seed=1, max_new_tokens=6, temperature=0.7, top_p=0.95)
+    chat = Chat(
+        from_pretrained(str(bot)),
+        read_tokenizer(bot),
+        seed=1,
+        max_new_tokens=6,
+        temperature=0.7,
+        top_p=0.95,
+    )
     visible = first_line(chat.say("Good morning!").text)
     assert visible in talk.say("Good morning!")
     assert "/regen" in talk.say("/help")

@@ -1,4 +1,6 @@
-"""Tools and reasoning of `Chat`: Python functions, their definitions, and calls that the caller runs."""
+"""Tools and reasoning of `Chat`: Python functions, their definitions, and calls that the caller
+runs.
+"""
 
 from enum import Enum
 from typing import Any, Literal
@@ -29,7 +31,9 @@ class ScriptedChat(Chat):
 
 def scripted_chat(name: str = "hermes", **settings: Any) -> ScriptedChat:
     script = Script(chat_template(TEMPLATES[name]))
-    chat = ScriptedChat(script.model, script.template.tokenizer, template=script.template, temperature=0, **settings)
+    chat = ScriptedChat(
+        script.model, script.template.tokenizer, template=script.template, temperature=0, **settings
+    )
     chat.script = script
     return chat
 
@@ -49,7 +53,11 @@ def get_weather(city: str, days: int = 1) -> dict[str, Any]:
 
 def test_functions_are_called_and_their_results_are_in_the_next_prompt() -> None:
     chat = scripted_chat(tools=[get_weather])
-    chat.script.replies = [f"{THINK}I look.\n{CALL}\n{CALL}", CALL.replace("Oslo", "Nowhere"), "Sunny."]
+    chat.script.replies = [
+        f"{THINK}I look.\n{CALL}\n{CALL}",
+        CALL.replace("Oslo", "Nowhere"),
+        "Sunny.",
+    ]
     events: list[ReplyEvent] = []
     chat.listener = events.append
     assert "".join(chat.stream("Weather?")) == "I look.Sunny."
@@ -76,18 +84,33 @@ def test_a_call_is_required_and_valid() -> None:
     """Without a script: the first token on is constrained."""
     script = Script(chat_template(TEMPLATES["named"]))
     n = {"type": "integer", "minimum": 0, "maximum": 99}
-    schema = {"type": "object", "properties": {"n": n}, "required": ["n"], "additionalProperties": False}
-    chat = Chat(script.model, script.template.tokenizer, template=script.template, seed=1,
-                tools=[{"name": "add", "parameters": schema}])  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"n": n},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    chat = Chat(
+        script.model,
+        script.template.tokenizer,
+        template=script.template,
+        seed=1,
+        tools=[{"name": "add", "parameters": schema}],
+    )
     reply = chat.say("Add", tool_choice="required", temperature=1.0)
     assert {call.name for call in reply.calls} == {"add"}
     assert all(0 <= call.arguments["n"] <= 99 for call in reply.calls)
-    replies = [chat.fork(0).say("Add", tool_choice="required", temperature=1.5, seed=seed) for seed in range(5)]
+    replies = [
+        chat.fork(0).say("Add", tool_choice="required", temperature=1.5, seed=seed)
+        for seed in range(5)
+    ]
     assert max(len(reply.calls) for reply in replies) > 1
     for seed in range(5):  # the name of a tool requests one call
         [call] = chat.fork(0).say("Add", tool_choice="add", temperature=1.5, seed=seed).calls
         assert call.name == "add"
-    with pytest.raises(ValueError, match=r"must be auto, none, required or a tool \(add\), not 'other'"):
+    with pytest.raises(
+        ValueError, match=r"must be auto, none, required or a tool \(add\), not 'other'"
+    ):
         chat.say("Add", tool_choice="other")
 
 
@@ -97,7 +120,9 @@ def test_the_caller_runs_tools_with_definitions() -> None:
     chat.script.replies = [f"Hm.\n</think>\n\n{call}", "Again.\n</think>\n\nSunny."]
     reply = chat.say("Weather?")
     assert reply.reasoning == "Hm."
-    assert [(call.name, call.arguments) for call in reply.calls] == [("get_weather", {"city": "Oslo"})]
+    assert [(call.name, call.arguments) for call in reply.calls] == [
+        ("get_weather", {"city": "Oslo"})
+    ]
     for wrong in ([], ["a", "b"], [3]):
         with pytest.raises(ValueError, match="1 calls: answer"):
             chat.answer(wrong)
@@ -110,16 +135,28 @@ def test_definitions_follow_type_hints_and_docstrings() -> None:
     class Unit(Enum):
         CELSIUS = "c"
 
-    def f(a: str, *, b: list[int], c: Literal["x", "y"] | None = None, d: dict[str, float] | None = None,
-          e: Unit = Unit.CELSIUS, g: Any = None) -> None:  # fmt: skip
+    def f(
+        a: str,
+        *,
+        b: list[int],
+        c: Literal["x", "y"] | None = None,
+        d: dict[str, float] | None = None,
+        e: Unit = Unit.CELSIUS,
+        g: Any = None,
+    ) -> None:
         pass
 
     definition = definition_of(get_weather)["function"]
     assert definition["description"] == "The weather in a city."
     assert definition["parameters"] == {
-        "type": "object", "required": ["city"], "additionalProperties": False, "properties": {
+        "type": "object",
+        "required": ["city"],
+        "additionalProperties": False,
+        "properties": {
             "city": {"type": "string", "description": "Name of the city, in English."},
-            "days": {"type": "integer", "description": "Number of days."}}}  # fmt: skip
+            "days": {"type": "integer", "description": "Number of days."},
+        },
+    }
     f.__annotations__["e"] = Unit
     properties = definition_of(f)["function"]["parameters"]["properties"]
     assert properties["b"] == {"type": "array", "items": {"type": "integer"}}
@@ -132,11 +169,17 @@ def test_definitions_follow_type_hints_and_docstrings() -> None:
     def bytes_of(data: bytes) -> None:
         pass
 
-    for wrong, message in ((variadic, "parameters with names only"), (bytes_of, "has no JSON schema")):
+    for wrong, message in (
+        (variadic, "parameters with names only"),
+        (bytes_of, "has no JSON schema"),
+    ):
         with pytest.raises(ValueError, match=message):
             scripted_chat(tools=[wrong])
-    for wrong_tools, message in (([3], "a tool must be a function"), (get_weather, "must be a list"),
-                                 ([get_weather, get_weather], "two tools have the name")):  # fmt: skip
+    for wrong_tools, message in (
+        ([3], "a tool must be a function"),
+        (get_weather, "must be a list"),
+        ([get_weather, get_weather], "two tools have the name"),
+    ):
         with pytest.raises(ValueError, match=message):
             scripted_chat(tools=wrong_tools)
 

@@ -18,19 +18,26 @@ LOOP = (
     "{% for m in messages %}<{{ m.role }}>BODY{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-PARTS = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+PARTS = (
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+)
 TEMPLATES = {
     "text only": LOOP.replace("BODY", "{{ m.content }}"),
     "text by methods": LOOP.replace("BODY", "{{ m.content.strip() }}"),
     "parts only": LOOP.replace("BODY", PARTS),
-    "both": LOOP.replace("BODY", "{% if m.content is string %}{{ m.content }}{% else %}" + PARTS + "{% endif %}"),
+    "both": LOOP.replace(
+        "BODY", "{% if m.content is string %}{{ m.content }}{% else %}" + PARTS + "{% endif %}"
+    ),
     "both, marked": LOOP.replace(
-        "BODY", "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}({{ part.text }})"
-        "{% endfor %}{% endif %}"),
+        "BODY",
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}({{"
+        " part.text }}){% endfor %}{% endif %}",
+    ),
     "parts of users": LOOP.replace(
-        "BODY", "{% if m.role == 'user' %}" + PARTS + "{% else %}{{ m.content }}{% endif %}"),
+        "BODY", "{% if m.role == 'user' %}" + PARTS + "{% else %}{{ m.content }}{% endif %}"
+    ),
     "json": "{{ messages | tojson }}",
-}  # fmt: skip
+}
 READS_PARTS = ("parts only", "both", "both, marked")
 
 
@@ -57,7 +64,9 @@ def template_of(name: str) -> ChatTemplate:
 
 
 @pytest.mark.parametrize("name", READS_PARTS)
-def test_templates_that_read_parts_render_them_as_in_transformers(reference: Any, name: str) -> None:
+def test_templates_that_read_parts_render_them_as_in_transformers(
+    reference: Any, name: str
+) -> None:
     expected = reference.apply_chat_template(
         TURNS, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=True
     )
@@ -96,7 +105,9 @@ def test_the_formats_of_a_template_that_reads_parts_are_detected() -> None:
     assert typed.markup.reasoning == plain.markup.reasoning
     assert typed.end_ids == plain.end_ids
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert typed.render(messages, continue_final_message=True) == plain.render(messages, continue_final_message=True)
+    assert typed.render(messages, continue_final_message=True) == plain.render(
+        messages, continue_final_message=True
+    )
     call = {"id": "x", "function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}
     history = [messages[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert typed.render(history, tools=TOOLS) == plain.render(history, tools=TOOLS)
@@ -106,12 +117,16 @@ def test_the_server_passes_parts_to_the_template() -> None:
     template = chat_template(TEMPLATES["both, marked"])
     script = Script(template)
     engine = Engine(script.model, template.tokenizer, batch_size=1, max_length=512)
-    with connected(ServedModel("parts", script.model, template.tokenizer, template, engine, 60)) as http:
+    with connected(
+        ServedModel("parts", script.model, template.tokenizer, template, engine, 60)
+    ) as http:
         prompt = http.post("/apply-template", json={"messages": TURNS}).json()["prompt"]
         assert prompt == template.render(TURNS)
         assert "<user>(a)(b)\n" in prompt
         text = [{"role": "user", "content": "a"}]
-        assert http.post("/apply-template", json={"messages": text}).json()["prompt"] == template.render(text)
+        assert http.post("/apply-template", json={"messages": text}).json()[
+            "prompt"
+        ] == template.render(text)
         result = {"role": "tool", "tool_call_id": "x", "content": [part("a"), part("b")]}
         prompt = http.post("/apply-template", json={"messages": [*TURNS, result]}).json()["prompt"]
         assert "a\nb" in prompt
@@ -123,4 +138,8 @@ def test_content_in_parts_for_models_without_a_template() -> None:
     turns = [turn for turn in TURNS if turn["role"] != "system"]
     dialogue = ChatTemplate("dialogue", tokenizer, TOKENS)
     assert dialogue.render(turns) == "a\nb</s>c\nd</s>e</s>"
-    assert ChatTemplate("plain", tokenizer, {}).render(turns).startswith("User: a\nb\nAssistant: c\nd\nUser: e")
+    assert (
+        ChatTemplate("plain", tokenizer, {})
+        .render(turns)
+        .startswith("User: a\nb\nAssistant: c\nd\nUser: e")
+    )

@@ -12,11 +12,26 @@ import minhub_py
 from minhub_py.chat.defaults import default_sampling
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-NEUTRAL = {"temperature": 1.0, "top_k": None, "top_p": None, "repetition_penalty": 1.0, "min_p": None,
-           "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_k": None,
+    "top_p": None,
+    "repetition_penalty": 1.0,
+    "min_p": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+}
 DEFAULTS = {**NEUTRAL, "temperature": 0.7, "top_p": 0.95}
 
 
@@ -25,15 +40,20 @@ DEFAULTS = {**NEUTRAL, "temperature": 0.7, "top_p": 0.95}
     [
         (None, DEFAULTS),
         ({"eos_token_id": 3, "transformers_version": "4.50.0"}, DEFAULTS),
-        ({"temperature": 0.6, "top_p": 0.9, "do_sample": True}, {**NEUTRAL, "temperature": 0.6, "top_p": 0.9}),
+        (
+            {"temperature": 0.6, "top_p": 0.9, "do_sample": True},
+            {**NEUTRAL, "temperature": 0.6, "top_p": 0.9},
+        ),
         ({"top_k": 64}, {**NEUTRAL, "top_k": 64}),
         ({"do_sample": True}, NEUTRAL),
         ({"do_sample": False}, {**NEUTRAL, "temperature": 0.0}),
-        ({"repetition_penalty": 1.05, "top_k": None, "min_p": 0.1},
-         {**DEFAULTS, "repetition_penalty": 1.05, "min_p": 0.1}),
+        (
+            {"repetition_penalty": 1.05, "top_k": None, "min_p": 0.1},
+            {**DEFAULTS, "repetition_penalty": 1.05, "min_p": 0.1},
+        ),
         ({"top_k": 0, "top_p": 1.0}, {**NEUTRAL, "top_p": 1.0}),
     ],
-)  # fmt: skip
+)
 def test_a_folder_and_its_model_have_the_same_default_sampling(
     file: dict[str, Any] | None, expected: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -57,14 +77,21 @@ def test_a_gguf_file_has_default_sampling(tmp_path: Path) -> None:
         writer.add_sampling_min_p(0.0625)
         writer.add_sampling_penalty_repeat(1.05)
 
-    expected = {**NEUTRAL, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05, "min_p": 0.0625}
+    expected = {
+        **NEUTRAL,
+        "temperature": 0.6,
+        "top_k": 20,
+        "repetition_penalty": 1.05,
+        "min_p": 0.0625,
+    }
     path = gguf_files.write(tmp_path / "model.gguf", model, change=recommend)
     assert default_sampling(path) == expected
     assert default_sampling(minhub_py.from_pretrained(path)) == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("temperature", -1), ("temperature", "hot"), ("top_p", 1.5), ("top_k", 2.5), ("top_p", [0.9])]
+    ("name", "value"),
+    [("temperature", -1), ("temperature", "hot"), ("top_p", 1.5), ("top_k", 2.5), ("top_p", [0.9])],
 )
 def test_an_error_names_the_value_out_of_range(name: str, value: object, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))

@@ -1,4 +1,6 @@
-"""Published chat templates, such as models/templates in llama.cpp's repository. The module needs a folder of them."""
+"""Published chat templates, such as models/templates in llama.cpp's repository. The module needs a
+folder of them.
+"""
 
 import os
 import random
@@ -18,8 +20,10 @@ FILES = sorted(Path(os.environ["MINHUB_CHAT_TEMPLATES"]).glob("*.jinja"))
 def test_templates_render_as_in_transformers(reference: Any) -> None:  # noqa: F811
     assert FILES
     counts = [check_equal(reference, file.read_text(encoding="utf-8")) for file in FILES]
-    print(f"{len(FILES)} templates: {sum(equal for equal, _ in counts)} texts are equal, "
-          f"{sum(rejected for _, rejected in counts)} rejected by both")  # fmt: skip
+    print(
+        f"{len(FILES)} templates: {sum(equal for equal, _ in counts)} texts are equal, "
+        f"{sum(rejected for _, rejected in counts)} rejected by both"
+    )
 
 
 @pytest.mark.parametrize("markers", [True, False])

@@ -1,6 +1,7 @@
 """Required calls of a trained model that was not trained for tools: make test-real.
 
-PYTHONPATH=tests/support python tests/chat/test_real_tools.py 1000 prints the number of replies with valid calls.
+PYTHONPATH=tests/support python tests/chat/test_real_tools.py 1000 prints the number of replies with
+valid calls.
 """
 
 import asyncio
@@ -29,24 +30,47 @@ MAX_TOKENS = 512
 
 def closed(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
     """The schema of an object without further properties."""
-    return {"type": "object", "properties": properties, "required": [*properties] if required is None else required,
-            "additionalProperties": False}  # fmt: skip
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties] if required is None else required,
+        "additionalProperties": False,
+    }
 
 
 TEXT = {"type": "string", "minLength": 1, "maxLength": 24}
 PLACE = closed(city=TEXT, country={"enum": ["NO", "FR", "JP"]})
 SCHEMAS = {
-    "get_weather": closed(["place", "days"], place=PLACE, days={"type": "integer", "minimum": 1, "maximum": 14},
-                          unit={"enum": ["celsius", "fahrenheit", None]}),
+    "get_weather": closed(
+        ["place", "days"],
+        place=PLACE,
+        days={"type": "integer", "minimum": 1, "maximum": 14},
+        unit={"enum": ["celsius", "fahrenheit", None]},
+    ),
     "book_table": closed(
-        guests={"type": "array", "items": closed(name=TEXT, age={"type": "integer", "minimum": 0, "maximum": 120}),
-                "minItems": 1, "maxItems": 3},
-        time={"type": "string", "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$"}, outside={"type": "boolean"}),
-    "search": closed(["filters"], filters=closed(
-        tags={"type": "array", "items": {"enum": ["food", "music", "art"]}, "maxItems": 3},
-        price={"anyOf": [{"type": "integer", "minimum": 0, "maximum": 999}, {"type": "null"}]}), query=TEXT),
-}  # fmt: skip
-QUESTIONS = ("What is the weather in Oslo?", "Book a table for Ann (34) and Bo at eight.", "Find concerts below 50.")
+        guests={
+            "type": "array",
+            "items": closed(name=TEXT, age={"type": "integer", "minimum": 0, "maximum": 120}),
+            "minItems": 1,
+            "maxItems": 3,
+        },
+        time={"type": "string", "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$"},
+        outside={"type": "boolean"},
+    ),
+    "search": closed(
+        ["filters"],
+        filters=closed(
+            tags={"type": "array", "items": {"enum": ["food", "music", "art"]}, "maxItems": 3},
+            price={"anyOf": [{"type": "integer", "minimum": 0, "maximum": 999}, {"type": "null"}]},
+        ),
+        query=TEXT,
+    ),
+}
+QUESTIONS = (
+    "What is the weather in Oslo?",
+    "Book a table for Ann (34) and Bo at eight.",
+    "Find concerts below 50.",
+)
 
 
 async def replies_of(served: ServedModel, seeds: range) -> list[ParsedReply]:
@@ -58,8 +82,17 @@ async def replies_of(served: ServedModel, seeds: range) -> list[ParsedReply]:
             return await single(seed)
 
     async def single(seed: int) -> ParsedReply:
-        definitions = [{"type": "function", "function": {"name": name, "description": name.replace("_", " "),
-                        "parameters": schema}} for name, schema in SCHEMAS.items()]  # fmt: skip
+        definitions = [
+            {
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "description": name.replace("_", " "),
+                    "parameters": schema,
+                },
+            }
+            for name, schema in SCHEMAS.items()
+        ]
         messages = [{"role": "user", "content": QUESTIONS[seed % len(QUESTIONS)]}]
         chat = ChatInput(messages, parse_tools(definitions))
         choose_tools(chat, "required", seed % 2 == 0)  # half of them with parallel calls
@@ -92,7 +125,9 @@ def run(count: int) -> tuple[list[ParsedReply], list[str]]:
     path = path_of(MODELS["smollm2"])
     model, tokenizer = from_pretrained(path, device="cpu"), tokenizer_from_pretrained(str(path))
     engine = Engine(model, tokenizer, batch_size=16, max_length=2048, queue_size=count)
-    served = ServedModel("smollm2", model, tokenizer, chat_template_of(path, tokenizer), engine, 3600)
+    served = ServedModel(
+        "smollm2", model, tokenizer, chat_template_of(path, tokenizer), engine, 3600
+    )
     try:
         replies = asyncio.run(replies_of(served, range(count)))
     finally:
@@ -113,5 +148,7 @@ if __name__ == "__main__":
     calls = sum(len(reply.calls) for reply in replies)
     cut = sum(reply.end == "length" for reply in replies)
     tokens = sum(len(reply.tokens) for reply in replies)
-    print(f"{len(replies) - len(problems)} of {len(replies)} replies are valid: {calls} calls, {cut} replies cut, "
-          f"{tokens} tokens, {time.perf_counter() - start:.0f} s")  # fmt: skip
+    print(
+        f"{len(replies) - len(problems)} of {len(replies)} replies are valid: {calls} calls, {cut}"
+        f" replies cut, {tokens} tokens, {time.perf_counter() - start:.0f} s"
+    )

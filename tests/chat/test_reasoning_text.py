@@ -20,12 +20,19 @@ def content(parser: ReplyParser, ids: list[int]) -> str:
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("name", ["hermes", "tags"])
 def test_both_tags_are_a_part_of_the_text(name: str, begun: bool, tools: Any) -> None:
-    """Also if they are special tokens. If the prompt begins the reasoning, the model writes the end only."""
+    """Also if they are special tokens. If the prompt begins the reasoning, the model writes the end
+    only.
+    """
     template = chat_template(TEMPLATES[name])
     alphabet = template.markup.alphabet
     opening, closing = map(alphabet.text, template.markup.reasoning)
     prompt = opening if begun else ""
-    for reply in (f"{opening}\nHm.  \n{closing}\n\nYes.", f"{opening}{closing}Yes.", f"{opening}Hm", f"{opening}\n \n"):
+    for reply in (
+        f"{opening}\nHm.  \n{closing}\n\nYes.",
+        f"{opening}{closing}Yes.",
+        f"{opening}Hm",
+        f"{opening}\n \n",
+    ):
         text = reply.removeprefix(prompt)
         ids = template.tokenizer.encode(text, add_special_tokens=False).ids
         parser = ReplyParser(template.markup, tools, prompt, (), separate_reasoning=False)

@@ -1,4 +1,6 @@
-"""Chat templates: sources in a repository, parity with transformers, and limits of untrusted templates."""
+"""Chat templates: sources in a repository, parity with transformers, and limits of untrusted
+templates.
+"""
 
 import json
 import threading
@@ -29,7 +31,8 @@ CHATML = """\
 # Together, these templates use the features of published templates.
 TEMPLATES = {
     "chatml": CHATML,
-    "alternating": """\
+    "alternating": (
+        """\
 {{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}
 {% set system = messages[0]['content'].strip() %}
 {% else %}{% set loop_messages = messages %}{% set system = '' %}{% endif %}
@@ -42,11 +45,15 @@ TEMPLATES = {
   {% else %}
  {{ message['content'] | trim }}{{ eos_token }}
   {% endif %}
-{% endfor %}""",
-    "no system": """\
+{% endfor %}"""
+    ),
+    "no system": (
+        """\
 {%- if messages[0].role == 'system' -%}{{ raise_exception('A system prompt is not known here') }}{%- endif -%}
-{%- for m in messages if m.content -%}<{{ m.role | upper }}>{{ m.content }}{%- endfor -%}""",
-    "namespace": """\
+{%- for m in messages if m.content -%}<{{ m.role | upper }}>{{ m.content }}{%- endfor -%}"""
+    ),
+    "namespace": (
+        """\
 {% set ns = namespace(last=-1, users=0, seen=[]) %}
 {% for message in messages %}
 {% if message.role == 'user' %}
@@ -57,20 +64,26 @@ TEMPLATES = {
 {% endfor %}
 {{ ns.users }} of {{ messages | length }}: {{ ns.seen | join(', ') }}
 {% for message in messages[::-1] %}{{ message.role[0] }}{% if loop.last %}.{% else %},{% endif %}{% endfor %}
-{{ messages[ns.last].content if ns.last >= 0 else 'nobody' }}""",
-    "loop controls": """\
+{{ messages[ns.last].content if ns.last >= 0 else 'nobody' }}"""
+    ),
+    "loop controls": (
+        """\
 {% for message in messages %}
     {%- if not message.content %}{% continue %}{% endif %}
     {%- if loop.index > 3 %}{{ '…' }}{% break %}{% endif %}
 {{ loop.index }}/{{ loop.length }} {{ loop.previtem.role if loop.previtem is defined else '-' }} {{ message.content }}
-{% endfor %}""",
-    "generation": """\
+{% endfor %}"""
+    ),
+    "generation": (
+        """\
 {% for message in messages %}
 {% if message.role == 'assistant' %}{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
 {% else %}{{ message.role }}: {{ message.content }}
 {% endif %}
-{% endfor %}""",
-    "macros and json": """\
+{% endfor %}"""
+    ),
+    "macros and json": (
+        """\
 {%- macro block(name, value) -%}
 <{{ name }}>{{ caller() if caller is defined else value }}</{{ name }}>
 {%- endmacro -%}
@@ -78,8 +91,10 @@ TEMPLATES = {
 {%- for message in messages %}{% call block(message.role, '') %}{{ message | tojson }}{% endcall %}{% endfor %}
 {{ dict(a=1) }} {{ {'z': 1, 'a': 2} | dictsort }} {{ messages | map(attribute='role') | unique | list }}
 {{- messages | selectattr('role', 'equalto', 'user') | list | length }}{{ undefined_name }}
-{{ tools }}{{ documents is none }}""",
-    "thinking": """\
+{{ tools }}{{ documents is none }}"""
+    ),
+    "thinking": (
+        """\
 {%- for message in messages -%}
 {%- set content = message.content -%}
 {%- if message.role == 'assistant' and '</think>' in content -%}
@@ -89,8 +104,9 @@ TEMPLATES = {
 {%- endfor -%}
 {%- if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}<think></think>
 {%- endif -%}{%- endif -%}
-{{ strftime_now('%Y') | int > 2000 }}{{ '%s-%03d' | format('a', 7) }}{{ "{}".format(3) }}""",
-}  # fmt: skip
+{{ strftime_now('%Y') | int > 2000 }}{{ '%s-%03d' | format('a', 7) }}{{ "{}".format(3) }}"""
+    ),
+}
 
 
 def message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
@@ -101,7 +117,11 @@ SYSTEM, HI = message("system", "Be brief."), message("user", "Hi")
 CONVERSATIONS = {
     "one": [HI],
     "system": [SYSTEM, HI],
-    "turns": [HI, message("assistant", "Hello"), message("user", " How?\n\n  x <b>&amp; 'q' \"ü\" 🙂\r\n")],
+    "turns": [
+        HI,
+        message("assistant", "Hello"),
+        message("user", " How?\n\n  x <b>&amp; 'q' \"ü\" 🙂\r\n"),
+    ],
     "empty reply": [SYSTEM, HI, message("assistant", ""), message("user", "and?")],
     "users": [SYSTEM, HI, message("user", "are you there?")],
     "thoughts": [HI, message("assistant", "<think>\nhm\n</think>\n\nyes"), message("user", "so")],
@@ -122,9 +142,16 @@ def rendered_by_transformers(
 ) -> tuple[str | None, str]:
     """The text, or None and the error message."""
     try:
-        return reference.apply_chat_template(
-            messages, chat_template=text, tokenize=False, add_generation_prompt=prompt, **variables
-        ), ""
+        return (
+            reference.apply_chat_template(
+                messages,
+                chat_template=text,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **variables,
+            ),
+            "",
+        )
     except Exception as error:  # whatever jinja raises
         return None, str(error)
 
@@ -137,7 +164,9 @@ def check_equal(reference: Any, text: str, **variables: Any) -> tuple[int, int]:
         for prompt in (True, False):
             expected, error = rendered_by_transformers(reference, text, messages, prompt, variables)
             if expected is not None:
-                assert template.render(messages, add_generation_prompt=prompt, **variables) == expected, name
+                assert (
+                    template.render(messages, add_generation_prompt=prompt, **variables) == expected
+                ), name
                 equal += 1
                 continue
             with pytest.raises(ValueError) as raised:  # noqa: PT011  # the message is compared below
@@ -154,7 +183,9 @@ def test_templates_render_as_in_transformers(reference: Any, name: str) -> None:
 
 
 def test_messages_are_reduced_to_plain_json() -> None:
-    """Text parts are joined, null fields and empty calls are removed, and objects and callables are errors."""
+    """Text parts are joined, null fields and empty calls are removed, and objects and callables are
+    errors.
+    """
     template = ChatTemplate("template", None, TOKENS, {"default": "{{ messages | tojson }}"}, "it")
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     shown = json.loads(template.render([message("user", parts, name=None, tool_calls=[])]))
@@ -176,7 +207,9 @@ def test_messages_are_reduced_to_plain_json() -> None:
 
 def test_a_rejection_has_the_message_of_the_template() -> None:
     template = ChatTemplate("template", None, TOKENS, {"default": TEMPLATES["no system"]}, "it")
-    with pytest.raises(TemplateRejectionError, match="rejects the messages: A system prompt is not known here"):
+    with pytest.raises(
+        TemplateRejectionError, match="rejects the messages: A system prompt is not known here"
+    ):
         template.render([SYSTEM, HI])
 
 
@@ -189,15 +222,23 @@ HOSTILE = {
     "endless": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "a huge number": "{{ (9 ** 99999999) % 7 }}",
     "a long text": "{{ 'x' * 10 ** 12 }}",
-    "doubling": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "laughs": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "doubling": (
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{%"
+        " endfor %}"
+    ),
+    "laughs": (
+        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor"
+        " %}{{ n.x }}"
+    ),
     "padding": "{{ 'x'.center(10 ** 12) }}",
     "much output": "{% for i in range(99999) %}{{ 'x' * 10 ** 5 }}{% endfor %}",
     "recursion": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
     "a class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "globals": "{{ cycler.__init__.__globals__ }}",
     "format": "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
-    "a filter of attributes": "{{ ([raise_exception] | map(attribute='__globals__') | first).keys() }}",
+    "a filter of attributes": (
+        "{{ ([raise_exception] | map(attribute='__globals__') | first).keys() }}"
+    ),
     "an include": "{% include '/etc/hostname' %}",
     "an import": "{% import '/etc/hostname' as x %}",
     "a change": "{{ messages.append(1) }}",
@@ -228,7 +269,9 @@ def test_a_hostile_template_is_an_error_of_one_line(hasty: Sandbox, name: str) -
 
 
 def test_filters_that_import_modules_render_in_the_sandbox(hasty: Sandbox) -> None:
-    """Jinja imports some modules in the first call of a filter, when the process cannot open files any more."""
+    """Jinja imports some modules in the first call of a filter, when the process cannot open files
+    any more.
+    """
     environment, text = jinja2.Environment(), "one <b>two</b> &amp; http://three.org/a"
     compared = 0
     for name in sorted(environment.filters.keys() - {"random", "tojson"}):
@@ -244,7 +287,9 @@ def test_filters_that_import_modules_render_in_the_sandbox(hasty: Sandbox) -> No
     assert compared > 40
 
 
-def test_code_that_escapes_from_the_sandbox_cannot_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_escapes_from_the_sandbox_cannot_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor start processes or open sockets."""
     source = (ROOT / "minhub_py" / "chat" / "render.py").read_text(encoding="utf-8")
     anchor = "    return environment\n"
@@ -260,7 +305,10 @@ def test_code_that_escapes_from_the_sandbox_cannot_open_files(tmp_path: Path, mo
             "__import__('os').popen('id').read()",
             "__import__('socket').socket()",
         ):
-            assert "Too many open files" in sandbox.render(f"{{{{ {code!r} | run }}}}", [], {})["error"]
+            assert (
+                "Too many open files"
+                in sandbox.render(f"{{{{ {code!r} | run }}}}", [], {})["error"]
+            )
         assert "too much" in sandbox.render("{{ 'bytearray(10 ** 10)' | run }}", [], {})["error"]
         assert sandbox.render("{{ '__import__(\"os\")._exit(3)' | run }}", [], {}) == {
             "error": "the template ended its process"
@@ -276,7 +324,9 @@ def test_threads_receive_their_own_results(hasty: Sandbox) -> None:
 
     def ask(number: int) -> None:
         for _ in range(10):
-            answers[number] = hasty.render("{{ messages[0].content }}", [message("user", str(number))], {})["text"]
+            answers[number] = hasty.render(
+                "{{ messages[0].content }}", [message("user", str(number))], {}
+            )["text"]
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -293,12 +343,16 @@ SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
 
 
 def write_folder(folder: Path, **settings: Any) -> Path:
-    """A model folder with a byte tokenizer, special tokens, and `settings` as tokenizer_config.json."""
+    """A model folder with a byte tokenizer, special tokens, and `settings` as
+    tokenizer_config.json.
+    """
     folder.mkdir()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: id for id, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     if settings:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -329,7 +383,9 @@ def test_sources_of_templates_and_their_precedence(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "named", chat_template=named)
     assert load(folder).render([HI]) == "d"
     folder = write_folder(tmp_path / "wrong", chat_template=[1])
-    with pytest.raises(ValueError, match=r"tokenizer_config.json: chat_template\[0\] must be an object, not 1"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer_config.json: chat_template\[0\] must be an object, not 1"
+    ):
         load(folder)
 
 
@@ -342,39 +398,52 @@ def test_a_gguf_file_has_a_template(tmp_path: Path, bpe_folder: Path) -> None:
         writer.add_tokenizer_pre("gpt-2")
         writer.add_token_list(sorted(vocabulary, key=vocabulary.get))
         writer.add_token_types([1] * 599 + [3])
-        writer.add_token_merges((bpe_folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:-1])
+        writer.add_token_merges(
+            (bpe_folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:-1]
+        )
         writer.add_eos_token_id(599)
         writer.add_chat_template("{{ messages[0].content }}{{ eos_token }}")
 
-    path = gguf_files.write(tmp_path / "m.gguf", transformers.GPT2LMHeadModel(config), tokenizer=add)
+    path = gguf_files.write(
+        tmp_path / "m.gguf", transformers.GPT2LMHeadModel(config), tokenizer=add
+    )
     tokenizer = read_tokenizer(path)
     for source in (path, None):
         template = chat_template_of(source, tokenizer)
         assert (template.kind, template.render([HI])) == ("template", "Hi<|endoftext|>")
         assert template.encode([HI])[-1] == 599
-    assert chat_template_of(path, tokenizer).end_ids == frozenset()  # the template does not write replies
+    # the template does not write replies
+    assert chat_template_of(path, tokenizer).end_ids == frozenset()
 
 
 def test_a_prompt_has_exactly_one_bos_token(tmp_path: Path) -> None:
     """If the template, the tokenizer or both add it; no BOS token if neither does."""
-    for number, (template, add, expected) in enumerate((
-        ("{{ bos_token }}{{ messages[0].content }}", True, 1),
-        ("{{ messages[0].content }}", True, 1),
-        ("{{ bos_token }}{{ bos_token }}{{ messages[0].content }}", True, 1),
-        ("{{ bos_token }}{{ messages[0].content }}", False, 1),
-        ("{{ messages[0].content }}", False, 0),
-    )):  # fmt: skip
+    for number, (template, add, expected) in enumerate(
+        (
+            ("{{ bos_token }}{{ messages[0].content }}", True, 1),
+            ("{{ messages[0].content }}", True, 1),
+            ("{{ bos_token }}{{ bos_token }}{{ messages[0].content }}", True, 1),
+            ("{{ bos_token }}{{ messages[0].content }}", False, 1),
+            ("{{ messages[0].content }}", False, 0),
+        )
+    ):
         folder = write_folder(tmp_path / str(number), bos_token="<s>", chat_template=template)
         if add:
             settings = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
             bos = {"SpecialToken": {"id": "<s>", "type_id": 0}}
             settings["post_processor"] = {
-                "type": "TemplateProcessing", "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+                "type": "TemplateProcessing",
+                "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [],
                 "special_tokens": {"<s>": {"id": "<s>", "ids": [258], "tokens": ["<s>"]}},
-            }  # fmt: skip
+            }
             (folder / "tokenizer.json").write_text(json.dumps(settings), encoding="utf-8")
         ids = load(folder).encode([HI])
-        assert (ids[:expected], ids.count(258), len(ids)) == ([258] * expected, expected, 2 + expected)
+        assert (ids[:expected], ids.count(258), len(ids)) == (
+            [258] * expected,
+            expected,
+            2 + expected,
+        )
 
 
 def test_end_ids_are_the_first_special_token_after_a_reply(tmp_path: Path) -> None:
@@ -395,7 +464,9 @@ def test_continue_final_message_appends_the_reply_to_its_prompt(tmp_path: Path) 
         ids = template.encode([HI, reply], continue_final_message=True)
         assert ids == template.tokenize(template.render([HI]) + reply["content"])
         for messages in ([HI], [reply], [HI, {**reply, "reasoning_content": "hm"}]):
-            with pytest.raises(ValueError, match="continue_final_message requires an assistant message"):
+            with pytest.raises(
+                ValueError, match="continue_final_message requires an assistant message"
+            ):
                 template.render(messages, continue_final_message=True)
 
 
@@ -404,12 +475,18 @@ def test_models_without_a_template_continue_a_plain_dialogue(tmp_path: Path) -> 
     folder = write_folder(tmp_path / "m", eos_token="</s>")
     conversation = [SYSTEM, HI, message("assistant", "Hello"), message("user", "How?")]
     plain = load(folder)
-    assert plain.render(conversation) == "Be brief.\nUser: Hi\nAssistant: Hello\nUser: How?\nAssistant:"
+    assert (
+        plain.render(conversation)
+        == "Be brief.\nUser: Hi\nAssistant: Hello\nUser: How?\nAssistant:"
+    )
     assert plain.render([HI], add_generation_prompt=False) == "User: Hi"
     assert (plain.stops, plain.end_ids) == (("\nUser:",), {259})
     assert "no chat template" in str(plain.note)
 
-    settings = {"task_specific_params": {"conversational": {"max_length": 1000}}, "eos_token_id": 259}
+    settings = {
+        "task_specific_params": {"conversational": {"max_length": 1000}},
+        "eos_token_id": 259,
+    }
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "tokenizer_config.json").unlink()
     bot = load(folder)

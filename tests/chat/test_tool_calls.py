@@ -1,4 +1,6 @@
-"""Tool calls: formats found in chat templates, parsing of replies, grammars and rendering of conversations."""
+"""Tool calls: formats found in chat templates, parsing of replies, grammars and rendering of
+conversations.
+"""
 
 import json
 import random
@@ -20,8 +22,16 @@ from minhub_py.chat.tools import schemas_of
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.grammar import Vocabulary
 
-KINDS = {"hermes": "json", "list": "json", "named": "name", "tags": "tags", "python": "python", "literal": "literal",
-         "bare": "json", "channels": "channels"}  # fmt: skip
+KINDS = {
+    "hermes": "json",
+    "list": "json",
+    "named": "name",
+    "tags": "tags",
+    "python": "python",
+    "literal": "literal",
+    "bare": "json",
+    "channels": "channels",
+}
 USER = {"role": "user", "content": "hello"}
 SCHEMAS = schemas_of(TOOLS)
 
@@ -40,10 +50,16 @@ def joined(events: list[ReplyEvent]) -> list[tuple[str, str, str]]:
     return result
 
 
-def parsed(template: ChatTemplate, text: str, sizes: Any, prompt: str = "", **settings: Any) -> list[Any]:
+def parsed(
+    template: ChatTemplate, text: str, sizes: Any, prompt: str = "", **settings: Any
+) -> list[Any]:
     """The events of a reply in pieces of these sizes."""
     internal = template.markup.alphabet.internal(text)
-    parser, events, start = ReplyParser(template.markup, settings.get("tools", SCHEMAS), prompt), [], 0
+    parser, events, start = (
+        ReplyParser(template.markup, settings.get("tools", SCHEMAS), prompt),
+        [],
+        0,
+    )
     while start < len(internal):
         size = next(sizes)
         events += parser.feed(internal[start : start + size])
@@ -63,21 +79,36 @@ def calls_of(events: list[tuple[str, str, str]]) -> list[tuple[str, Any]]:
 def random_calls(generator: random.Random, count: int) -> list[tuple[str, dict[str, Any]]]:
     calls = []
     for name in ("get_weather", "calendar.list")[:count]:
-        arguments: dict[str, Any] = {"city": generator.choice(["Oslo", 'Zürich "Z" }', "a, b: (c", "x\ny", "<b>", "{"])}
+        arguments: dict[str, Any] = {
+            "city": generator.choice(["Oslo", 'Zürich "Z" }', "a, b: (c", "x\ny", "<b>", "{"])
+        }
         arguments |= {"days": generator.randrange(99)} if generator.random() < 0.5 else {}
         arguments |= {"detailed": generator.random() < 0.5} if generator.random() < 0.5 else {}
         calls.append((name, arguments))
     return calls
 
 
-def call_message(calls: list[tuple[str, Any]], content: str | None = None, **fields: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **fields, "tool_calls": [
-        {"id": f"call-{index}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-        for index, (name, arguments) in enumerate(calls)
-    ]}  # fmt: skip
+def call_message(
+    calls: list[tuple[str, Any]], content: str | None = None, **fields: Any
+) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": content,
+        **fields,
+        "tool_calls": [
+            {
+                "id": f"call-{index}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for index, (name, arguments) in enumerate(calls)
+        ],
+    }
 
 
-def rendered_reply(template: ChatTemplate, messages: list[dict[str, Any]], tools: Any = TOOLS) -> tuple[str, str]:
+def rendered_reply(
+    template: ChatTemplate, messages: list[dict[str, Any]], tools: Any = TOOLS
+) -> tuple[str, str]:
     """The rendered last message, and the prompt before it."""
     text = template.render(messages, tools=tools, add_generation_prompt=False)
     start = len(common_prefix(text, template.render(messages[:-1], tools=tools)))
@@ -90,7 +121,9 @@ def rendered_reply(template: ChatTemplate, messages: list[dict[str, Any]], tools
 def check_round_trips(template: ChatTemplate, generator: random.Random, trials: int) -> None:
     """Rendered calls are parsed as the same calls, in any pieces."""
     for trial in range(trials):
-        calls = random_calls(generator, 1 + (trial % 3 == 2 and template.markup.tools.separator is not None))
+        calls = random_calls(
+            generator, 1 + (trial % 3 == 2 and template.markup.tools.separator is not None)
+        )
         text, prompt = rendered_reply(template, [USER, call_message(calls)])
         events = parsed(template, text, always(len(text)), prompt)
         assert calls_of(events) == calls, (text, events)
@@ -99,7 +132,9 @@ def check_round_trips(template: ChatTemplate, generator: random.Random, trials: 
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_calls_of_each_format_are_parsed_from_any_pieces(templates: dict[str, ChatTemplate], name: str) -> None:
+def test_calls_of_each_format_are_parsed_from_any_pieces(
+    templates: dict[str, ChatTemplate], name: str
+) -> None:
     template = templates[name]
     tools = template.markup.tools
     assert (tools.kind, tools.native) == (KINDS.get(name, "json"), name != "without tools")
@@ -110,13 +145,17 @@ def test_calls_of_each_format_are_parsed_from_any_pieces(templates: dict[str, Ch
 
 def test_each_split_of_a_reply_has_the_same_events(templates: dict[str, ChatTemplate]) -> None:
     reply = (
-        "<think>\nLet me see <b>.\n</think>\n\nI look.  \n<tool_call>\n"
-        '{"name": "get_weather", "arguments": {"city": "<tool_call>", "days": 2}}\n</tool_call>\n<tool_call>'
-        '{"arguments": {"a": [1, "]"]}, "name": "calendar.list"}</tool_call> Done.\n'
+        '<think>\nLet me see <b>.\n</think>\n\nI look.  \n<tool_call>\n{"name": "get_weather",'
+        ' "arguments": {"city": "<tool_call>", "days": 2}}\n</tool_call>\n<tool_call>{"arguments":'
+        ' {"a": [1, "]"]}, "name": "calendar.list"}</tool_call> Done.\n'
     )
-    expected = [("reasoning", "Let me see <b>.", ""), ("content", "I look.", ""),
-                ("call", "get_weather", '{"city": "<tool_call>", "days": 2}'),
-                ("call", "calendar.list", '{"a": [1, "]"]}'), ("content", "Done.\n", "")]  # fmt: skip
+    expected = [
+        ("reasoning", "Let me see <b>.", ""),
+        ("content", "I look.", ""),
+        ("call", "get_weather", '{"city": "<tool_call>", "days": 2}'),
+        ("call", "calendar.list", '{"a": [1, "]"]}'),
+        ("content", "Done.\n", ""),
+    ]
     template = chat_template(TEMPLATES["hermes"], markers=False)
     for split in range(1, len(reply)):
         events = parsed(template, reply, iter([split, len(reply)]))
@@ -129,14 +168,18 @@ def test_each_split_of_a_reply_has_the_same_events(templates: dict[str, ChatTemp
 BEGINNINGS = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Os',
     "named": '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Os',
-    "tags": "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2",
+    "tags": (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2"
+    ),
     "channels": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{",
     "without tools": '<tool_call>\n{"na',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BEGINNINGS)
-def test_the_beginning_of_a_call_that_is_cut_is_dropped(templates: dict[str, ChatTemplate], name: str) -> None:
+def test_the_beginning_of_a_call_that_is_cut_is_dropped(
+    templates: dict[str, ChatTemplate], name: str
+) -> None:
     """The text before it remains."""
     template, beginning = templates[name], BEGINNINGS[name]
     before = "" if name == "channels" else "I look. "
@@ -172,15 +215,21 @@ def test_text_beside_a_call_is_in_the_reply(templates: dict[str, ChatTemplate], 
 
 def test_replies_without_complete_calls_are_text(templates: dict[str, ChatTemplate]) -> None:
     for name, reply in (
-        ("without tools", "a <tool_call> b"), ("without tools", '<tool_call>\n{"name": 3}\n</tool_call>'),
-        ("without tools", '<tool_call>\n{"name": "f"'), ("bare", '{"name": "unknown", "parameters": {}}'),
-        ("bare", '{"answer": 42}'), ("bare", "{ no json"), ("bare", "  text  {"), ("hermes", " plain <b> \n"),
+        ("without tools", "a <tool_call> b"),
+        ("without tools", '<tool_call>\n{"name": 3}\n</tool_call>'),
+        ("without tools", '<tool_call>\n{"name": "f"'),
+        ("bare", '{"name": "unknown", "parameters": {}}'),
+        ("bare", '{"answer": 42}'),
+        ("bare", "{ no json"),
+        ("bare", "  text  {"),
+        ("hermes", " plain <b> \n"),
         ("without tools", '<tool_call>{"name": "f", "arguments": {"a": 1'),
-    ):  # fmt: skip
+    ):
         for size in (1, 4, 99):
             assert parsed(templates[name], reply, always(size)) == [("content", reply, "")]
     reply = '<tool_call>{"name": "f"}</tool_call>'
-    assert parsed(templates["hermes"], reply, always(5), tools=None)[0][0] == "content"  # without tools in the request
+    # without tools in the request
+    assert parsed(templates["hermes"], reply, always(5), tools=None)[0][0] == "content"
 
 
 def test_reasoning_is_separated(templates: dict[str, ChatTemplate]) -> None:
@@ -188,15 +237,22 @@ def test_reasoning_is_separated(templates: dict[str, ChatTemplate]) -> None:
     assert hermes.markup.switch == "enable_thinking"
     think = "<think>\n a\n\nb \n</think>\n\n c "
     for size in (1, 2, 50):
-        assert parsed(hermes, think, always(size)) == [("reasoning", "a\n\nb", ""), ("content", "c ", "")]
+        assert parsed(hermes, think, always(size)) == [
+            ("reasoning", "a\n\nb", ""),
+            ("content", "c ", ""),
+        ]
         prompt = tags.render([USER])  # ends with <think>
-        assert parsed(tags, think[8:], always(size), prompt) == [("reasoning", "a\n\nb", ""), ("content", "c ", "")]
+        assert parsed(tags, think[8:], always(size), prompt) == [
+            ("reasoning", "a\n\nb", ""),
+            ("content", "c ", ""),
+        ]
         prompt = hermes.render([USER], enable_thinking=False)
         assert parsed(hermes, "a <b> </b>", always(size), prompt) == [("content", "a <b> </b>", "")]
         reply = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>so<|return|>"
         assert parsed(channels, reply, always(size)) == [
-            ("reasoning", "hm", ""), ("content", "so", "")
-        ]  # fmt: skip
+            ("reasoning", "hm", ""),
+            ("content", "so", ""),
+        ]
     assert channels.markup.reasoning is None
     unfinished = '<think>hm <tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert [kind for kind, *_ in parsed(hermes, unfinished, always(7))] == ["reasoning", "call"]
@@ -222,7 +278,11 @@ def generated(
         allowed = mask.nonzero().flatten().tolist()
         if end in allowed:
             break
-        structure = [id for id in allowed if id >= 400 or not tokenizer.id_to_token(id).strip("\"'}])>{(,:=0/1|")]
+        structure = [
+            id
+            for id in allowed
+            if id >= 400 or not tokenizer.id_to_token(id).strip("\"'}])>{(,:=0/1|")
+        ]
         id = generator.choice(structure or allowed)
         ids.append(id)
         events += parser.add(id)
@@ -238,10 +298,14 @@ def test_grammars_give_valid_calls(templates: dict[str, ChatTemplate], name: str
     """From the start of the reply, and from a call's beginning."""
     template, generator, complete = templates[name], random.Random(2), 0
     fmt = template.markup.tools
-    trigger = "<|channel|>commentary to=functions." if fmt.kind == "channels" else fmt.trigger or fmt.head
+    trigger = (
+        "<|channel|>commentary to=functions." if fmt.kind == "channels" else fmt.trigger or fmt.head
+    )
     for start, choice in (("", ToolChoice(required=True)), (trigger, ToolChoice(parallel=False))):
         for _ in range(4):
-            text, events = generated(template, generator, choice, template.markup.alphabet.text(start))
+            text, events = generated(
+                template, generator, choice, template.markup.alphabet.text(start)
+            )
             if not text:  # an endless random string
                 continue
             complete += 1
@@ -266,10 +330,19 @@ def test_grammars_give_valid_calls(templates: dict[str, ChatTemplate], name: str
         ({"type": "string", "pattern": "(x)\\1"}, "not constrained by pattern"),
         ({"type": "any"}, "not constrained by type"),
         ({"not": {"type": "string"}}, "not constrained by not"),
-        ({"type": "object", "propertyNames": {"pattern": "^a"}}, "not constrained by propertyNames"),
+        (
+            {"type": "object", "propertyNames": {"pattern": "^a"}},
+            "not constrained by propertyNames",
+        ),
         ({"type": "number", "maximum": 2e30}, "not constrained by maximum"),
-        ({"oneOf": [{"type": "object"}, {"type": "object", "required": ["x"]}]}, "not constrained by oneOf"),
-        ({"type": "object", "minProperties": 2, "properties": {"x": {}, "y": {}, "z": {}}}, "by minProperties"),
+        (
+            {"oneOf": [{"type": "object"}, {"type": "object", "required": ["x"]}]},
+            "not constrained by oneOf",
+        ),
+        (
+            {"type": "object", "minProperties": 2, "properties": {"x": {}, "y": {}, "z": {}}},
+            "by minProperties",
+        ),
         ({"const": "x" * 20_000}, "any object: its schema is not supported"),
         ({"enum": []}, None),
         ({"format": "password", "type": "string"}, None),
@@ -290,8 +363,12 @@ def test_unsupported_keywords_loosen_their_tool_only(
         assert grammar.warnings[0].startswith("the arguments of the tool bad are ")
         assert missing in grammar.warnings[0]
         assert grammar.warnings[0] in capsys.readouterr().err
-        with pytest.raises(ToolError, match="the tool bad is strict, but its schema is not supported: "):
-            tool_grammar(vocabulary, template.markup, tools, ToolChoice(required=True), strict={"bad"})
+        with pytest.raises(
+            ToolError, match="the tool bad is strict, but its schema is not supported: "
+        ):
+            tool_grammar(
+                vocabulary, template.markup, tools, ToolChoice(required=True), strict={"bad"}
+            )
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"town'
     with pytest.raises(ValueError, match="cannot continue"):
         grammar.matcher(template.tokenizer.encode(text, add_special_tokens=False).ids)
@@ -300,18 +377,37 @@ def test_unsupported_keywords_loosen_their_tool_only(
 def test_parameters_in_tags_are_loosened_too(templates: dict[str, ChatTemplate]) -> None:
     template = templates["tags"]
     vocabulary = Vocabulary(template.tokenizer, template.tokenizer.get_vocab_size(), [0])
-    tools = {"bad": {"type": "object", "properties": {
-        "a": {"type": "number", "maximum": 2e30}, "b": {"$ref": "#/$defs/b"},
-        "c": {"oneOf": [{"type": "object", "required": ["x"]}, {"type": "object", "required": ["y"]}]},
-    }, "$defs": {"b": {"type": "integer", "maximum": 3}}}}  # fmt: skip
+    tools = {
+        "bad": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "number", "maximum": 2e30},
+                "b": {"$ref": "#/$defs/b"},
+                "c": {
+                    "oneOf": [
+                        {"type": "object", "required": ["x"]},
+                        {"type": "object", "required": ["y"]},
+                    ]
+                },
+            },
+            "$defs": {"b": {"type": "integer", "maximum": 3}},
+        }
+    }
     grammar = tool_grammar(vocabulary, template.markup, tools, ToolChoice(required=True))
-    assert grammar.warnings == ["the arguments of the tool bad are not constrained by maximum, oneOf"]
+    assert grammar.warnings == [
+        "the arguments of the tool bad are not constrained by maximum, oneOf"
+    ]
 
 
 def test_conversations_with_calls_are_rendered(templates: dict[str, ChatTemplate]) -> None:
-    """Broken calls, results without an ID or a call, and several calls where the template allows one."""
+    """Broken calls, results without an ID or a call, and several calls where the template allows
+    one.
+    """
     calls = [("get_weather", {"city": "Oslo"}), ("calendar.list", {})]
-    results = [{"role": "tool", "content": "R-ONE"}, {"role": "tool", "tool_call_id": "call-1", "content": "R-TWO"}]
+    results = [
+        {"role": "tool", "content": "R-ONE"},
+        {"role": "tool", "tool_call_id": "call-1", "content": "R-TWO"},
+    ]
     messages = [USER, call_message(calls), *results, {"role": "assistant", "content": "ok"}, USER]
     for name, template in templates.items():
         text = template.render(messages, tools=TOOLS)
@@ -319,7 +415,10 @@ def test_conversations_with_calls_are_rendered(templates: dict[str, ChatTemplate
         assert text.index("R-ONE") < text.index("R-TWO")
         assert "None" not in text
         swapped = template.render([USER, call_message(calls), *results[::-1]], tools=TOOLS)
-        assert swapped.index("R-TWO") < swapped.index("R-ONE") or template.markup.tools.separator is None
+        assert (
+            swapped.index("R-TWO") < swapped.index("R-ONE")
+            or template.markup.tools.separator is None
+        )
         for arguments in ("", "[]", '{"a": 1', "null", None, 7):
             broken = call_message(calls[:1])
             broken["tool_calls"][0]["function"]["arguments"] = arguments
@@ -327,23 +426,31 @@ def test_conversations_with_calls_are_rendered(templates: dict[str, ChatTemplate
         orphan = template.render([USER, {"role": "tool", "content": "ORPHAN"}], tools=TOOLS)
         assert "ORPHAN" in orphan
         if template.markup.tools.native:
-            text = template.render([USER, {"role": "assistant", "content": None, "tool_calls": []}, USER])
+            text = template.render(
+                [USER, {"role": "assistant", "content": None, "tool_calls": []}, USER]
+            )
             assert text == template.render([USER, {"role": "assistant", "content": ""}, USER])
     assert "<|im_start|>tool\nR-ONE" in templates["hermes"].render(messages, tools=TOOLS)
     named = templates["named"].render([USER, call_message(calls), *results], tools=TOOLS)
-    assert all(re.fullmatch("[a-zA-Z0-9]{9}", id) for id in re.findall(r"\[CALL_ID\](.*?)\[ARGS\]", named))
+    assert all(
+        re.fullmatch("[a-zA-Z0-9]{9}", id) for id in re.findall(r"\[CALL_ID\](.*?)\[ARGS\]", named)
+    )
     described = templates["without tools"].render([USER], tools=TOOLS)
     assert '"name": "get_weather"' in described
     assert described.count("<|im_start|>user") == 1
 
 
-def test_a_lazy_grammar_does_not_change_replies_without_calls(templates: dict[str, ChatTemplate]) -> None:
+def test_a_lazy_grammar_does_not_change_replies_without_calls(
+    templates: dict[str, ChatTemplate],
+) -> None:
     """Also in a batch with sequences that are constrained from the start."""
     template = templates["without tools"]  # its trigger has several tokens
     tokenizer = template.tokenizer
     size = tokenizer.get_vocab_size()
     torch.manual_seed(0)
-    model = gpt2(vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=256, eos_token_id=None).eval()
+    model = gpt2(
+        vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=256, eos_token_id=None
+    ).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(3)
@@ -355,8 +462,13 @@ def test_a_lazy_grammar_does_not_change_replies_without_calls(templates: dict[st
     def run(*grammars: Any) -> dict[int, list[tuple[int, float | None]]]:
         batch, replies = Batch(model, len(grammars), 256), {}
         for seed, grammar in enumerate(grammars):
-            row = batch.admit(prompt, 60, generator=torch.Generator().manual_seed(seed), logprobs=True,
-                              matcher=None if grammar is None else grammar.matcher())  # fmt: skip
+            row = batch.admit(
+                prompt,
+                60,
+                generator=torch.Generator().manual_seed(seed),
+                logprobs=True,
+                matcher=None if grammar is None else grammar.matcher(),
+            )
             replies[row] = list[tuple[int, float | None]]()
         while len(batch):
             for event in batch.step():

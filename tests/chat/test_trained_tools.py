@@ -1,4 +1,6 @@
-"""Templates that list tools in the form of their training but ignore calls, as those of LFM2 and Granite 3."""
+"""Templates that list tools in the form of their training but ignore calls, as those of LFM2 and
+Granite 3.
+"""
 
 import json
 from typing import Any
@@ -15,36 +17,43 @@ from minhub_py.chat.tools import schemas_of
 from minhub_py.inference.grammar import Vocabulary
 
 LFM2 = (
-    "{{ bos_token }}{% set ns = namespace(system='') %}{% if messages[0].role == 'system' %}"
-    "{% set ns.system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}"
-    "{% if tools %}{% set ns.system = ns.system + ('\\n' if ns.system else '') %}"
-    "{% set ns.system = ns.system + 'List of tools: <|tool_list_start|>[' %}"
-    "{% for tool in tools %}{% set ns.system = ns.system + (tool | tojson) + ('' if loop.last else ', ') %}{% endfor %}"
-    "{% set ns.system = ns.system + ']<|tool_list_end|>' %}{% endif %}"
-    "{% if ns.system %}<|im_start|>system\n{{ ns.system }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'tool' %}"
-    "<|tool_response_start|>{{ m.content }}<|tool_response_end|>{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    "{# the tokenizer also has <|tool_call_start|> and <|tool_call_end|> #}"
+    "{{ bos_token }}{% set ns = namespace(system='') %}{% if messages[0].role == 'system' %}{% set"
+    " ns.system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}{% if tools"
+    " %}{% set ns.system = ns.system + ('\\n' if ns.system else '') %}{% set ns.system = ns.system"
+    " + 'List of tools: <|tool_list_start|>[' %}{% for tool in tools %}{% set ns.system = ns.system"
+    " + (tool | tojson) + ('' if loop.last else ', ') %}{% endfor %}{% set ns.system = ns.system +"
+    " ']<|tool_list_end|>' %}{% endif %}{% if ns.system %}<|im_start|>system\n{{ ns.system"
+    " }}<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role =="
+    " 'tool' %}<|tool_response_start|>{{ m.content }}<|tool_response_end|>{% else %}{{ m.content"
+    " }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{%"
+    " endif %}{# the tokenizer also has <|tool_call_start|> and <|tool_call_end|> #}"
 )
 GRANITE = (
-    "<|start_of_role|>system<|end_of_role|>{% if messages[0].role == 'system' %}{{ messages[0].content }}"
-    "{% set messages = messages[1:] %}{% else %}Be brief.{% endif %}"
-    "{% if tools %} Respond only with <|tool_call|> followed by a JSON list of tools used.{% endif %}<|end_of_text|>\n"
-    "{% if tools %}<|start_of_role|>available_tools<|end_of_role|>{{ tools | tojson(indent=4) }}"
-    "<|end_of_text|>\n{% endif %}"
-    "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
+    "<|start_of_role|>system<|end_of_role|>{% if messages[0].role == 'system' %}{{"
+    " messages[0].content }}{% set messages = messages[1:] %}{% else %}Be brief.{% endif %}{% if"
+    " tools %} Respond only with <|tool_call|> followed by a JSON list of tools used.{% endif"
+    " %}<|end_of_text|>\n{% if tools %}<|start_of_role|>available_tools<|end_of_role|>{{ tools |"
+    " tojson(indent=4) }}<|end_of_text|>\n{% endif %}{% for m in messages %}<|start_of_role|>{{"
+    " m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n{% endfor %}{% if"
+    " add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
 )
 CALLS = {
-    "lfm2": '<|tool_call_start|>[get_weather(city="Oslo", days=2), calendar.list()]<|tool_call_end|>',
-    "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}, '
-               '{"name": "calendar.list", "arguments": {}}]',
-}  # fmt: skip
+    "lfm2": (
+        '<|tool_call_start|>[get_weather(city="Oslo", days=2), calendar.list()]<|tool_call_end|>'
+    ),
+    "granite": (
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}, '
+        '{"name": "calendar.list", "arguments": {}}]'
+    ),
+}
 USER = {"role": "user", "content": "Weather?"}
 
 
-TEMPLATES = {"lfm2": LFM2, "granite": GRANITE, "closed": GRANITE.replace("followed by", "and <|/tool_call|> around")}
+TEMPLATES = {
+    "lfm2": LFM2,
+    "granite": GRANITE,
+    "closed": GRANITE.replace("followed by", "and <|/tool_call|> around"),
+}
 CALLS["closed"] = CALLS["granite"] + "<|/tool_call|>"
 
 
@@ -69,39 +78,65 @@ def complete_definitions() -> list[dict[str, Any]]:
     empty = {"type": "object", "properties": {}}
     return [
         TOOLS[0],
-        {"type": "function", "function": {**TOOLS[1]["function"], "description": "", "parameters": empty}},
+        {
+            "type": "function",
+            "function": {**TOOLS[1]["function"], "description": "", "parameters": empty},
+        },
     ]
 
 
-def test_tools_are_listed_as_transformers_lists_them(template: ChatTemplate, reference: Any) -> None:
+def test_tools_are_listed_as_transformers_lists_them(
+    template: ChatTemplate, reference: Any
+) -> None:
     for messages in ([USER], [{"role": "system", "content": "Be kind."}, USER]):
         expected = reference.apply_chat_template(
-            messages, chat_template=template.templates["default"], tools=complete_definitions(), tokenize=False,
+            messages,
+            chat_template=template.templates["default"],
+            tools=complete_definitions(),
+            tokenize=False,
             add_generation_prompt=True,
-        )  # fmt: skip
+        )
         assert template.render(messages, tools=TOOLS) == expected
 
 
 def test_native_calls_are_parsed(name: str, template: ChatTemplate) -> None:
     parser = ReplyParser(template.markup, schemas_of(TOOLS))
-    events = parser.feed(template.markup.alphabet.internal(f"I look. {CALLS[name]}")) + parser.close()
+    events = (
+        parser.feed(template.markup.alphabet.internal(f"I look. {CALLS[name]}")) + parser.close()
+    )
     assert [(event.kind, event.text) for event in events] == [
-        ("content", "I look."), ("call", "get_weather"), ("call", "calendar.list"),
-    ]  # fmt: skip
+        ("content", "I look."),
+        ("call", "get_weather"),
+        ("call", "calendar.list"),
+    ]
     assert json.loads(events[1].arguments) == {"city": "Oslo", "days": 2}
 
 
-def test_earlier_calls_are_rendered_as_the_model_writes_them(name: str, template: ChatTemplate, reference: Any) -> None:
+def test_earlier_calls_are_rendered_as_the_model_writes_them(
+    name: str, template: ChatTemplate, reference: Any
+) -> None:
     functions = [("get_weather", {"city": "Oslo", "days": 2}), ("calendar.list", {})]
-    calls = [{"id": f"call{n}", "type": "function", "function": {"name": function, "arguments": json.dumps(arguments)}}
-             for n, (function, arguments) in enumerate(functions)]  # fmt: skip
-    results = [{"role": "tool", "tool_call_id": f"call{n}", "content": text} for n, text in enumerate(("sunny", "[]"))]
+    calls = [
+        {
+            "id": f"call{n}",
+            "type": "function",
+            "function": {"name": function, "arguments": json.dumps(arguments)},
+        }
+        for n, (function, arguments) in enumerate(functions)
+    ]
+    results = [
+        {"role": "tool", "tool_call_id": f"call{n}", "content": text}
+        for n, text in enumerate(("sunny", "[]"))
+    ]
     history = [USER, {"role": "assistant", "content": "I look. ", "tool_calls": calls}, *results]
     as_content = [USER, {"role": "assistant", "content": f"I look. {CALLS[name]}"}, *results]
     expected = reference.apply_chat_template(
-        as_content, chat_template=template.templates["default"], tools=complete_definitions(), tokenize=False,
+        as_content,
+        chat_template=template.templates["default"],
+        tools=complete_definitions(),
+        tokenize=False,
         add_generation_prompt=True,
-    )  # fmt: skip
+    )
     assert template.render(history, tools=TOOLS) == expected
     assert "<tool_call>" not in expected
 

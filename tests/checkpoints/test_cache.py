@@ -46,7 +46,9 @@ def test_deleting_a_repository_frees_all_of_it_and_nothing_else(hub: HubServer) 
     assert [model.repository for model in local.cached_models()] == ["owner/model-2"]
     assert not [path for path in hub.cache.rglob("*") if path.name == "models--owner--model"]
     assert minhub.file_problems(other, None) == []
-    with pytest.raises(FileNotFoundError, match="owner/model is not in the local cache: nothing to delete"):
+    with pytest.raises(
+        FileNotFoundError, match="owner/model is not in the local cache: nothing to delete"
+    ):
         cache.plan_deletion(REPO)
 
 
@@ -57,12 +59,17 @@ def test_deleting_a_revision_keeps_what_others_use(hub: HubServer, name: str) ->
     hub.add(REPO, SECOND)
     new = minhub.fetch(REPO)
     plan = cache.plan_deletion(REPO, {"v1": "v1", "commit": first, "commit[:7]": first[:7]}[name])
-    assert (plan.commits, plan.size) == ((first,), 70_000 + len(first))  # config and tokenizer are shared; the ref
+    # config and tokenizer are shared; the ref
+    assert (plan.commits, plan.size) == ((first,), 70_000 + len(first))
     cache.delete(plan)
     assert not old.exists()
     assert minhub.file_problems(new, None) == []
-    assert [(model.commit, model.revisions) for model in local.cached_models()] == [(new.name, ("main",))]
-    with pytest.raises(FileNotFoundError, match="no revision 'v1' of owner/model. Cached revisions: main, "):
+    assert [(model.commit, model.revisions) for model in local.cached_models()] == [
+        (new.name, ("main",))
+    ]
+    with pytest.raises(
+        FileNotFoundError, match="no revision 'v1' of owner/model. Cached revisions: main, "
+    ):
         cache.plan_deletion(REPO, "v1")
 
 
@@ -92,7 +99,9 @@ def test_an_interrupted_download_can_be_deleted(hub: HubServer) -> None:
     assert stored(hub) == {}
 
 
-def test_links_out_of_the_cache_are_removed_and_their_targets_stay(hub: HubServer, tmp_path: Path) -> None:
+def test_links_out_of_the_cache_are_removed_and_their_targets_stay(
+    hub: HubServer, tmp_path: Path
+) -> None:
     hub.add(REPO, FIRST)
     folder = minhub.fetch(REPO)
     (mine := tmp_path / "mine.txt").write_text("mine")
@@ -121,14 +130,20 @@ def test_the_command_deletes_after_a_confirmation(hub: HubServer) -> None:
 
 
 def answer(hub: HubServer, reply: str) -> tuple[int, bool]:
-    """The exit status of `minhub delete` in a terminal where `reply` is typed, and whether the model remains."""
+    """The exit status of `minhub delete` in a terminal where `reply` is typed, and whether the
+    model remains.
+    """
     control, terminal = pty.openpty()
     os.write(control, f"{reply}\n".encode())
     result = subprocess.run(
         [sys.executable, "-m", "minhub_py", "delete", REPO],
-        stdin=terminal, capture_output=True, text=True, check=False, timeout=100,
+        stdin=terminal,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
         env={**os.environ, "HF_HUB_CACHE": str(hub.cache)},
-    )  # fmt: skip
+    )
     os.close(control)
     os.close(terminal)
     assert "Delete owner/model (" in result.stderr
@@ -139,12 +154,18 @@ def answer(hub: HubServer, reply: str) -> tuple[int, bool]:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["minhub/shakespeare-gpt2", "--yes"], 2, "is included in the package and cannot be deleted"),
+        (
+            ["minhub/shakespeare-gpt2", "--yes"],
+            2,
+            "is included in the package and cannot be deleted",
+        ),
         (["owner/other", "--yes"], 1, "owner/other is not in the local cache: nothing to delete"),
         (["../x", "--yes"], 1, "is neither a folder nor a name on the Hub"),
     ],
 )
-def test_invalid_arguments_are_rejected(hub: HubServer, arguments: list[str], status: int, message: str) -> None:
+def test_invalid_arguments_are_rejected(
+    hub: HubServer, arguments: list[str], status: int, message: str
+) -> None:
     result = command(*arguments)
     assert result.exit_code == status
     assert message in " ".join(result.stderr.split())

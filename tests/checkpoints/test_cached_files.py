@@ -73,7 +73,11 @@ def test_cached_models_list_commits_and_completeness(hub: HubServer) -> None:
     size = minhub.plan_download(REPO, "v1").total_bytes
     complete, partial_model = sorted(local.cached_models(), key=lambda model: not model.complete)
     assert complete == local.CachedModel(REPO, ("main", "v1"), first, size, folder, complete=True)
-    assert (partial_model.commit, partial_model.revisions, partial_model.complete) == (second, (), False)
+    assert (partial_model.commit, partial_model.revisions, partial_model.complete) == (
+        second,
+        (),
+        False,
+    )
 
 
 def test_progress_bar_is_shown_in_terminals_only_on_request(

@@ -16,8 +16,14 @@ from minhub_py import from_pretrained
 from minhub_py.checkpoints.gguf_header import MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, read_header
 
 REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
-    (change("general.architecture", "mamba", "string"), "'mamba' is not supported; supported are bert, bloom,"),
-    (change("llama.expert_count", 8), "the tensors do not fit the weight table: unknown: blk.0.ffn_down.weight"),
+    (
+        change("general.architecture", "mamba", "string"),
+        "'mamba' is not supported; supported are bert, bloom,",
+    ),
+    (
+        change("llama.expert_count", 8),
+        "the tensors do not fit the weight table: unknown: blk.0.ffn_down.weight",
+    ),
     (change("llama.attention.sliding_window", 8), "llama.attention.sliding_window is 8"),
     (change("llama.rope.dimension_count", 8), "llama.rope.dimension_count is 8"),
     (change("llama.attention.value_length", 8), "llama.attention.value_length is 8"),
@@ -29,11 +35,17 @@ REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
     (lambda writer: writer.kv_data[0].pop("llama.block_count"), "it has no llama.block_count"),
     (change("llama.embedding_length", 32), "wrong shape"),
     (change("llama.\x1b[2J", 8), r"llama\.\\x1b\[2J is 8, which is not supported"),
-    (change("llama.block_count", ["a", "b"], "array"), r"num_hidden_layers cannot be an array of 2 strings"),
+    (
+        change("llama.block_count", ["a", "b"], "array"),
+        r"num_hidden_layers cannot be an array of 2 strings",
+    ),
     (change("split.count", 2, "uint16"), "one of 2 parts: join them with llama-gguf-split"),
     (change("tokenizer.ggml.eos_token_id", "x", "string"), "special tokens cannot be"),
-    (lambda writer: writer.add_tensor("blk.0.strange.weight", torch.zeros(2).numpy()), "unknown: blk.0.strange.weight"),
-]  # fmt: skip
+    (
+        lambda writer: writer.add_tensor("blk.0.strange.weight", torch.zeros(2).numpy()),
+        "unknown: blk.0.strange.weight",
+    ),
+]
 
 
 @pytest.mark.parametrize(("apply", "message"), REFUSED)
@@ -46,7 +58,11 @@ def test_unsupported_settings_are_rejected_by_name(
 
 
 def test_rope_factors_other_than_llama3_are_rejected(tmp_path: Path) -> None:
-    file = write(tmp_path / "model.gguf", reference("llama3"), extra={"rope_freqs.weight": torch.arange(1.0, 17.0)})
+    file = write(
+        tmp_path / "model.gguf",
+        reference("llama3"),
+        extra={"rope_freqs.weight": torch.arange(1.0, 17.0)},
+    )
     with pytest.raises(ValueError, match=r"rope_freqs\.weight has other factors"):
         from_pretrained(file)
 
@@ -65,41 +81,83 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "pairs": (header(HUGE), "too short"),
     "tensors": (header(0, HUGE), "too short"),
     "key": (header(1, 0, struct.pack("<Q", HUGE) + bytes(99)), "string of"),
-    "key beyond the end": (header(1, 0, struct.pack("<Q", 1000) + bytes(99)), "ends within its header"),
-    "key that is no text": (header(1, 0, struct.pack("<Q", 2) + b"\xff\xff" + bytes(99)), "cannot be read"),
+    "key beyond the end": (
+        header(1, 0, struct.pack("<Q", 1000) + bytes(99)),
+        "ends within its header",
+    ),
+    "key that is no text": (
+        header(1, 0, struct.pack("<Q", 2) + b"\xff\xff" + bytes(99)),
+        "cannot be read",
+    ),
     "type": (header(1, 0, string("a") + struct.pack("<I", 77) + bytes(9)), "unknown type 77"),
-    "strings": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 8, HUGE) + bytes(99)), "too short for"),
-    "numbers": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(99)), "too short for"),
-    "lists in lists": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 9, 1) + bytes(99)), "unknown type 9"),
+    "strings": (
+        header(1, 0, string("a") + struct.pack("<IIQ", 9, 8, HUGE) + bytes(99)),
+        "too short for",
+    ),
+    "numbers": (
+        header(1, 0, string("a") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(99)),
+        "too short for",
+    ),
+    "lists in lists": (
+        header(1, 0, string("a") + struct.pack("<IIQ", 9, 9, 1) + bytes(99)),
+        "unknown type 9",
+    ),
     "key twice": (header(2, 0, (string("a") + struct.pack("<IB", 0, 1)) * 2), "'a' twice"),
     "long key": (header(1, 0, string("a" * 65_536) + bytes(99)), "string of 65,536 bytes"),
-    "many pairs": (header(MAX_PAIRS + 1, 0, bytes(13 * MAX_PAIRS + 99)), "10,001 pairs; the maximum is 10,000"),
-    "many tensors": (header(0, MAX_TENSORS + 1, bytes(24 * MAX_TENSORS + 99)), "20,001 tensors; the maximum is"),
+    "many pairs": (
+        header(MAX_PAIRS + 1, 0, bytes(13 * MAX_PAIRS + 99)),
+        "10,001 pairs; the maximum is 10,000",
+    ),
+    "many tensors": (
+        header(0, MAX_TENSORS + 1, bytes(24 * MAX_TENSORS + 99)),
+        "20,001 tensors; the maximum is",
+    ),
     "many strings": (
-        header(1, 0, string("a") + struct.pack("<IIQ", 9, 8, MAX_STRINGS + 1) + bytes(8 * MAX_STRINGS + 99)),
+        header(
+            1,
+            0,
+            string("a") + struct.pack("<IIQ", 9, 8, MAX_STRINGS + 1) + bytes(8 * MAX_STRINGS + 99),
+        ),
         "2,097,153 strings; the maximum is 2,097,152",
     ),
     "many strings in two arrays": (
-        header(2, 0, *(string(name) + struct.pack("<IIQ", 9, 8, MAX_STRINGS // 2 + 1) + bytes(4 * MAX_STRINGS + 8)
-                       for name in "ab")),
+        header(
+            2,
+            0,
+            *(
+                string(name)
+                + struct.pack("<IIQ", 9, 8, MAX_STRINGS // 2 + 1)
+                + bytes(4 * MAX_STRINGS + 8)
+                for name in "ab"
+            ),
+        ),
         "1,048,577 strings; the maximum is 1,048,575",
     ),
-    "alignment": (header(1, 0, string("general.alignment") + struct.pack("<II", 4, 24)), "alignment cannot be 24"),
+    "alignment": (
+        header(1, 0, string("general.alignment") + struct.pack("<II", 4, 24)),
+        "alignment cannot be 24",
+    ),
     "dimensions": (header(0, 1, info("x", (1,) * 5), bytes(99)), "x has 5 dimensions"),
     "no dimensions": (header(0, 1, info("x", ()), bytes(99)), "x has 0 dimensions"),
     "size": (header(0, 1, info("x", (HUGE,)), bytes(99)), "ends within x"),
     "sizes": (header(0, 1, info("x", (2**62, 2**62, 2**62)), bytes(99)), "ends within x"),
     "nothing": (header(0, 1, info("x", (0, 4)), bytes(99)), "x has the shape"),
     "tensor type": (header(0, 1, info("x", kind=999), bytes(99)), "x has the unknown type 999"),
-    "tensor without code": (header(0, 1, info("x", kind=26), bytes(99)), "x is stored as I32; supported types are"),
+    "tensor without code": (
+        header(0, 1, info("x", kind=26), bytes(99)),
+        "x is stored as I32; supported types are",
+    ),
     "block": (header(0, 1, info("x", (31,), kind=8), bytes(99)), "x has the shape"),
     "offset": (header(0, 1, info("x", offset=HUGE), bytes(99)), "ends within x"),
     "askew": (header(0, 1, info("x", offset=4), bytes(99)), "x is not aligned"),
-    "overlap": (header(0, 2, info("x", (64,)), info("y", offset=32), bytes(999)), "y begins within x"),
+    "overlap": (
+        header(0, 2, info("x", (64,)), info("y", offset=32), bytes(999)),
+        "y begins within x",
+    ),
     "name twice": (header(0, 2, info("x"), info("x", offset=32), bytes(999)), "x twice"),
     "name": (header(0, 1, info("\x1b[2J"), bytes(99)), r"contains a tensor named '\x1b"),
     "no architecture": (header(), "architecture None"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -126,18 +184,26 @@ def test_unused_arrays_need_no_memory(tmp_path: Path) -> None:
 
 
 def cuts(data: bytes) -> Iterator[bytes]:
-    yield from (data[:size] for size in [*range(0, 3000, 37), *range(3000, len(data), 5000), len(data) - 1])
+    yield from (
+        data[:size] for size in [*range(0, 3000, 37), *range(3000, len(data), 5000), len(data) - 1]
+    )
 
 
 def flips(data: bytes) -> Iterator[bytes]:
     """Changes each byte of the header: lengths, counts, types, offsets and names."""
     for position in range(4, 2500, 3):
-        yield data[:position] + bytes([data[position] ^ (0x80 if position % 2 else 0xFF)]) + data[position + 1 :]
+        yield (
+            data[:position]
+            + bytes([data[position] ^ (0x80 if position % 2 else 0xFF)])
+            + data[position + 1 :]
+        )
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("mutants", [cuts, flips])
-def test_mutated_files_are_rejected_or_loaded(mutants: Callable[[bytes], Iterator[bytes]], tmp_path: Path) -> None:
+def test_mutated_files_are_rejected_or_loaded(
+    mutants: Callable[[bytes], Iterator[bytes]], tmp_path: Path
+) -> None:
     """Mutated files need little memory and raise one-line errors that name the file or a tensor."""
     data = write(tmp_path / "sound.gguf", reference("llama"), "Q8_0").read_bytes()
     reset_peak()

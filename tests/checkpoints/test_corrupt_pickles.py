@@ -19,7 +19,7 @@ from memory import peak, reset_peak
 from torch import Tensor
 
 import minhub_py
-from minhub_py.inspection import verify
+from minhub_py.loading.inspection import verify
 
 pytestmark = pytest.mark.usefixtures("bounded_memory")
 
@@ -44,7 +44,9 @@ PICKLES = {
     "plain": lambda state, malice: pickle.dumps(malice),
     "plain, among tensors": lambda state, malice: pickle.dumps({**state, "x": malice}),
     "zip": lambda state, malice: saved({**state, "x": malice}),
-    "legacy": lambda state, malice: saved({**state, "x": malice}, _use_new_zipfile_serialization=False),
+    "legacy": lambda state, malice: saved(
+        {**state, "x": malice}, _use_new_zipfile_serialization=False
+    ),
     "as a key": lambda state, malice: saved({(malice, 1): torch.ones(1)}),
 }
 
@@ -58,7 +60,10 @@ def test_pickles_run_no_code(name: str, kind: str, folder: Path, tmp_path: Path)
     assert b"system" in data
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(data)
-    for load in (minhub_py.from_pretrained, lambda folder: torch.save(verify(folder), io.BytesIO())):
+    for load in (
+        minhub_py.from_pretrained,
+        lambda folder: torch.save(verify(folder), io.BytesIO()),
+    ):
         with suppress(ValueError):
             load(str(folder))
         assert not mark.exists()
@@ -119,8 +124,17 @@ def not_checkpoints(state: dict[str, Tensor]) -> Iterator[tuple[str, bytes]]:
     yield "text, not a file", b"text"
     yield "empty file", b""
     yield "web page", b"<!DOCTYPE html><html>404</html>"
-    yield "LFS pointer", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 548118077\n"
-    for names in ([], ["a.txt"], ["archive/data.pkl"], ["archive/data.pkl", "archive/version"], ["data.pkl"]):
+    yield (
+        "LFS pointer",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 548118077\n",
+    )
+    for names in (
+        [],
+        ["a.txt"],
+        ["archive/data.pkl"],
+        ["archive/data.pkl", "archive/version"],
+        ["data.pkl"],
+    ):
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             for name in names:
@@ -131,7 +145,9 @@ def not_checkpoints(state: dict[str, Tensor]) -> Iterator[tuple[str, bytes]]:
     yield "TorchScript", buffer.getvalue()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.quantize_per_tensor|.*quantized|.*is deprecated|.*TorchScript")
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.quantize_per_tensor|.*quantized|.*is deprecated|.*TorchScript"
+)
 def test_pickles_of_other_objects_are_rejected(tmp_path: Path) -> None:
     folder = save("lstm", tmp_path / "lstm")
     state = state_dict(folder)
@@ -165,12 +181,16 @@ def compressed(data: bytes) -> bytes:
 
 
 def bombs() -> Iterator[tuple[str, bytes]]:
-    """Small files that require much memory: PyTorch's unpickler allocates it without running their code."""
+    """Small files that require much memory: PyTorch's unpickler allocates it without running their
+    code.
+    """
     gigabyte = 10**9
     yield "compressed tensor", compressed(saved({"x": torch.zeros(gigabyte // 40)}))
     yield (
         "compressed pickle",
-        compressed(zipped(**{"data.pkl": b"\x80\x02X" + (10**8).to_bytes(4, "little") + bytes(10**8)})),
+        compressed(
+            zipped(**{"data.pkl": b"\x80\x02X" + (10**8).to_bytes(4, "little") + bytes(10**8)})
+        ),
     )
     text = b"X\x04\0\0\0abcdX\x06\0\0\0latin1\x86R"
     doubled = b"c_codecs\nencode\n" * 29 + text + b"X\x03\0\0\0hex\x86R" * 28 + b"."
@@ -185,7 +205,10 @@ def bombs() -> Iterator[tuple[str, bytes]]:
         yield f"{name}, legacy, before a sound archive", b"\x80\x02" + calls + sound
         # zipfile reads the directory before the end record, PyTorch the one at the record's offset.
         end = hostile.rindex(b"PK\x05\x06")
-        yield f"{name}, two directories", hostile[:end] + sound[: sound.rindex(b"PK\x05\x06")] + hostile[end:]
+        yield (
+            f"{name}, two directories",
+            hostile[:end] + sound[: sound.rindex(b"PK\x05\x06")] + hostile[end:],
+        )
     overlapping = bytearray(zipped(**{"data.pkl": b"\x80\x02}.", "data/0": bytes(1000)}))
     entry = overlapping.rindex(b"PK\x01\x02")  # the last in the directory
     overlapping[entry + 20 : entry + 28] = (gigabyte.to_bytes(4, "little")) * 2
@@ -203,8 +226,13 @@ def test_pickles_that_allocate_memory_are_rejected(name: str, tmp_path: Path) ->
         assert len(data) < 200_000
         (folder / name).write_bytes(data)
         before = peak()
-        for load in (minhub_py.from_pretrained, lambda folder: raise_first(verify(folder)["problems"])):
-            with pytest.raises(ValueError, match=f"{name} is (rejected|corrupt).*download it again") as caught:
+        for load in (
+            minhub_py.from_pretrained,
+            lambda folder: raise_first(verify(folder)["problems"]),
+        ):
+            with pytest.raises(
+                ValueError, match=f"{name} is (rejected|corrupt).*download it again"
+            ) as caught:
                 load(str(folder))
             assert not bad_message(caught.value, [name]), label
         assert peak() - before < 50 * 2**20, label
@@ -257,5 +285,10 @@ def test_corrupt_pickles_are_rejected_or_fit_the_model(tmp_path: Path) -> None:
         data = saved(state, _use_new_zipfile_serialization=zipped)
         for _ in range(600):
             label, mutant = damage(rng, data, 1500)
-            trials.run("pytorch_model.bin", mutant, f"zip {zipped}: {label}", [*state, "tensors do not fit"])
+            trials.run(
+                "pytorch_model.bin",
+                mutant,
+                f"zip {zipped}: {label}",
+                [*state, "tensors do not fit"],
+            )
     trials.end(1200, 20)

@@ -1,4 +1,6 @@
-"""Corrupt safetensors files and indexes of shards load correctly or are rejected with a short message."""
+"""Corrupt safetensors files and indexes of shards load correctly or are rejected with a short
+message.
+"""
 
 import json
 import os
@@ -37,8 +39,9 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("bounded_memory")
-# Mutants of each family's weights, and of its config beyond every setting with every value of JUNK. An LSTM's file is
-# read by the same code as other files and loads in a third of their time. `make test` tries a quarter of them.
+# Mutants of each family's weights, and of its config beyond every setting with every value of JUNK.
+# An LSTM's file is read by the same code as other files and loads in a third of their time. `make
+# test` tries a quarter of them.
 WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500, "llama": 300}
 
 
@@ -46,7 +49,9 @@ WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500, "llama": 300}
 
 
 @PARTS
-def test_corrupt_weights_are_rejected_or_fit_the_model(family: str, folder: Path, parts: int) -> None:
+def test_corrupt_weights_are_rejected_or_fit_the_model(
+    family: str, folder: Path, parts: int
+) -> None:
     rng = random.Random(f"weights of {family}")
     trials = Trials(folder, load_rightly)
     file = (folder / WEIGHTS).read_bytes()
@@ -122,10 +127,28 @@ def mutate_index(rng: random.Random, index: dict[str, Any]) -> tuple[str, bytes]
         return f"{name} in {brief(junk)}", to_json(index, junk).encode()
     if kind == 2:
         weight_map[name] = rng.choice(
-            ("../x.safetensors", "/etc/passwd", "..", ".", "", "/", "a/b.safetensors", "config.json", "x.safetensors",
-             "C:\\x.safetensors", ".safetensors", "\0.safetensors", "a" * 5000 + ".safetensors", "\ud800.safetensors",
-             "\x1b[2J\n.safetensors", "directory.safetensors", "loop.safetensors", INDEX, weight_map[name].upper())
-        )  # fmt: skip
+            (
+                "../x.safetensors",
+                "/etc/passwd",
+                "..",
+                ".",
+                "",
+                "/",
+                "a/b.safetensors",
+                "config.json",
+                "x.safetensors",
+                "C:\\x.safetensors",
+                ".safetensors",
+                "\0.safetensors",
+                "a" * 5000 + ".safetensors",
+                "\ud800.safetensors",
+                "\x1b[2J\n.safetensors",
+                "directory.safetensors",
+                "loop.safetensors",
+                INDEX,
+                weight_map[name].upper(),
+            )
+        )
         return f"{name} in {brief(weight_map[name])!r}", json.dumps(index).encode()
     if kind == 3:
         weight_map[name] = weight_map[other]
@@ -163,7 +186,9 @@ def test_corrupt_indexes_are_rejected_or_fit_the_model(family: str, tmp_path: Pa
 
 def test_too_many_tensors_or_shards_are_rejected(tmp_path: Path) -> None:
     folder = save("lstm", tmp_path / "lstm")
-    names = {f"x.{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_001)}
+    names = {
+        f"x.{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_001)
+    }
     header = json.dumps(names).encode()
     (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ValueError, match=f"{WEIGHTS} has too many tensors; the maximum is 20,000"):
@@ -175,7 +200,9 @@ def test_too_many_tensors_or_shards_are_rejected(tmp_path: Path) -> None:
         minhub_py.from_pretrained(str(folder))
 
 
-@pytest.mark.parametrize("place", ["../x.safetensors", "{}/x.safetensors", "./x.safetensors", "../gpt2/x.safetensors"])
+@pytest.mark.parametrize(
+    "place", ["../x.safetensors", "{}/x.safetensors", "./x.safetensors", "../gpt2/x.safetensors"]
+)
 def test_paths_in_an_index_are_rejected(place: str, tmp_path: Path) -> None:
     """A path in an index is rejected even if it leads to the correct file."""
     folder = sharded("gpt2", tmp_path / "gpt2")
@@ -183,9 +210,14 @@ def test_paths_in_an_index_are_rejected(place: str, tmp_path: Path) -> None:
     shard = next(iter(index["weight_map"].values()))
     for home in (tmp_path, folder):
         (home / "x.safetensors").write_bytes((folder / shard).read_bytes())
-    weight_map = {key: place.format(folder) if value == shard else value for key, value in index["weight_map"].items()}
+    weight_map = {
+        key: place.format(folder) if value == shard else value
+        for key, value in index["weight_map"].items()
+    }
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(ValueError, match="x.safetensors', which is not a weight file in its folder"):
+    with pytest.raises(
+        ValueError, match="x.safetensors', which is not a weight file in its folder"
+    ):
         minhub_py.from_pretrained(str(folder))
 
 
@@ -200,7 +232,9 @@ def test_missing_corrupt_and_overlapping_shards_are_rejected(family: str, tmp_pa
     with pytest.raises(ValueError, match=second.name):
         minhub_py.from_pretrained(str(folder))
     second.write_bytes(safetensors_bytes({**tensors, name: torch.ones(2)}))
-    with pytest.raises(ValueError, match=f"{re.escape(name)} is both in {first.name} and in {second.name}"):
+    with pytest.raises(
+        ValueError, match=f"{re.escape(name)} is both in {first.name} and in {second.name}"
+    ):
         minhub_py.from_pretrained(str(folder))
     second.write_bytes(safetensors_bytes(dict(list(tensors.items())[1:])))
     with pytest.raises(ValueError, match=f"missing: {re.escape(next(iter(tensors)))}"):
@@ -226,7 +260,9 @@ def test_write_rejects_integer_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "share"), [("model.safetensors", 0.5), ("model.safetensors", 1.5), ("model.bin", 0.5)]
 )
-def test_files_that_cannot_be_mapped_are_not_called_corrupt(tmp_path: Path, name: str, share: float) -> None:
+def test_files_that_cannot_be_mapped_are_not_called_corrupt(
+    tmp_path: Path, name: str, share: float
+) -> None:
     """safetensors maps a file twice: itself, then by PyTorch."""
     import resource
 
@@ -235,14 +271,18 @@ def test_files_that_cannot_be_mapped_are_not_called_corrupt(tmp_path: Path, name
         with torch.serialization.skip_data():  # sparse, as below: occupies no space
             torch.save({"a": torch.empty(size, dtype=torch.uint8)}, path)
     else:
-        header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+        header = json.dumps(
+            {"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+        ).encode()
         path.write_bytes(len(header).to_bytes(8, "little") + header)
         os.truncate(path, path.stat().st_size + size)
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + int(share * size), before[1]))
     try:
-        with pytest.raises(MemoryError, match=r"cannot be mapped into memory \(2\.1 GB\).*is not corrupt"):
+        with pytest.raises(
+            MemoryError, match=r"cannot be mapped into memory \(2\.1 GB\).*is not corrupt"
+        ):
             Checkpoint(tmp_path).contents  # noqa: B018
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

@@ -32,7 +32,9 @@ def bpe(tmp_path: Path) -> Path:
     folder = tmp_path / "bpe"
     folder.mkdir()
     symbols = ["a", "b", "\u0120", "\u010a", "\u00c3", "\u00a9", "ab", "\u0120a", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({symbol: id for id, symbol in enumerate(symbols)}))
+    (folder / "vocab.json").write_text(
+        json.dumps({symbol: id for id, symbol in enumerate(symbols)})
+    )
     (folder / "merges.txt").write_text("#version: 0.2\na b\n\u0120 a\n", encoding="utf-8")
     use_tokenizer(folder)
     return folder
@@ -62,7 +64,10 @@ def test_corrupt_tokenizer_json_is_rejected_or_works(bpe: Path) -> None:
 
 def prefixed_bpe(prefix: str, tokens: list[str], merge: Any) -> dict[str, Any]:
     model = {"type": "BPE", "continuing_subword_prefix": prefix, "merges": [merge]}
-    return {"added_tokens": [], "model": model | {"vocab": {token: id for id, token in enumerate(tokens)}}}
+    return {
+        "added_tokens": [],
+        "model": model | {"vocab": {token: id for id, token in enumerate(tokens)}},
+    }
 
 
 @pytest.mark.parametrize("escaped", [False, True])
@@ -94,7 +99,10 @@ def test_merges_inside_a_character_are_rejected(
         assert tokenizer.encode("x" + right.removeprefix(prefix)).ids == [2]
         return
     with pytest.raises(
-        ValueError, match="tokenizer.json is not a valid tokenizer .*does not fit the continuing_subword_prefix"
+        ValueError,
+        match=(
+            "tokenizer.json is not a valid tokenizer .*does not fit the continuing_subword_prefix"
+        ),
     ):
         minhub_py.tokenizer_from_pretrained(str(tmp_path))
 
@@ -103,7 +111,10 @@ def test_duplicate_keys_do_not_hide_a_prefix_of_continued_words(tmp_path: Path) 
     """The library can use either value of a duplicate key."""
     text = json.dumps(prefixed_bpe("ab", ["x", "\u65e5", "x\u65e5"], ["x", "\u65e5"]))
     for duplicate in ('"merges": [],', '"continuing_subword_prefix": null,'):
-        for changed in (text.replace('"type"', duplicate + '"type"'), text.replace('"vocab"', duplicate + '"vocab"')):
+        for changed in (
+            text.replace('"type"', duplicate + '"type"'),
+            text.replace('"vocab"', duplicate + '"vocab"'),
+        ):
             (tmp_path / "tokenizer.json").write_text(changed)
             with pytest.raises(ValueError, match="does not fit the continuing_subword_prefix"):
                 minhub_py.tokenizer_from_pretrained(str(tmp_path))
@@ -113,9 +124,14 @@ def test_a_character_map_with_a_large_table_is_rejected(tmp_path: Path) -> None:
     """The library would allocate 2 GB, and abort if this fails."""
     charsmap = base64.b64encode(b"\xff\xff\xff\x7f" + bytes(40)).decode()
     unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}
-    content = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}, "model": unigram}
+    content = {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap},
+        "model": unigram,
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="tokenizer.json is not a valid tokenizer .its map of characters is cut"):
+    with pytest.raises(
+        ValueError, match="tokenizer.json is not a valid tokenizer .its map of characters is cut"
+    ):
         minhub_py.tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -144,34 +160,66 @@ def test_corrupt_vocabularies_and_merges_are_rejected_or_work(bpe: Path) -> None
             label, data = damage(rng, complete, len(complete))
             trials.run(name, data, f"{name}: {label}")
         (bpe / name).write_bytes(complete)
-    for lines in ("a", "a b c", " ", "a  b", "a b\r\n", "a q", "q a", "b b", "#", "\0 \0", "\x1b[2J\n\n a"):
+    for lines in (
+        "a",
+        "a b c",
+        " ",
+        "a  b",
+        "a b\r\n",
+        "a q",
+        "q a",
+        "b b",
+        "#",
+        "\0 \0",
+        "\x1b[2J\n\n a",
+    ):
         trials.run("merges.txt", lines.encode(), f"merges {lines!r}")
     trials.end(400, 50)
 
 
 @pytest.fixture(scope="module")
 def model_files() -> dict[str, bytes]:
-    """Small tokenizers in other formats: sentencepiece's two types, lines of ranks, and tekken.json."""
+    """Small tokenizers in other formats: sentencepiece's two types, lines of ranks, and
+    tekken.json.
+    """
     files = {}
     for name, kind in (("tokenizer.model", "bpe"), ("spiece.model", "unigram")):
         written = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(["ab a b", "b ab", "a \u00e9"]), model_writer=written, vocab_size=264,
-            model_type=kind, byte_fallback=True, hard_vocab_limit=False, minloglevel=2, num_threads=1,
+            sentence_iterator=iter(["ab a b", "b ab", "a \u00e9"]),
+            model_writer=written,
+            vocab_size=264,
+            model_type=kind,
+            byte_fallback=True,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            num_threads=1,
             normalization_rule_name="identity" if kind == "bpe" else "nmt_nfkc",
-        )  # fmt: skip
+        )
         files[name] = written.getvalue()
-    ranks = [base64.b64encode(token) for token in (*(bytes([byte]) for byte in range(256)), b"ab", b" a")]
-    files["qwen.tiktoken"] = b"".join(b"%s %d\n" % (token, rank) for rank, token in enumerate(ranks))
+    ranks = [
+        base64.b64encode(token) for token in (*(bytes([byte]) for byte in range(256)), b"ab", b" a")
+    ]
+    files["qwen.tiktoken"] = b"".join(
+        b"%s %d\n" % (token, rank) for rank, token in enumerate(ranks)
+    )
     config = {"pattern": r"\s?\w+|.", "default_vocab_size": 261, "default_num_special_tokens": 3}
     vocabulary = [{"rank": rank, "token_bytes": token.decode()} for rank, token in enumerate(ranks)]
-    special = [{"rank": rank, "token_str": token} for rank, token in enumerate(["<unk>", "<s>", "</s>"])]
-    files["tekken.json"] = json.dumps({"config": config, "special_tokens": special, "vocab": vocabulary}).encode()
+    special = [
+        {"rank": rank, "token_str": token} for rank, token in enumerate(["<unk>", "<s>", "</s>"])
+    ]
+    files["tekken.json"] = json.dumps(
+        {"config": config, "special_tokens": special, "vocab": vocabulary}
+    ).encode()
     return files
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json"])
-def test_corrupt_model_files_are_rejected_or_work(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json"]
+)
+def test_corrupt_model_files_are_rejected_or_work(
+    name: str, model_files: dict[str, bytes], tmp_path: Path
+) -> None:
     complete = model_files[name]
     rng = random.Random(name)
     trials = Trials(tmp_path, use_tokenizer)
@@ -187,7 +235,9 @@ def test_corrupt_model_files_are_rejected_or_work(name: str, model_files: dict[s
 
 
 def test_long_tokens_are_rejected(model_files: dict[str, bytes], tmp_path: Path) -> None:
-    """Each split of a token is a possible merge, and the library frees a unigram's trie recursively."""
+    """Each split of a token is a possible merge, and the library frees a unigram's trie
+    recursively.
+    """
     size = 200_000
     encoded = base64.b64encode(b"a" * size)
     piece = b"\x0a\xc0\x9a\x0c" + b"a" * size  # field 1, 200,000 bytes
@@ -208,10 +258,20 @@ def test_long_tokens_are_rejected(model_files: dict[str, bytes], tmp_path: Path)
         (tmp_path / name).unlink()
 
 
-def test_wrong_types_in_tekken_files_are_rejected_or_harmless(model_files: dict[str, bytes], tmp_path: Path) -> None:
+def test_wrong_types_in_tekken_files_are_rejected_or_harmless(
+    model_files: dict[str, bytes], tmp_path: Path
+) -> None:
     trials = Trials(tmp_path, use_tokenizer)
-    paths: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]
-    paths += [["config", name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")]
+    paths: list[list[Any]] = [
+        ["config"],
+        ["vocab"],
+        ["special_tokens"],
+        ["vocab", 5],
+        ["special_tokens", 1],
+    ]
+    paths += [
+        ["config", name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")
+    ]
     paths += [["vocab", 7, name] for name in ("rank", "token_bytes")]
     paths += [["special_tokens", 1, name] for name in ("rank", "token_str")]
     for path in paths:
@@ -231,14 +291,24 @@ def test_wrong_types_in_a_vocabulary_are_rejected(merges: bool, bpe: Path) -> No
     complete = (bpe / "vocab.json").read_bytes()
     base = json.loads(complete)
     for junk in JUNK:
-        trials.run("vocab.json", to_json({**base, "a": "<junk>"}, junk).encode(), f"a = {brief(junk)}")
-        trials.run("vocab.json", to_json(["a", "b", "<junk>"], junk).encode(), f"list with {brief(junk)}", ["merges"])
+        trials.run(
+            "vocab.json", to_json({**base, "a": "<junk>"}, junk).encode(), f"a = {brief(junk)}"
+        )
+        trials.run(
+            "vocab.json",
+            to_json(["a", "b", "<junk>"], junk).encode(),
+            f"list with {brief(junk)}",
+            ["merges"],
+        )
         trials.run("vocab.json", junk.encode(), f"all of it {brief(junk)}")
     (bpe / "vocab.json").write_bytes(complete)
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for junk in JUNK:
             trials.run(
-                name, f'{{"eos_token": {junk}, "unk_token": {{"content": {junk}}}}}'.encode(), brief(junk), ["vocab"]
+                name,
+                f'{{"eos_token": {junk}, "unk_token": {{"content": {junk}}}}}'.encode(),
+                brief(junk),
+                ["vocab"],
             )
             trials.run(name, junk.encode(), f"all of it {brief(junk)}")
         (bpe / name).unlink()
@@ -246,16 +316,22 @@ def test_wrong_types_in_a_vocabulary_are_rejected(merges: bool, bpe: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken"])
-def test_merges_that_need_much_memory_are_rejected(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
+def test_merges_that_need_much_memory_are_rejected(
+    name: str, model_files: dict[str, bytes], tmp_path: Path
+) -> None:
     """A token of n equal letters can be merged in about n ways."""
     tokens = [b"~" * size for size in range(2, 1001)]
     if name == "tokenizer.model":
         pieces = [b"\x0a" + varint(len(token)) + token for token in (b"~", *tokens)]
         added = b"".join(b"\x0a" + varint(len(piece)) + piece for piece in pieces)
     else:
-        added = b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens, 258))
+        added = b"".join(
+            b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens, 258)
+        )
     (tmp_path / name).write_bytes(model_files[name] + added)
-    with pytest.raises(ValueError, match=f"{name} .*the merges of its tokens have more than 100,000,000 characters"):
+    with pytest.raises(
+        ValueError, match=f"{name} .*the merges of its tokens have more than 100,000,000 characters"
+    ):
         minhub_py.tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -264,11 +340,15 @@ def varint(number: int) -> bytes:
 
 
 def test_many_added_tokens_are_added_together(bpe: Path) -> None:
-    """Added in one call: the library prepares its search at each call, so that single calls take minutes."""
+    """Added in one call: the library prepares its search at each call, so that single calls take
+    minutes.
+    """
     (bpe / "added_tokens.json").write_text(json.dumps({f"<t{i}>": 9 + i for i in range(50_000)}))
     assert minhub_py.tokenizer_from_pretrained(str(bpe)).token_to_id("<t49999>") == 50_008
     (bpe / "added_tokens.json").write_text(json.dumps({"<a>": 9, "<b>": 11}))
-    with pytest.raises(ValueError, match="gives the added token '<b>' the ID 11, which is not the next ID"):
+    with pytest.raises(
+        ValueError, match="gives the added token '<b>' the ID 11, which is not the next ID"
+    ):
         minhub_py.tokenizer_from_pretrained(str(bpe))
 
 

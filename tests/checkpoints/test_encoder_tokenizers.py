@@ -9,7 +9,13 @@ import pytest
 import sentencepiece
 from encoder_tokenizers import texts, train_unigram, write_roberta, write_vocabulary
 from tokenizers import Tokenizer
-from transformers import BertTokenizer, CamembertTokenizer, MPNetTokenizer, RobertaTokenizer, XLMRobertaTokenizer
+from transformers import (
+    BertTokenizer,
+    CamembertTokenizer,
+    MPNetTokenizer,
+    RobertaTokenizer,
+    XLMRobertaTokenizer,
+)
 from transformers.convert_slow_tokenizer import CamembertConverter, XLMRobertaConverter
 
 from minhub_py import tokenizer_from_pretrained
@@ -22,7 +28,10 @@ SETTINGS: list[dict[str, Any]] = [
     {"strip_accents": False},
     {**CASED, "strip_accents": True},
     {"tokenize_chinese_chars": False, "do_lower_case": True, "strip_accents": None},
-    {"mask_token": {"content": "[MASK]", "lstrip": True, "__type": "AddedToken"}, "cls_token": "[CLS]"},
+    {
+        "mask_token": {"content": "[MASK]", "lstrip": True, "__type": "AddedToken"},
+        "cls_token": "[CLS]",
+    },
 ]
 
 
@@ -47,12 +56,18 @@ def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: " ".join(settings) or "defaults")
-def test_wordpiece_matches_transformers(bert_folder: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", SETTINGS, ids=lambda settings: " ".join(settings) or "defaults"
+)
+def test_wordpiece_matches_transformers(
+    bert_folder: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     shutil.copy(bert_folder / "vocab.txt", tmp_path)
     if settings:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert_equal_ids(tokenizer_from_pretrained(str(tmp_path)), BertTokenizer.from_pretrained(tmp_path))
+    assert_equal_ids(
+        tokenizer_from_pretrained(str(tmp_path)), BertTokenizer.from_pretrained(tmp_path)
+    )
 
 
 def test_wordpiece_follows_the_definition(bert_folder: Path) -> None:
@@ -65,26 +80,39 @@ def test_wordpiece_follows_the_definition(bert_folder: Path) -> None:
 
 
 def test_mpnet_wordpiece_matches_transformers(tmp_path: Path) -> None:
-    write_vocabulary(tmp_path, ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "[CLS]", "[SEP]", "<mask>"])
+    write_vocabulary(
+        tmp_path, ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "[CLS]", "[SEP]", "<mask>"]
+    )
     (tmp_path / "config.json").write_text('{"model_type": "mpnet"}')
     ours = tokenizer_from_pretrained(str(tmp_path))
     assert_equal_ids(ours, MPNetTokenizer.from_pretrained(tmp_path))
     (tmp_path / "config.json").unlink()
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "MPNetTokenizerFast", "do_lower_case": true}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "MPNetTokenizerFast", "do_lower_case": true}'
+    )
     assert tokenizer_from_pretrained(str(tmp_path)).to_str() == ours.to_str()
 
 
-@pytest.mark.parametrize("settings", [{}, {"add_prefix_space": True}], ids=["defaults", "add_prefix_space"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"add_prefix_space": True}], ids=["defaults", "add_prefix_space"]
+)
 def test_roberta_byte_level_bpe_matches_transformers(
     bpe_folder: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     tokens = write_roberta(tmp_path, bpe_folder)
-    mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": False,
-            "__type": "AddedToken"}  # fmt: skip
+    mask = {
+        "content": "<mask>",
+        "lstrip": True,
+        "rstrip": False,
+        "single_word": False,
+        "normalized": False,
+        "__type": "AddedToken",
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": mask}))
     reference = RobertaTokenizer.from_pretrained(tmp_path)
     assert_equal_ids(tokenizer_from_pretrained(str(tmp_path)), reference)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))  # the mask's setting is the default
+    # the mask's setting is the default
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     ours = tokenizer_from_pretrained(str(tmp_path))
     assert_equal_ids(ours, reference)
     the = ours.encode("the", add_special_tokens=False).ids
@@ -103,7 +131,9 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sentencepiece_encoders_match_transformers(tmp_path: Path, unigram: bytes, family: str) -> None:
+def test_sentencepiece_encoders_match_transformers(
+    tmp_path: Path, unigram: bytes, family: str
+) -> None:
     (tmp_path / "sentencepiece.bpe.model").write_bytes(unigram)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     ours = tokenizer_from_pretrained(str(tmp_path))
@@ -115,37 +145,67 @@ def test_sentencepiece_encoders_match_transformers(tmp_path: Path, unigram: byte
     ]
     charsmap = read_sentencepiece(tmp_path / "sentencepiece.bpe.model").charsmap
     tokenizer_class, converter = FAMILIES[family]
-    assert_equal_ids(ours, tokenizer_class(**converter.convert_from_spm(pieces), _spm_precompiled_charsmap=charsmap))
+    assert_equal_ids(
+        ours,
+        tokenizer_class(**converter.convert_from_spm(pieces), _spm_precompiled_charsmap=charsmap),
+    )
     shift = {"xlm-roberta": 1, "camembert": 4}[family]
     start, end = {"xlm-roberta": (0, 2), "camembert": (5, 6)}[family]
-    assert ours.encode("The house").ids == [start, *(id + shift for id in reference_tokenizer.encode("The house")), end]
-    assert ours.token_to_id("<mask>") == reference_tokenizer.get_piece_size() + shift == ours.get_vocab_size() - 1
+    assert ours.encode("The house").ids == [
+        start,
+        *(id + shift for id in reference_tokenizer.encode("The house")),
+        end,
+    ]
+    assert (
+        ours.token_to_id("<mask>")
+        == reference_tokenizer.get_piece_size() + shift
+        == ours.get_vocab_size() - 1
+    )
     assert ours.encode("\U00100000").ids[-2] == 3  # unknown
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"vocab.txt": "a\nb\n"}, r"vocab\.txt is not a valid tokenizer .*the vocabulary has no '\[UNK\]'"),
+        (
+            {"vocab.txt": "a\nb\n"},
+            r"vocab\.txt is not a valid tokenizer .*the vocabulary has no '\[UNK\]'",
+        ),
         ({"vocab.txt": "[UNK]\na\n[CLS]"}, r"the vocabulary has no \[SEP\]"),
         ({"vocab.txt": b"\xff[UNK]"}, "is not UTF-8 text"),
         ({"vocab.txt": "[UNK]\n" + "a" * 1001}, "token of 1,001 characters"),
-        ({"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": '{"do_lower_case": "yes"}'},
-         "do_lower_case cannot be 'yes'"),
-        ({"vocab.txt": "[UNK]", "tokenizer_config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'},
-         "belongs to a 'BertJapaneseTokenizer', which is not supported"),
+        (
+            {
+                "vocab.txt": "[UNK]\n[CLS]\n[SEP]",
+                "tokenizer_config.json": '{"do_lower_case": "yes"}',
+            },
+            "do_lower_case cannot be 'yes'",
+        ),
+        (
+            {
+                "vocab.txt": "[UNK]",
+                "tokenizer_config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}',
+            },
+            "belongs to a 'BertJapaneseTokenizer', which is not supported",
+        ),
         ({"sentencepiece.bpe.model": b"\n\x01"}, "is not a SentencePiece model"),
     ],
-)  # fmt: skip
-def test_corrupt_vocabularies_are_rejected(tmp_path: Path, files: dict[str, str | bytes], message: str) -> None:
+)
+def test_corrupt_vocabularies_are_rejected(
+    tmp_path: Path, files: dict[str, str | bytes], message: str
+) -> None:
     for name, data in files.items():
         (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
     with pytest.raises(ValueError, match=message):
         tokenizer_from_pretrained(str(tmp_path))
 
 
-def test_tokenizer_json_takes_precedence_over_do_lower_case(bert_folder: Path, tmp_path: Path) -> None:
+def test_tokenizer_json_takes_precedence_over_do_lower_case(
+    bert_folder: Path, tmp_path: Path
+) -> None:
     tokenizer = tokenizer_from_pretrained(str(bert_folder))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(CASED | {"tokenizer_class": "BertTokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(CASED | {"tokenizer_class": "BertTokenizer"})
+    )
     assert tokenizer_from_pretrained(str(tmp_path)).encode("THE").ids == tokenizer.encode("the").ids

@@ -1,4 +1,6 @@
-"""Fingerprints: a change of any byte of a model's files is detected, and unchanged files are hashed once."""
+"""Fingerprints: a change of any byte of a model's files is detected, and unchanged files are hashed
+once.
+"""
 
 import hashlib
 import json
@@ -31,7 +33,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_value_of_each_layer_counts(model: Path) -> None:
-    """A fine-tuned model that differs in one layer has another fingerprint, wherever the layer is in the file."""
+    """A fine-tuned model that differs in one layer has another fingerprint, wherever the layer is
+    in the file.
+    """
     file, prints = model / "model.safetensors", {fingerprint(model)}
     tensors = load_file(file)
     for count, name in enumerate(sorted(tensors), 2):
@@ -113,7 +117,9 @@ def test_a_corrupt_cache_is_ignored(model: Path) -> None:
         assert cached(file)
 
 
-def test_a_cache_that_cannot_be_written_is_not_needed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_not_needed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = fingerprint(model)
     monkeypatch.setenv("XDG_CACHE_HOME", str(model / "config.json"))  # no folder
     assert fingerprint(model) == before
@@ -141,7 +147,11 @@ def test_blobs_of_the_hub_are_named_by_their_hash(model: Path) -> None:
 
 def test_one_holder_of_a_lock_at_a_time(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    with exclusive(lock, "in use"), pytest.raises(BusyError, match="in use"), exclusive(lock, "in use"):
+    with (
+        exclusive(lock, "in use"),
+        pytest.raises(BusyError, match="in use"),
+        exclusive(lock, "in use"),
+    ):
         pass
     with exclusive(lock, "in use"):
         pass

@@ -1,4 +1,6 @@
-"""GGUF files of BERT, RoBERTa and ModernBERT in llama.cpp's form, compared with the original checkpoints."""
+"""GGUF files of BERT, RoBERTa and ModernBERT in llama.cpp's form, compared with the original
+checkpoints.
+"""
 
 import json
 from collections.abc import Callable
@@ -20,7 +22,13 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from minhub_py import embed, from_config, from_pretrained, save_pretrained, tokenizer_from_pretrained
+from minhub_py import (
+    embed,
+    from_config,
+    from_pretrained,
+    save_pretrained,
+    tokenizer_from_pretrained,
+)
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.sentence_transformers import Dense, EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint
@@ -29,18 +37,28 @@ from minhub_py.export.gguf import write_gguf
 from minhub_py.inference.encoder_runner import encoder_runner
 from minhub_py.loading.files import open_files
 
-SETTINGS: dict[str, Any] = {"vocab_size": 2500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-                            "num_attention_heads": 4, "max_position_embeddings": 50}  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "vocab_size": 2500,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 50,
+}
 ROBERTA = {**SETTINGS, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 CASES = {"bert": SETTINGS, "roberta": ROBERTA, "xlm-roberta": ROBERTA}
 pytestmark = pytest.mark.filterwarnings("ignore:.*lacks some settings")
 
 
 def write(
-    path: Path, model: Any, kind: str = "F32", *, pooling: int | None = 1,
+    path: Path,
+    model: Any,
+    kind: str = "F32",
+    *,
+    pooling: int | None = 1,
     tokenizer: Callable[[GGUFWriter], object] = lambda writer: None,
     change: Callable[[GGUFWriter], object] = lambda writer: None,
-) -> Path:  # fmt: skip
+) -> Path:
     """The file of an encoder. A RoBERTa's positions begin with its first token."""
     config = model.config
     offset = 0 if config.model_type == "bert" else config.pad_token_id + 1
@@ -62,7 +80,12 @@ def write(
             continue
         rows = tensor[offset:] if "position_embeddings" in name else tensor
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        add_tensor(writer, gguf_name, rows.detach(), "F32" if "position" in name or "token_type" in name else kind)
+        add_tensor(
+            writer,
+            gguf_name,
+            rows.detach(),
+            "F32" if "position" in name or "token_type" in name else kind,
+        )
     change(writer)
     finish(writer)
     return path
@@ -86,7 +109,11 @@ def test_hidden_states_match_the_checkpoint(name: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "hub")
     ours = from_pretrained(write(tmp_path / "model.gguf", model), device="cpu")
     reference_model = from_pretrained(tmp_path / "hub", device="cpu")
-    assert ours.config.context_length == reference_model.config.context_length == (50 if name == "bert" else 48)
+    assert (
+        ours.config.context_length
+        == reference_model.config.context_length
+        == (50 if name == "bert" else 48)
+    )
     rows = ids_of(48, 7, 1)
     states = encoder_runner(ours).hidden_states(rows)
     assert torch.equal(states, encoder_runner(reference_model).hidden_states(rows))
@@ -107,19 +134,27 @@ def test_quantized_files_are_close_to_the_checkpoint(kind: str, tmp_path: Path) 
     assert cosine.mean() > {"F16": 0.99999, "Q8_0": 0.999, "Q4_0": 0.9}[kind]
 
 
-@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "cls"), (3, "last"), (0, None), (None, None)])
+@pytest.mark.parametrize(
+    ("number", "pooling"), [(1, "mean"), (2, "cls"), (3, "last"), (0, None), (None, None)]
+)
 def test_embeddings_follow_the_pooling(number: int | None, pooling: Any, tmp_path: Path) -> None:
     """Normalized, as llama.cpp's; without a pooling, as of other repositories."""
-    ours = from_pretrained(write(tmp_path / "model.gguf", reference("bert"), pooling=number), device="cpu")
+    ours = from_pretrained(
+        write(tmp_path / "model.gguf", reference("bert"), pooling=number), device="cpu"
+    )
     rows = ids_of(20, 7)
     expected = embed(ours, None, rows, pool=pooling or "mean")
-    torch.testing.assert_close(embed(ours, None, rows), F.normalize(expected, dim=1) if pooling else expected)
+    torch.testing.assert_close(
+        embed(ours, None, rows), F.normalize(expected, dim=1) if pooling else expected
+    )
 
 
 @pytest.mark.filterwarnings("default:.*lacks some settings")
 def test_missing_settings_are_reported(tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", reference("bert"))
-    with pytest.warns(UserWarning, match=r"model\.gguf lacks some settings; assumed are the activation gelu") as record:
+    with pytest.warns(
+        UserWarning, match=r"model\.gguf lacks some settings; assumed are the activation gelu"
+    ) as record:
         from_pretrained(file, device="cpu")
     assert len(record) == 1
     assert record[0].filename == __file__
@@ -132,8 +167,14 @@ def test_missing_settings_are_reported(tmp_path: Path) -> None:
             lambda writer: writer.add_classifier_output_labels(["a", "b"]),
             r"bert\.classifier\.output_labels is .*not sup",
         ),
-        (lambda writer: writer.add_rope_freq_base(1e6), "a setting 'rope_parameters' that this implementation"),
-        (lambda writer: add_tensor(writer, "cls.weight", torch.zeros(64, 64), "F32"), r"unknown: cls\.weight"),
+        (
+            lambda writer: writer.add_rope_freq_base(1e6),
+            "a setting 'rope_parameters' that this implementation",
+        ),
+        (
+            lambda writer: add_tensor(writer, "cls.weight", torch.zeros(64, 64), "F32"),
+            r"unknown: cls\.weight",
+        ),
     ],
     ids=["labels", "rope", "head"],
 )
@@ -146,10 +187,14 @@ def test_heads_are_rejected(change: Any, message: str, tmp_path: Path) -> None:
 def test_pooling_of_a_decoder(tmp_path: Path) -> None:
     """As of Qwen3-Embedding."""
     settings = {"model_type": "qwen3", **SETTINGS, "num_key_value_heads": 2, "head_dim": 16}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings, tie_word_embeddings=True)).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**settings, tie_word_embeddings=True)
+    ).eval()
     draw(model)
     file = gguf_files.write(
-        tmp_path / "model.gguf", model, change=lambda writer: writer.add_pooling_type(gguf.PoolingType.LAST)
+        tmp_path / "model.gguf",
+        model,
+        change=lambda writer: writer.add_pooling_type(gguf.PoolingType.LAST),
     )
     rows = ids_of(20, 7)
     with torch.no_grad():
@@ -212,13 +257,22 @@ def test_xlm_roberta_matches_the_repository(tmp_path: Path) -> None:
     (tmp_path / "sentencepiece.bpe.model").write_bytes(train_unigram())
     reference_model = tokenizer_from_pretrained(str(tmp_path))
     model = read_sentencepiece(tmp_path / "sentencepiece.bpe.model")
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", *(piece.text for piece in model.pieces[3:]), "<mask>"]
+    tokens = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        *(piece.text for piece in model.pieces[3:]),
+        "<mask>",
+    ]
 
     def add(writer: GGUFWriter) -> None:
         writer.add_tokenizer_model("t5")
         writer.add_tokenizer_pre("default")
         writer.add_token_list(tokens)
-        writer.add_token_scores([0.0] * 4 + [piece.score for piece in model.pieces[3:]] + [-10000.0])
+        writer.add_token_scores(
+            [0.0] * 4 + [piece.score for piece in model.pieces[3:]] + [-10000.0]
+        )
         special = [Kind.CONTROL, Kind.CONTROL, Kind.CONTROL, Kind.UNKNOWN]
         writer.add_token_types([*special, *[Kind.NORMAL] * (len(tokens) - 5), Kind.CONTROL])
         writer.add_add_space_prefix(True)
@@ -243,10 +297,19 @@ def test_roberta_matches_the_repository(tmp_path: Path, bpe_folder: Path) -> Non
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("roberta-bpe")
         writer.add_token_list(tokens)
-        writer.add_token_types([Kind.CONTROL] * 4 + [Kind.NORMAL] * (len(tokens) - 5) + [Kind.CONTROL])
+        writer.add_token_types(
+            [Kind.CONTROL] * 4 + [Kind.NORMAL] * (len(tokens) - 5) + [Kind.CONTROL]
+        )
         merges = (bpe_folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:]
         writer.add_token_merges([merge for merge in merges if merge])
-        for key, id in (("bos", 0), ("eos", 2), ("unknown", 3), ("seperator", 2), ("padding", 1), ("cls", 0)):
+        for key, id in (
+            ("bos", 0),
+            ("eos", 2),
+            ("unknown", 3),
+            ("seperator", 2),
+            ("padding", 1),
+            ("cls", 0),
+        ):
             writer.add_uint32(f"tokenizer.ggml.{key}_token_id", id)
         writer.add_mask_token_id(len(tokens) - 1)
 
@@ -256,19 +319,29 @@ def test_roberta_matches_the_repository(tmp_path: Path, bpe_folder: Path) -> Non
 
 # --- ModernBERT, in both directions
 
-MODERN = {"hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 5, "num_attention_heads": 4,
-          "local_attention": 10, "max_position_embeddings": 96, "architectures": ["ModernBertModel"]}  # fmt: skip
+MODERN = {
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "local_attention": 10,
+    "max_position_embeddings": 96,
+    "architectures": ["ModernBertModel"],
+}
 
 
 def modern_tokenizer() -> Tokenizer:
     """A byte-level BPE with the special tokens of ModernBERT around a text."""
     tokenizer = trained("olmo")
     special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
-    tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "[MASK]", normalized=False) for token in special])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, lstrip=token == "[MASK]", normalized=False) for token in special]
+    )
     tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-    )  # fmt: skip
+    )
     return tokenizer
 
 
@@ -277,11 +350,22 @@ def modern_tokenizer() -> Tokenizer:
     ("settings", "pattern"),
     [
         ({}, 3),
-        ({"layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 3}, [False, False, True, True, True]),
-        ({"hidden_activation": "silu", "rope_parameters": {"sliding_attention": {"rope_theta": 50.0}}}, 3),
+        (
+            {"layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 3},
+            [False, False, True, True, True],
+        ),
+        (
+            {
+                "hidden_activation": "silu",
+                "rope_parameters": {"sliding_attention": {"rope_theta": 50.0}},
+            },
+            3,
+        ),
     ],
 )
-def test_modernbert_is_written_and_read(settings: dict[str, Any], pattern: Any, tmp_path: Path) -> None:
+def test_modernbert_is_written_and_read(
+    settings: dict[str, Any], pattern: Any, tmp_path: Path
+) -> None:
     model = from_config("modernbert", vocab_size=61, **MODERN, **settings)
     draw(model)
     save_pretrained(model.eval(), tmp_path / "hub")
@@ -289,9 +373,9 @@ def test_modernbert_is_written_and_read(settings: dict[str, Any], pattern: Any, 
     header = read_header(tmp_path / "model.gguf")
     assert header.metadata["modern-bert.attention.sliding_window_pattern"] == pattern
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MODERN_BERT, MODERN["num_hidden_layers"])
-    assert {known.get_name(name, try_suffixes=(".weight",)) for name in Checkpoint(tmp_path / "hub")} == (
-        header.tensors.keys()
-    )
+    assert {
+        known.get_name(name, try_suffixes=(".weight",)) for name in Checkpoint(tmp_path / "hub")
+    } == (header.tensors.keys())
     again = from_pretrained(tmp_path / "model.gguf", device="cpu")
     ids = torch.tensor(ids_of(40)) % 61
     assert torch.equal(again(ids), model(ids))
@@ -299,14 +383,19 @@ def test_modernbert_is_written_and_read(settings: dict[str, Any], pattern: Any, 
 
 def test_modernbert_keeps_its_tokenizer_and_pooling(tmp_path: Path) -> None:
     theirs = modern_tokenizer()
-    ids = {f"{name}_token_id": theirs.token_to_id(f"[{token}]")
-           for name, token in (("bos", "CLS"), ("eos", "SEP"), ("pad", "PAD"))}  # fmt: skip
+    ids = {
+        f"{name}_token_id": theirs.token_to_id(f"[{token}]")
+        for name, token in (("bos", "CLS"), ("eos", "SEP"), ("pad", "PAD"))
+    }
     model = from_config("modernbert", vocab_size=theirs.get_vocab_size(), **MODERN, **ids)
     model.embedding_settings = EmbeddingSettings(pooling=("cls",), normalize=True)
     save_pretrained(model, tmp_path / "hub", theirs)
     write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     metadata = read_header(tmp_path / "model.gguf").metadata
-    assert (metadata["tokenizer.ggml.pre"], metadata["modern-bert.pooling_type"]) == ("modern-bert", 2)
+    assert (metadata["tokenizer.ggml.pre"], metadata["modern-bert.pooling_type"]) == (
+        "modern-bert",
+        2,
+    )
     for name in ("cls", "seperator", "mask", "unknown"):
         token = {"cls": "[CLS]", "seperator": "[SEP]", "mask": "[MASK]", "unknown": "[UNK]"}[name]
         assert metadata[f"tokenizer.ggml.{name}_token_id"] == theirs.token_to_id(token)
@@ -315,18 +404,28 @@ def test_modernbert_keeps_its_tokenizer_and_pooling(tmp_path: Path) -> None:
     assert_same_ids(tokenizer_from_pretrained(str(file)), theirs)
     rows = [[1, 2, 3]]
     assert from_pretrained(file, device="cpu").embedding_settings.pooling == ("cls",)
-    torch.testing.assert_close(embed(from_pretrained(file, device="cpu"), None, rows), embed(model.eval(), None, rows))
+    torch.testing.assert_close(
+        embed(from_pretrained(file, device="cpu"), None, rows), embed(model.eval(), None, rows)
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (EmbeddingSettings(pooling=("max",)), "have pooling max, which a GGUF file of modern-bert cannot express: use"),
+        (
+            EmbeddingSettings(pooling=("max",)),
+            "have pooling max, which a GGUF file of modern-bert cannot express: use",
+        ),
         (EmbeddingSettings(pooling=("cls", "mean")), r"have pooling cls \+ mean, which"),
-        (EmbeddingSettings(dense=(Dense(torch.eye(32), None, "Tanh"),)), "have dense layers, which"),
+        (
+            EmbeddingSettings(dense=(Dense(torch.eye(32), None, "Tanh"),)),
+            "have dense layers, which",
+        ),
     ],
 )
-def test_embeddings_beyond_gguf_are_rejected(settings: EmbeddingSettings, message: str, tmp_path: Path) -> None:
+def test_embeddings_beyond_gguf_are_rejected(
+    settings: EmbeddingSettings, message: str, tmp_path: Path
+) -> None:
     model = from_config("modernbert", vocab_size=61, **MODERN)
     model.embedding_settings = settings
     save_pretrained(model, tmp_path / "hub")
@@ -337,9 +436,13 @@ def test_embeddings_beyond_gguf_are_rejected(settings: EmbeddingSettings, messag
 
 def test_prompts_of_embeddings_are_named(tmp_path: Path) -> None:
     model = from_config("modernbert", vocab_size=61, **MODERN)
-    model.embedding_settings = EmbeddingSettings(lower_case=True, prompts={"query": "query: ", "document": ""})
+    model.embedding_settings = EmbeddingSettings(
+        lower_case=True, prompts={"query": "query: ", "document": ""}
+    )
     save_pretrained(model, tmp_path / "hub")
-    with pytest.warns(UserWarning, match="lacks the prompts and lower case of the repository's text embeddings"):
+    with pytest.warns(
+        UserWarning, match="lacks the prompts and lower case of the repository's text embeddings"
+    ):
         write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
 
 
@@ -361,7 +464,9 @@ def test_a_repository_without_pooling_has_none_in_its_file(tmp_path: Path) -> No
 
 def test_modernbert_with_a_head_is_rejected(tmp_path: Path) -> None:
     save_pretrained(
-        from_config("modernbert", vocab_size=61, **{**MODERN, "architectures": ["ModernBertForMaskedLM"]}),
+        from_config(
+            "modernbert", vocab_size=61, **{**MODERN, "architectures": ["ModernBertForMaskedLM"]}
+        ),
         tmp_path / "hub",
     )
     with pytest.raises(ValueError, match="has no head of ModernBERT: set architectures to"):

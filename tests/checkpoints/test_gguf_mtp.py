@@ -1,4 +1,6 @@
-"""GGUF files of Qwen 3.5 with a head for multi-token prediction: one more block, as llama.cpp's converter writes it."""
+"""GGUF files of Qwen 3.5 with a head for multi-token prediction: one more block, as llama.cpp's
+converter writes it.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ from references import CASES, ids_of
 
 import minhub_py
 from minhub_py import generate
-from minhub_py.config import changed, read
 from minhub_py.export.gguf import write_gguf
 from minhub_py.loading.files import open_files
-from minhub_py.pretrained import save_pretrained
-from minhub_py.registry import architecture_of
+from minhub_py.loading.pretrained import save_pretrained
+from minhub_py.models.config import changed, read
+from minhub_py.models.registry import architecture_of
 
-# Names of llama.cpp for the tensors below mtp.layers.0 (gguf-py/gguf/tensor_mapping.py), and below mtp.
+# Names of llama.cpp for the tensors below mtp.layers.0 (gguf-py/gguf/tensor_mapping.py), and below
+# mtp.
 LAYER = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
@@ -27,8 +30,12 @@ LAYER = {
     "shared_expert.factor": "ffn_gate_inp_shexp", "shared_expert.gate_proj": "ffn_gate_shexp",
     "shared_expert.up_proj": "ffn_up_shexp", "shared_expert.down_proj": "ffn_down_shexp",
 }  # fmt: skip
-HEAD = {"fc": "nextn.eh_proj", "pre_fc_norm_embedding": "nextn.enorm", "pre_fc_norm_hidden": "nextn.hnorm",
-        "norm": "nextn.shared_head_norm"}  # fmt: skip
+HEAD = {
+    "fc": "nextn.eh_proj",
+    "pre_fc_norm_embedding": "nextn.enorm",
+    "pre_fc_norm_hidden": "nextn.hnorm",
+    "norm": "nextn.shared_head_norm",
+}
 
 
 def new(name: str) -> Any:
@@ -47,8 +54,16 @@ def head_tensors(model: Any, block: int) -> dict[str, torch.Tensor]:
         if ".experts." in name:
             experts[name.split(".")[4].removesuffix("_proj")].append(tensor)
             continue
-        short = LAYER[stem.removeprefix("layers.0.")] if stem.startswith("layers.0.") else HEAD[stem]
-        value = tensor + 1 if "norm" in name else tensor.flatten() if stem.endswith("factor") else tensor
+        short = (
+            LAYER[stem.removeprefix("layers.0.")] if stem.startswith("layers.0.") else HEAD[stem]
+        )
+        value = (
+            tensor + 1
+            if "norm" in name
+            else tensor.flatten()
+            if stem.endswith("factor")
+            else tensor
+        )
         result[f"blk.{block}.{short}.weight"] = value
     for part, matrices in experts.items():
         if matrices:
@@ -103,5 +118,7 @@ def test_the_head_of_a_gguf_file_is_loaded_on_request(name: str, tmp_path: Path)
     with pytest.raises(ValueError, match="no head for multi-token prediction"):
         minhub_py.from_pretrained(tmp_path / "plain.gguf", mtp=True)
     two = with_head(tmp_path / "plain.gguf", tmp_path / "two.gguf", model, heads=2)
-    with pytest.raises(ValueError, match="it has 2 blocks for multi-token prediction; at most one is supported"):
+    with pytest.raises(
+        ValueError, match="it has 2 blocks for multi-token prediction; at most one is supported"
+    ):
         minhub_py.from_pretrained(two)

@@ -23,13 +23,16 @@ from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 def test_byte_level_bpe_matches_the_original(pre: str, tmp_path: Path) -> None:
     reference_tokenizer = trained(pre)
     file = write(
-        tmp_path / "model.gguf", reference("llama"), tokenizer=lambda writer: add_bpe(writer, reference_tokenizer, pre)
+        tmp_path / "model.gguf",
+        reference("llama"),
+        tokenizer=lambda writer: add_bpe(writer, reference_tokenizer, pre),
     )
     ours = tokenizer_from_pretrained(str(file))
     again = Tokenizer.from_str(ours.to_str())
     for text in [*texts(400), "<|im_start|>1234 it's<x>IT'S 5678<|endoftext|>", "é e\u0301 \u212b"]:
         expected, actual, saved = (
-            tokenizer.encode(text, add_special_tokens=False).ids for tokenizer in (reference_tokenizer, ours, again)
+            tokenizer.encode(text, add_special_tokens=False).ids
+            for tokenizer in (reference_tokenizer, ours, again)
         )
         assert expected == actual == saved
         assert ours.decode(expected) == reference_tokenizer.decode(expected)
@@ -40,10 +43,14 @@ def test_byte_level_bpe_matches_the_original(pre: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece_matches_the_original(prefix: bool, tmp_path: Path) -> None:
-    """Llama 2's form with a prefix space; Gemma's without it, with user-defined tokens, without an "unknown" type."""
+    """Llama 2's form with a prefix space; Gemma's without it, with user-defined tokens, without an
+    "unknown" type.
+    """
     own = {} if prefix else {"add_dummy_prefix": False, "user_defined_symbols": OWN}
     (tmp_path / "tokenizer.model").write_bytes(train(**LLAMA, **own))
-    reference_tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    reference_tokenizer = sentencepiece.SentencePieceProcessor(
+        model_file=str(tmp_path / "tokenizer.model")
+    )
     pieces = range(reference_tokenizer.vocab_size())
 
     def kind(id: int) -> int:
@@ -90,14 +97,21 @@ def test_phi3_pieces_of_unknown_type_are_unused(tmp_path: Path) -> None:
         writer.add_token_scores([*(piece.score for piece in theirs.pieces), -1000.0, -1000.0])
         writer.add_token_types([*kinds, UNKNOWN, UNKNOWN])
 
-    ours = tokenizer_from_pretrained(str(write(tmp_path / "model.gguf", reference("llama"), tokenizer=add)))
+    ours = tokenizer_from_pretrained(
+        str(write(tmp_path / "model.gguf", reference("llama"), tokenizer=add))
+    )
     usual = read_tokenizer(tmp_path)
     for text in texts(50):
-        assert ours.encode(text, add_special_tokens=False).ids == usual.encode(text, add_special_tokens=False).ids
+        assert (
+            ours.encode(text, add_special_tokens=False).ids
+            == usual.encode(text, add_special_tokens=False).ids
+        )
 
 
 def test_gemma4_matches_the_original(tmp_path: Path) -> None:
-    """BPE of characters with merges and bytes; lines and line breaks are separate words in llama.cpp."""
+    """BPE of characters with merges and bytes; lines and line breaks are separate words in
+    llama.cpp.
+    """
     theirs = character_bpe()
     saved, ids = json.loads(theirs.to_str()), theirs.get_vocab()
     tokens = sorted(ids, key=ids.__getitem__)
@@ -106,17 +120,23 @@ def test_gemma4_matches_the_original(tmp_path: Path) -> None:
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gemma4")
         writer.add_token_list(tokens)
-        writer.add_token_types([special.get(token, 6 if token.startswith("<0x") else 1) for token in tokens])
+        writer.add_token_types(
+            [special.get(token, 6 if token.startswith("<0x") else 1) for token in tokens]
+        )
         writer.add_token_merges([" ".join(pair) for pair in saved["model"]["merges"]])
         writer.add_bos_token_id(ids["<bos>"])
         writer.add_unk_token_id(ids["<unk>"])
         writer.add_add_bos_token(False)  # which llama.cpp ignores
 
-    ours = tokenizer_from_pretrained(str(write(tmp_path / "model.gguf", reference("llama"), tokenizer=add)))
+    ours = tokenizer_from_pretrained(
+        str(write(tmp_path / "model.gguf", reference("llama"), tokenizer=add))
+    )
     for text in [*texts(400), "<bos>Two  lines:\n\n\n<|tool_call>{}\r\n", "\u6f22\U0001f999"]:
         expected = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False).ids == expected, text
-        assert ours.decode(expected, skip_special_tokens=False) == theirs.decode(expected, skip_special_tokens=False)
+        assert ours.decode(expected, skip_special_tokens=False) == theirs.decode(
+            expected, skip_special_tokens=False
+        )
     assert ours.encode("a").ids == [ids["<bos>"], *theirs.encode("a").ids]
 
 
@@ -126,16 +146,28 @@ def test_gemma4_matches_the_original(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("apply", "message"),
     [
-        (change("tokenizer.ggml.pre", "poro-chat", "string"), "pre 'poro-chat' is not supported; supported are gpt-2"),
-        (change("tokenizer.ggml.model", "rwkv", "string"), "model is 'rwkv'; supported are gpt2, llama, t5, gemma4"),
+        (
+            change("tokenizer.ggml.pre", "poro-chat", "string"),
+            "pre 'poro-chat' is not supported; supported are gpt-2",
+        ),
+        (
+            change("tokenizer.ggml.model", "rwkv", "string"),
+            "model is 'rwkv'; supported are gpt2, llama, t5, gemma4",
+        ),
         (
             change("tokenizer.ggml.model", ["gpt2"], "array"),
             r"model is \['gpt2'\]; .*: use the original",
         ),
         (change("tokenizer.ggml.bos_token_id", 9999), "bos_token_id cannot be 9999"),
         (change("tokenizer.ggml.merges", ["a"], "array"), "is not a valid tokenizer"),
-        (change("tokenizer.ggml.merges", ["a zzz"], "array"), "the result of a merge is not a token"),
-        (change("tokenizer.ggml.tokens", ["a" * 200_000, "b"], "array"), "token of 200,000 characters"),
+        (
+            change("tokenizer.ggml.merges", ["a zzz"], "array"),
+            "the result of a merge is not a token",
+        ),
+        (
+            change("tokenizer.ggml.tokens", ["a" * 200_000, "b"], "array"),
+            "token of 200,000 characters",
+        ),
         (change("tokenizer.ggml.tokens", [1], "array"), "tokens is not a list of strings"),
         (change("tokenizer.ggml.token_type", [1], "array"), "does not have one number per token"),
     ],

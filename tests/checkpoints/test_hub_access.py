@@ -13,7 +13,7 @@ from paths import ROOT
 import minhub_py
 from minhub_py.checkpoints import hub as minhub
 from minhub_py.checkpoints import local
-from minhub_py.pretrained import read_config
+from minhub_py.loading.pretrained import read_config
 
 pytestmark = pytest.mark.usefixtures("waits")
 
@@ -81,12 +81,28 @@ def test_locate_distinguishes_builtins_folders_and_repositories(
     for unknown in ("minhub/other", "minhub/../folder", "minhub/"):
         with pytest.raises(FileNotFoundError, match="minhub/small, minhub/tiny"):
             local.locate(unknown)
-    for folder in ("folder", "./folder", "folder/", "~/folder", str(tmp_path / "folder"), Path("folder"), "owner/name"):
+    for folder in (
+        "folder",
+        "./folder",
+        "folder/",
+        "~/folder",
+        str(tmp_path / "folder"),
+        Path("folder"),
+        "owner/name",
+    ):
         path = local.locate(folder)
         assert path is not None
         assert path.samefile(tmp_path / folder if folder != "~/folder" else tmp_path / "folder")
         assert minhub.fetch(folder) == path
-    for absent in ("./gpt2", "../gpt2", "/gpt2/none", "~/gpt2", "gpt2/", "owner/gpt2/", Path("gpt2")):
+    for absent in (
+        "./gpt2",
+        "../gpt2",
+        "/gpt2/none",
+        "~/gpt2",
+        "gpt2/",
+        "owner/gpt2/",
+        Path("gpt2"),
+    ):
         with pytest.raises(FileNotFoundError, match="no folder"):
             local.locate(absent)
     for repository in ("gpt2", "owner/model", "EleutherAI/gpt-neo-1.3B"):
@@ -129,7 +145,8 @@ def test_misspelled_names_get_a_suggestion(
         message = str(caught.value)
         assert question in message
         assert ("Did you mean" in message) == bool(meant)
-        assert re.search("[Tt]here is no|neither a folder here", message)  # the name may also be a misspelled path
+        # the name may also be a misspelled path
+        assert re.search("[Tt]here is no|neither a folder here", message)
         if how == "offline":
             hub.stop()
 
@@ -137,7 +154,9 @@ def test_misspelled_names_get_a_suggestion(
 def test_revision_of_a_local_model_warns(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     for identifier in ("minhub/shakespeare-gpt2", str(tmp_path), tmp_path):
-        with pytest.warns(UserWarning, match=r"revision 'v3' is ignored: .* is not a repository") as caught:
+        with pytest.warns(
+            UserWarning, match=r"revision 'v3' is ignored: .* is not a repository"
+        ) as caught:
             minhub.fetch(identifier, "v3")
         assert len(caught) == 1
 
@@ -147,7 +166,9 @@ def test_published_sizes_need_no_network(hub: HubServer) -> None:
     for name in ("gpt2-medium", "openai-community/gpt2-medium"):
         _, config, folder = read_config(name)
         assert (config.n_layer, config.n_embd, folder) == (24, 1024, None)
-    with pytest.raises(ValueError, match="gpt2-medium has a model of the architecture gpt2, not gptneo"):
+    with pytest.raises(
+        ValueError, match="gpt2-medium has a model of the architecture gpt2, not gptneo"
+    ):
         minhub_py.gptneo_from_config("gpt2-medium")
     assert minhub_py.gpt2_from_config("gpt2").config.n_layer == 12
     assert hub.requests == []
@@ -174,5 +195,7 @@ def test_renamed_repository_is_followed_with_its_token(hub: HubServer) -> None:
 def test_import_loads_no_heavy_package() -> None:
     heavy = ("torch", "huggingface_hub", "httpx2", "tqdm")
     code = f"import sys, minhub_py.checkpoints.hub; print([m for m in {heavy} if m in sys.modules])"
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert completed.stdout.strip() == "[]"

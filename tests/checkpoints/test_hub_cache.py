@@ -10,9 +10,9 @@ from hub_files import REPO, SHARDED, SINGLE, SLEEP, SMALL, WEIGHTS, assert_files
 from hub_server import HubServer
 
 import minhub_py
-from minhub_py import inspection
 from minhub_py.checkpoints import hub as minhub
 from minhub_py.checkpoints import local
+from minhub_py.loading import inspection
 
 pytestmark = pytest.mark.usefixtures("waits")
 
@@ -27,22 +27,66 @@ def test_all_files_come_from_the_planned_commit(hub: HubServer) -> None:
 
 
 NO_REVISIONS = [
-    "", "/", "/etc/passwd", "../../../evil", "a/../../b", "..", ".", "a/.", ".hidden", "a/.b", "a..b", "a//b", "a/",
-    "-a", "a.lock", "a.lock/b", "a b", "a\nb", "\x1b[2J", "a\0", "a~1", "a^", "C:\\x", "a\\b", "a:b", "a?", "a*", "[a",
-    "@{1}", "@", "a.", "\udc80", "\u202e", "x" * 201, None, 1, b"main", Path("main"),
-]  # fmt: skip
+    "",
+    "/",
+    "/etc/passwd",
+    "../../../evil",
+    "a/../../b",
+    "..",
+    ".",
+    "a/.",
+    ".hidden",
+    "a/.b",
+    "a..b",
+    "a//b",
+    "a/",
+    "-a",
+    "a.lock",
+    "a.lock/b",
+    "a b",
+    "a\nb",
+    "\x1b[2J",
+    "a\0",
+    "a~1",
+    "a^",
+    "C:\\x",
+    "a\\b",
+    "a:b",
+    "a?",
+    "a*",
+    "[a",
+    "@{1}",
+    "@",
+    "a.",
+    "\udc80",
+    "\u202e",
+    "x" * 201,
+    None,
+    1,
+    b"main",
+    Path("main"),
+]
 
 
 def test_invalid_revisions_are_rejected_before_any_request(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     calls = (
-        minhub.fetch, minhub.plan_download, local.cached, local.locate, minhub_py.from_pretrained,
-        minhub_py.gpt2_from_config, minhub_py.tokenizer_from_pretrained, inspection.inspect, inspection.verify,
-    )  # fmt: skip
+        minhub.fetch,
+        minhub.plan_download,
+        local.cached,
+        local.locate,
+        minhub_py.from_pretrained,
+        minhub_py.gpt2_from_config,
+        minhub_py.tokenizer_from_pretrained,
+        inspection.inspect,
+        inspection.verify,
+    )
     for call in calls:
         for revision in NO_REVISIONS:
             for identifier in (REPO, "minhub/shakespeare-gpt2"):
-                with pytest.raises(ValueError, match="revision cannot be .*: give a branch, a tag") as caught:
+                with pytest.raises(
+                    ValueError, match="revision cannot be .*: give a branch, a tag"
+                ) as caught:
                     call(identifier, revision)
                 assert str(caught.value).isprintable()
     assert hub.requests == []
@@ -53,13 +97,19 @@ def test_ref_with_a_path_instead_of_a_commit_is_ignored(hub: HubServer) -> None:
     """Refs may be written by other programs."""
     hub.add(REPO, SINGLE)
     folder = minhub.fetch(REPO)
-    (folder.parent.parent / "refs" / "main").write_text(f"../../../../{folder.parent.parent.parent.name}")
+    (folder.parent.parent / "refs" / "main").write_text(
+        f"../../../../{folder.parent.parent.parent.name}"
+    )
     with pytest.raises(FileNotFoundError, match="neither a folder here nor in the local cache"):
         local.cached(REPO)
 
 
-@pytest.mark.parametrize("revision", ["main", "v1", "refs/pr/1", "commit", "feature/ünï", "v1.0-rc.1", "a@b"])
-def test_revisions_resolve_to_their_commits_online_and_offline(hub: HubServer, revision: str) -> None:
+@pytest.mark.parametrize(
+    "revision", ["main", "v1", "refs/pr/1", "commit", "feature/ünï", "v1.0-rc.1", "a@b"]
+)
+def test_revisions_resolve_to_their_commits_online_and_offline(
+    hub: HubServer, revision: str
+) -> None:
     first = hub.add(REPO, SINGLE, branch="refs/pr/1", tag=revision)
     if revision == "main":
         hub.repositories[REPO].refs["main"] = first
@@ -69,16 +119,24 @@ def test_revisions_resolve_to_their_commits_online_and_offline(hub: HubServer, r
     assert folder.name == first
     assert_files(folder, SINGLE)
     hub.stop()
-    assert minhub.fetch(REPO, first if revision == "commit" else revision, local_files_only=True) == folder
+    assert (
+        minhub.fetch(REPO, first if revision == "commit" else revision, local_files_only=True)
+        == folder
+    )
 
 
 @pytest.mark.parametrize("revisions", [("v1", "v1/x"), ("v1/x", "v1")])
-def test_conflicting_ref_paths_warn_and_stay_usable_by_commit(hub: HubServer, revisions: tuple[str, str]) -> None:
+def test_conflicting_ref_paths_warn_and_stay_usable_by_commit(
+    hub: HubServer, revisions: tuple[str, str]
+) -> None:
     first, second = revisions
     hub.add(REPO, SINGLE, tag=first)
     hub.add(REPO, SINGLE | {"merges.txt": "b a\n"}, tag=second)
     assert_files(minhub.fetch(REPO, first), SINGLE)
-    with pytest.warns(UserWarning, match=rf"^revision '{second}' is not recorded .*/refs/v1 is in the way: offline"):
+    with pytest.warns(
+        UserWarning,
+        match=rf"^revision '{second}' is not recorded .*/refs/v1 is in the way: offline",
+    ):
         folder = minhub.fetch(REPO, second)
     assert (folder / "merges.txt").read_text() == "b a\n"
     assert_files(minhub.fetch(REPO, first, local_files_only=True), SINGLE)
@@ -107,7 +165,9 @@ def test_file_in_place_of_a_cache_folder_is_explained(hub: HubServer, part: str)
     path = hub.cache / part.replace("COMMIT", minhub.plan_download(REPO, weights=False).commit)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("a file")
-    with pytest.raises(OSError, match=rf"^The cache cannot be used \([^:]+: {re.escape(str(path))}.*set HF_HOME"):
+    with pytest.raises(
+        OSError, match=rf"^The cache cannot be used \([^:]+: {re.escape(str(path))}.*set HF_HOME"
+    ):
         minhub.fetch(REPO)
     with pytest.raises(FileNotFoundError, match="run `minhub download owner/model` when online"):
         minhub.fetch(REPO, local_files_only=True)
@@ -128,15 +188,17 @@ def test_branch_update_applies_after_its_files_are_complete(hub: HubServer) -> N
     assert_files(old, SINGLE)
 
 
-def test_cached_files_are_not_downloaded_again(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cached_files_are_not_downloaded_again(
+    hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     hub.add(REPO, SHARDED)
     folder = minhub.fetch(REPO)
     assert_files(folder, SHARDED)
     small = sum(len(content) for content in SMALL.values())
     message = capsys.readouterr().err  # without the index, which the plan downloads
     assert (
-        f"Downloading {REPO} at {folder.name[:7]}: {len(SHARDED) - 1} files, {minhub.size(small + len(WEIGHTS))}"
-        in message
+        f"Downloading {REPO} at {folder.name[:7]}: {len(SHARDED) - 1} files,"
+        f" {minhub.size(small + len(WEIGHTS))}" in message
     )
     assert sorted(hub.fetched()) == sorted(SHARDED)
     hub.forget()
@@ -152,7 +214,9 @@ def test_cache_is_shared_with_huggingface_hub(hub: HubServer) -> None:
     folder = minhub.fetch(REPO)
     hub.forget()
     for name in [*SMALL, "model.safetensors"]:
-        assert huggingface_hub.hf_hub_download(REPO, name, local_files_only=True) == str(folder / name)
+        assert huggingface_hub.hf_hub_download(REPO, name, local_files_only=True) == str(
+            folder / name
+        )
     (scanned,) = huggingface_hub.scan_cache_dir().repos
     assert (scanned.repo_id, scanned.size_on_disk) == (REPO, minhub.plan_download(REPO).total_bytes)
 
@@ -163,7 +227,9 @@ def test_cache_is_shared_with_huggingface_hub(hub: HubServer) -> None:
     assert hub.fetched() == []
 
 
-def test_without_symlinks_snapshots_contain_the_files(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_symlinks_snapshots_contain_the_files(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_SYMLINKS", True)
     hub.add(REPO, {**SINGLE, "vocab.json": "{}"})  # the same bytes as tokenizer.json
     folder = minhub.fetch(REPO)
@@ -174,11 +240,15 @@ def test_without_symlinks_snapshots_contain_the_files(hub: HubServer, monkeypatc
     assert hub.fetched() == []
 
 
-def test_concurrent_calls_download_each_file_once(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_calls_download_each_file_once(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time, "sleep", SLEEP)  # for the lock
     hub.add(REPO, SINGLE)
     folders: list[Path] = []
-    threads = [threading.Thread(target=lambda: folders.append(minhub.fetch(REPO))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: folders.append(minhub.fetch(REPO))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -92,7 +92,9 @@ def test_corrupt_resumed_download_is_detected(hub: HubServer) -> None:
     assert hub.ranges("model.safetensors") == [500, None]
 
 
-@pytest.mark.parametrize(("size", "fails"), [(10, True), (len(WEIGHTS), True), (len(WEIGHTS) + 1, False)])
+@pytest.mark.parametrize(
+    ("size", "fails"), [(10, True), (len(WEIGHTS), True), (len(WEIGHTS) + 1, False)]
+)
 def test_stale_partial_file_fails_at_most_once(hub: HubServer, size: int, fails: bool) -> None:
     hub.add(REPO, SINGLE)
     minhub.fetch(REPO, weights=False)
@@ -121,7 +123,9 @@ def test_overloaded_hub_is_retried_after_the_requested_wait(
     assert sum(waits) == 21
 
 
-@pytest.mark.parametrize(("status", "message"), [(429, "rate limit is reached"), (503, "status 503")])
+@pytest.mark.parametrize(
+    ("status", "message"), [(429, "rate limit is reached"), (503, "status 503")]
+)
 @pytest.mark.parametrize("where", ["/api/", "/cdn/"])
 def test_overloaded_hub_fails_after_four_attempts(
     hub: HubServer, status: int, message: str, where: str, waits: list[float]
@@ -145,7 +149,9 @@ def test_overloaded_hub_falls_back_to_the_cached_copy(hub: HubServer) -> None:
 def test_excessive_retry_after_is_rejected(hub: HubServer, waits: list[float]) -> None:
     hub.add(REPO, SINGLE)
     hub.answer(503, retry_after=99_999_999, times=1)
-    with pytest.raises(ConnectionError, match="requests a wait of 100,000,000 seconds.*try again later"):
+    with pytest.raises(
+        ConnectionError, match="requests a wait of 100,000,000 seconds.*try again later"
+    ):
         minhub.fetch(REPO)
     hub.answer(429, headers={"RateLimit": '"api";r=0;t=' + "9" * 5000}, times=1)
     with pytest.raises(ConnectionError, match="requests a wait of"):
@@ -168,7 +174,10 @@ def test_waits_are_reported(hub: HubServer, capsys: pytest.CaptureFixture[str]) 
         minhub.plan_download(REPO)
     finally:
         transfer.listener.reset(before)
-    assert events[:2] == [("The Hub's rate limit is reached: trying again in 1 s", 0, 0), ("", 0, 0)]
+    assert events[:2] == [
+        ("The Hub's rate limit is reached: trying again in 1 s", 0, 0),
+        ("", 0, 0),
+    ]
     assert capsys.readouterr().err == ""
 
 
@@ -196,7 +205,9 @@ def test_endless_response_body_is_not_read(
 ) -> None:
     hub.add(REPO, SINGLE)
     hub.answer(
-        status, headers={"X-Error-Code": code, "X-Error-Message": "\x1b[2J", "X-HF-Warning": "a;\x1b[2J"}, flood=True
+        status,
+        headers={"X-Error-Code": code, "X-Error-Message": "\x1b[2J", "X-HF-Warning": "a;\x1b[2J"},
+        flood=True,
     )
     with pytest.raises(error, match=message) as caught:
         minhub.plan_download(REPO)
@@ -215,7 +226,10 @@ def test_redirect_body_is_not_decompressed(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     packed = gzip.compress(gzip.compress(bytes(64_000_000)))
     assert len(packed) < 1_000
-    headers = {"Location": f"{hub.url}/api/models/{REPO}/revision/main?blobs=true", "Content-Encoding": "gzip, gzip"}
+    headers = {
+        "Location": f"{hub.url}/api/models/{REPO}/revision/main?blobs=true",
+        "Content-Encoding": "gzip, gzip",
+    }
     hub.answer(302, headers=headers, body=packed, times=1)
     tracemalloc.start()
     try:
@@ -259,7 +273,12 @@ def test_waiting_for_a_lock_is_reported(hub: HubServer, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(time, "sleep", SLEEP)
     hub.add(REPO, SINGLE)
-    path = hub.cache / ".locks" / "models--owner--model" / f"{hashlib.sha256(WEIGHTS).hexdigest()}.lock"
+    path = (
+        hub.cache
+        / ".locks"
+        / "models--owner--model"
+        / f"{hashlib.sha256(WEIGHTS).hexdigest()}.lock"
+    )
     path.parent.mkdir(parents=True)
     lock = filelock.FileLock(path)
     lock.acquire()
@@ -279,19 +298,27 @@ def test_waiting_for_a_lock_is_reported(hub: HubServer, monkeypatch: pytest.Monk
     assert "Another process is downloading model.safetensors: waiting for it" in messages
 
 
-def test_oversized_config_is_rejected_before_download(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_config_is_rejected_before_download(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(minhub, "MAX_SMALL", 20)
     hub.add(REPO, SINGLE)
-    with pytest.raises(ValueError, match=r"config\.json of owner/model has 22 B; the maximum is 20 B"):
+    with pytest.raises(
+        ValueError, match=r"config\.json of owner/model has 22 B; the maximum is 20 B"
+    ):
         minhub.fetch(REPO)
     assert hub.fetched() == []
 
 
 @pytest.mark.parametrize("size", [-1, 2**60, 10**400, True, 1.5, "1", None])
-def test_invalid_file_size_is_rejected(hub: HubServer, size: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_file_size_is_rejected(
+    hub: HubServer, size: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add(REPO, SINGLE)
     entry = {"rfilename": "config.json", "size": size, "blobId": "0" * 40}
-    monkeypatch.setattr("hub_server.Handler.info", lambda *_: {"sha": "0" * 40, "siblings": [entry]})
+    monkeypatch.setattr(
+        "hub_server.Handler.info", lambda *_: {"sha": "0" * 40, "siblings": [entry]}
+    )
     with pytest.raises(ConnectionError, match="not the Hub") as caught:
         minhub.plan_download(REPO)
     assert len(str(caught.value)) < 200
@@ -304,7 +331,9 @@ def test_captive_portal_is_rejected(hub: HubServer) -> None:
         minhub.plan_download(REPO)
 
 
-def test_full_disk_is_detected_before_download(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_detected_before_download(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add(REPO, SINGLE)
     cut_off(hub, 40_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=59_999))

@@ -17,13 +17,26 @@ pytestmark = pytest.mark.usefixtures("waits")
     [
         (["model.safetensors", "pytorch_model.bin", "flax_model.msgpack"], ["model.safetensors"]),
         (["model.safetensors", "model.safetensors.index.json", *SHARDS], ["model.safetensors"]),
-        (["model.safetensors.index.json", *SHARDS, "pytorch_model.bin"], ["model.safetensors.index.json", *SHARDS]),
-        (["pytorch_model.bin", "rust_model.ot", "pytorch_model.bin.index.json"], ["pytorch_model.bin"]),
-        (["pytorch_model.bin.index.json", *SHARDS, "onnx/model.onnx"], ["pytorch_model.bin.index.json", *SHARDS]),
+        (
+            ["model.safetensors.index.json", *SHARDS, "pytorch_model.bin"],
+            ["model.safetensors.index.json", *SHARDS],
+        ),
+        (
+            ["pytorch_model.bin", "rust_model.ot", "pytorch_model.bin.index.json"],
+            ["pytorch_model.bin"],
+        ),
+        (
+            ["pytorch_model.bin.index.json", *SHARDS, "onnx/model.onnx"],
+            ["pytorch_model.bin.index.json", *SHARDS],
+        ),
     ],
 )
-def test_plan_selects_one_weight_format(hub: HubServer, files: list[str], weights: list[str]) -> None:
-    hub.add(REPO, {**SMALL, **{name: INDEX if name.endswith("index.json") else name for name in files}})
+def test_plan_selects_one_weight_format(
+    hub: HubServer, files: list[str], weights: list[str]
+) -> None:
+    hub.add(
+        REPO, {**SMALL, **{name: INDEX if name.endswith("index.json") else name for name in files}}
+    )
     assert sorted(names(minhub.plan_download(REPO))) == sorted([*SMALL, *weights])
     folder = minhub.fetch(REPO)
     assert sorted(path.name for path in folder.iterdir()) == sorted([*SMALL, *weights])
@@ -39,12 +52,21 @@ def test_plan_lists_files_without_downloading_them(hub: HubServer) -> None:
     weights, config = plan.files[-1], plan.files[-2]
     assert (weights.sha256, weights.git_sha1) == (hashlib.sha256(WEIGHTS).hexdigest(), None)
     text = SMALL["config.json"].encode()
-    assert (config.sha256, config.git_sha1) == (None, hashlib.sha1(b"blob %d\0" % len(text) + text).hexdigest())
+    assert (config.sha256, config.git_sha1) == (
+        None,
+        hashlib.sha1(b"blob %d\0" % len(text) + text).hexdigest(),
+    )
     assert hub.fetched() == []
-    assert names(minhub.plan_download(REPO, weights=False)) == ["tokenizer.json", "merges.txt", "config.json"]
+    assert names(minhub.plan_download(REPO, weights=False)) == [
+        "tokenizer.json",
+        "merges.txt",
+        "config.json",
+    ]
 
 
-@pytest.mark.parametrize("files", [{"model.gguf": "x", "flax_model.msgpack": "x"}, {"onnx/model.onnx": "x"}])
+@pytest.mark.parametrize(
+    "files", [{"model.gguf": "x", "flax_model.msgpack": "x"}, {"onnx/model.onnx": "x"}]
+)
 def test_missing_weights_error_lists_available_files(hub: HubServer, files: dict[str, str]) -> None:
     hub.add(REPO, {**SMALL, **files})
     with pytest.raises(FileNotFoundError, match=next(iter(sorted(files)))):
@@ -61,11 +83,23 @@ def test_missing_config_is_an_error(hub: HubServer) -> None:
 @pytest.mark.parametrize(
     ("index", "error", "message"),
     [
-        ('{"weight_map": {"a": "../../x.safetensors"}}', ValueError, "not a weight file in its folder"),
+        (
+            '{"weight_map": {"a": "../../x.safetensors"}}',
+            ValueError,
+            "not a weight file in its folder",
+        ),
         ('{"weight_map": {"a": "/etc/passwd"}}', ValueError, "not a weight file in its folder"),
-        ('{"weight_map": {"a": "..\\\\x.safetensors"}}', ValueError, "not a weight file in its folder"),
+        (
+            '{"weight_map": {"a": "..\\\\x.safetensors"}}',
+            ValueError,
+            "not a weight file in its folder",
+        ),
         ('{"weight_map": {"a": ".."}}', ValueError, "not a weight file in its folder"),
-        ('{"weight_map": {"a": 1}}', ValueError, "weight_map.a must be a string, not 1: download it again"),
+        (
+            '{"weight_map": {"a": 1}}',
+            ValueError,
+            "weight_map.a must be a string, not 1: download it again",
+        ),
         ('{"weight_map": {}}', ValueError, "not a weight file in its folder"),
         ('{"weight_map": {"a": "model-9.safetensors"}}', FileNotFoundError, "model-9.safetensors"),
         ('{"weight_map": ["model-1.safetensors"]}', ValueError, "weight_map must be an object"),
@@ -77,8 +111,15 @@ def test_missing_config_is_an_error(hub: HubServer) -> None:
         ("[" * 100_000, ValueError, "not valid JSON .*nested too deeply"),
     ],
 )
-def test_malicious_shard_index_is_rejected(hub: HubServer, index: str, error: type[Exception], message: str) -> None:
-    files = {**SHARDED, "model.safetensors.index.json": index, "../../x.safetensors": "x", "..\\x.safetensors": "x"}
+def test_malicious_shard_index_is_rejected(
+    hub: HubServer, index: str, error: type[Exception], message: str
+) -> None:
+    files = {
+        **SHARDED,
+        "model.safetensors.index.json": index,
+        "../../x.safetensors": "x",
+        "..\\x.safetensors": "x",
+    }
     hub.add(REPO, files)
     with pytest.raises(error, match=message):
         minhub.fetch(REPO)
@@ -86,7 +127,9 @@ def test_malicious_shard_index_is_rejected(hub: HubServer, index: str, error: ty
 
 
 @pytest.mark.parametrize("field", ["sha", "hash"])
-def test_malicious_file_list_is_rejected(hub: HubServer, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malicious_file_list_is_rejected(
+    hub: HubServer, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add(REPO, SINGLE)
     if field == "sha":
         entry = hub.repositories[REPO]
@@ -106,5 +149,9 @@ def test_unusable_file_names_in_the_list_are_ignored(hub: HubServer) -> None:
 
 def test_shard_name_of_maximum_length_is_downloaded(hub: HubServer) -> None:
     name = "m" * 241 + ".safetensors"
-    hub.add(REPO, SMALL | {name: WEIGHTS, "model.safetensors.index.json": json.dumps({"weight_map": {"a": name}})})
+    hub.add(
+        REPO,
+        SMALL
+        | {name: WEIGHTS, "model.safetensors.index.json": json.dumps({"weight_map": {"a": name}})},
+    )
     assert (minhub.fetch(REPO) / name).read_bytes() == WEIGHTS

@@ -62,14 +62,23 @@ def test_offline_opens_no_socket(hub: HubServer) -> None:
 def test_an_invalid_address_of_the_hub_is_named(address: str) -> None:
     code = f"from minhub_py.checkpoints import hub; hub.fetch({REPO!r})"
     result = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "HF_ENDPOINT": address}, cwd=ROOT, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert f"ConnectionError: HF_ENDPOINT is {address!r}, which is not an address such as" in result.stderr
+        [sys.executable, "-c", code],
+        env={**os.environ, "HF_ENDPOINT": address},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (
+        f"ConnectionError: HF_ENDPOINT is {address!r}, which is not an address such as"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize("how", ["argument", "environment", "import"])
-def test_offline_settings_open_no_connection(hub: HubServer, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_settings_open_no_connection(
+    hub: HubServer, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add(REPO, SINGLE)
     folder = minhub.fetch(REPO)
     hub.forget()

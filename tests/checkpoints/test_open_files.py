@@ -1,4 +1,6 @@
-"""A model is loaded once, from one commit, with its companions; a head that differs from the embedding is used."""
+"""A model is loaded once, from one commit, with its companions; a head that differs from the
+embedding is used.
+"""
 
 import json
 import shutil
@@ -19,8 +21,8 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer
 from minhub_py.cli.loading import open_model
 from minhub_py.export.convert import convert
-from minhub_py.inspection import verify
 from minhub_py.loading.files import open_files
+from minhub_py.loading.inspection import verify
 
 REPO = "owner/model"
 IDS = torch.arange(12).unsqueeze(0)
@@ -65,7 +67,9 @@ class MovingBranch(list[Request]):
 
 @pytest.fixture
 def moving(hub: HubServer, tmp_path: Path) -> tuple[MovingBranch, list[Path]]:
-    """A branch of three commits, whose models and tokenizers differ, and folders with the same content."""
+    """A branch of three commits, whose models and tokenizers differ, and folders with the same
+    content.
+    """
     folders, commits = [], []
     letters = "".join(sorted(set(TEXT)))
     for seed in range(3):
@@ -134,7 +138,7 @@ def test_checkpoint_files_are_read_once(tmp_path: Path) -> None:
     checkpoint = open_files(tmp_path)
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_text("{")
-    assert minhub_py.pretrained.load(checkpoint).config.eos_token_id == 3
+    assert minhub_py.loading.pretrained.load(checkpoint).config.eos_token_id == 3
 
 
 def test_revision_requires_a_start_model(tmp_path: Path) -> None:
@@ -152,8 +156,10 @@ def test_chat_template_is_saved_with_the_tokenizer(hub: HubServer, tmp_path: Pat
     save_pretrained(fresh("gpt2", 0), source, tokenizer)
     assert set(files_of(source)) == {"config.json", "model.safetensors", "tokenizer.json"}
     companions = {
-        "chat_template.jinja": TEMPLATE.encode(), "tokenizer_config.json": b"{}", "special_tokens_map.json": b"{}"
-    }  # fmt: skip
+        "chat_template.jinja": TEMPLATE.encode(),
+        "tokenizer_config.json": b"{}",
+        "special_tokens_map.json": b"{}",
+    }
     for name, content in companions.items():
         (source / name).write_bytes(content)
     hub.add(REPO, {**files_of(source), "tokenizer.model": "not needed", "tekken.json": "{}"})
@@ -164,16 +170,27 @@ def test_chat_template_is_saved_with_the_tokenizer(hub: HubServer, tmp_path: Pat
     read = read_tokenizer(fetched.path)
     save_pretrained(from_pretrained(REPO), tmp_path / "saved", read)
     (tmp_path / "text.txt").write_text(TEXT)
-    run = train(tmp_path / "text.txt", tmp_path / "run", start=REPO, listener=Notes(), context=16, batch=2, steps=1,
-                evaluate_tokens=64)  # fmt: skip
+    run = train(
+        tmp_path / "text.txt",
+        tmp_path / "run",
+        start=REPO,
+        listener=Notes(),
+        context=16,
+        batch=2,
+        steps=1,
+        evaluate_tokens=64,
+    )
     [last] = run.files.all_checkpoints()
     for folder in (tmp_path / "converted", tmp_path / "saved", run.folder, last):
         assert files_of(folder).items() >= companions.items(), folder
     save_pretrained(from_pretrained(REPO), tmp_path / "saved", Tokenizer.from_str(read.to_str()))
-    assert "chat_template.jinja" not in files_of(tmp_path / "saved")  # it belonged to the previous tokenizer
+    # it belonged to the previous tokenizer
+    assert "chat_template.jinja" not in files_of(tmp_path / "saved")
 
 
-def test_other_tokenizer_formats_are_downloaded_only_if_needed(hub: HubServer, tmp_path: Path) -> None:
+def test_other_tokenizer_formats_are_downloaded_only_if_needed(
+    hub: HubServer, tmp_path: Path
+) -> None:
     save_pretrained(fresh("gpt2", 0), tmp_path)
     hub.add(REPO, {**files_of(tmp_path), "tekken.json": "{}", "tokenizer.model.v3": "no such form"})
     with pytest.raises(ValueError, match=r"tekken\.json is not a tekken tokenizer"):
@@ -205,25 +222,35 @@ def test_head_that_differs_from_a_tied_embedding_is_used(family: str, tmp_path: 
         reference_model = AutoModelForCausalLM.from_pretrained(tmp_path / "tied").eval()
         torch.testing.assert_close(actual(IDS), reference_model(IDS).logits, rtol=0, atol=2e-6)
     for kind in ("int8", "nf4"):
-        small, expected = (from_pretrained(tmp_path / name, device="cpu", quantize=kind) for name in ("tied", "untied"))
+        small, expected = (
+            from_pretrained(tmp_path / name, device="cpu", quantize=kind)
+            for name in ("tied", "untied")
+        )
         assert torch.equal(small(IDS), expected(IDS))
 
     save_pretrained(actual, tmp_path / "saved")
     convert(open_files(tmp_path / "tied"), tmp_path / "native", to="native")
     convert(open_files(tmp_path / "native"), tmp_path / "hub")
     for name in ("saved", "native", "hub"):
-        assert json.loads((tmp_path / name / "config.json").read_text())["tie_word_embeddings"] is False
+        assert (
+            json.loads((tmp_path / name / "config.json").read_text())["tie_word_embeddings"]
+            is False
+        )
         assert torch.equal(from_pretrained(tmp_path / name, device="cpu")(IDS), model(IDS))
         assert verify(str(tmp_path / name))["problems"] == []
     [problem] = verify(str(tmp_path / "tied"))["problems"]
-    assert problem.endswith("to which config.json ties it, and is used: set tie_word_embeddings to false")
+    assert problem.endswith(
+        "to which config.json ties it, and is used: set tie_word_embeddings to false"
+    )
 
 
 @pytest.mark.parametrize("family", SIZES)
 def test_head_that_copies_the_embedding_stays_tied(family: str, tmp_path: Path) -> None:
     model = fresh(family, 0, tie_word_embeddings=True)
     head = "head.weight" if family == "lstm" else "lm_head.weight"
-    embedding = next(tensor for name, tensor in model.state_dict().items() if name.startswith(("wte", "embed")))
+    embedding = next(
+        tensor for name, tensor in model.state_dict().items() if name.startswith(("wte", "embed"))
+    )
     untied = fresh(family, 1, tie_word_embeddings=False)
     untied.load_state_dict({**model.state_dict(), head: embedding})
     save_pretrained(untied, tmp_path)
@@ -240,5 +267,7 @@ def test_head_of_another_shape_is_rejected(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:-1].clone()
     save_file(tensors, tmp_path / "model.safetensors")
     set_config(tmp_path, tie_word_embeddings=True)
-    with pytest.raises(ValueError, match=r"lm_head\.weight is \(63, 32\), the config says \(64, 32\)"):
+    with pytest.raises(
+        ValueError, match=r"lm_head\.weight is \(63, 32\), the config says \(64, 32\)"
+    ):
         from_pretrained(tmp_path)

@@ -1,4 +1,6 @@
-"""Published values of real checkpoints. These access the real Hub and are run manually: pytest -m hub."""
+"""Published values of real checkpoints. These access the real Hub and are run manually: pytest -m
+hub.
+"""
 
 import pytest
 import torch
@@ -27,11 +29,32 @@ def test_gpt2() -> None:
 
 def test_gptneo() -> None:
     model = gptneo_from_pretrained("EleutherAI/gpt-neo-1.3B")
-    expected = [12, 3380, 4866, 286, 262, 1492, 11, 543, 318, 257, 4947, 286, 27126, 416, 262, 2739, 1772, 11]
+    expected = [
+        12,
+        3380,
+        4866,
+        286,
+        262,
+        1492,
+        11,
+        543,
+        318,
+        257,
+        4947,
+        286,
+        27126,
+        416,
+        262,
+        2739,
+        1772,
+        11,
+    ]
     assert generate(model, [[464, 3290]], 18, temperature=0) == [expected]
 
 
-@pytest.mark.parametrize(("name", "expected"), [("google-t5/t5-small", -19.0845), ("google/t5-v1_1-small", -59.0293)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("google-t5/t5-small", -19.0845), ("google/t5-v1_1-small", -59.0293)]
+)
 def test_t5(name: str, expected: float) -> None:
     """The sum of the log-probabilities of "Hi I am" as the answer to "Hello there"."""
     [logprobs] = score(from_pretrained(name), [[8774, 132, 1]], targets=[[2018, 27, 183, 1]])
@@ -39,6 +62,9 @@ def test_t5(name: str, expected: float) -> None:
 
 
 def test_t5_writes() -> None:
-    model, tokenizer = from_pretrained("google-t5/t5-small"), tokenizer_from_pretrained("google-t5/t5-small")
+    model, tokenizer = (
+        from_pretrained("google-t5/t5-small"),
+        tokenizer_from_pretrained("google-t5/t5-small"),
+    )
     [ids] = generate(model, [tokenizer.encode("summarize: Hello there").ids], 20, temperature=0)
     assert tokenizer.decode(ids) == "Hello there!"

@@ -1,4 +1,6 @@
-"""Repositories of sentence-transformers: the files of save_pretrained(), and pooling without the prompt."""
+"""Repositories of sentence-transformers: the files of save_pretrained(), and pooling without the
+prompt.
+"""
 
 import json
 from pathlib import Path
@@ -18,22 +20,45 @@ from minhub_py.cli.main import main
 TEXTS = ["The cat sat on the mat", "a dog ran", "", "lovely weather " * 30]
 
 
-def write_dense(folder: Path, number: int, rows: int, columns: int, activation: str, **settings: Any) -> None:
+def write_dense(
+    folder: Path, number: int, rows: int, columns: int, activation: str, **settings: Any
+) -> None:
     path = folder / f"{number}_Dense"
     path.mkdir()
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(number))
-    save_file({"linear.weight": weight, **({"linear.bias": weight[:, 0].clone()} if settings["bias"] else {})},
-              path / "model.safetensors")  # fmt: skip
-    (path / "config.json").write_text(json.dumps({
-        "in_features": columns, "out_features": rows, "activation_function": activation, **settings
-    }))  # fmt: skip
+    save_file(
+        {
+            "linear.weight": weight,
+            **({"linear.bias": weight[:, 0].clone()} if settings["bias"] else {}),
+        },
+        path / "model.safetensors",
+    )
+    (path / "config.json").write_text(
+        json.dumps(
+            {
+                "in_features": columns,
+                "out_features": rows,
+                "activation_function": activation,
+                **settings,
+            }
+        )
+    )
 
 
 def write_kinds(folder: Path, *kinds: str) -> None:
     """modules.json with these modules after the pooling."""
-    paths = [("Transformer", ""), ("Pooling", "1_Pooling"), *((kind, f"{i}_{kind}") for i, kind in enumerate(kinds, 2))]
+    paths = [
+        ("Transformer", ""),
+        ("Pooling", "1_Pooling"),
+        *((kind, f"{i}_{kind}") for i, kind in enumerate(kinds, 2)),
+    ]
     modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": index,
+            "name": str(index),
+            "path": path,
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for index, (kind, path) in enumerate(paths)
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -53,17 +78,28 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     elif request.param == "mean":
         settings |= {"pooling_mode_mean_tokens": True}
     elif request.param == "several":  # in an order that the old names cannot express
-        settings |= {"pooling_mode": ["weightedmean", "cls", "mean_sqrt_len_tokens"], "embedding_dimension": 48}
+        settings |= {
+            "pooling_mode": ["weightedmean", "cls", "mean_sqrt_len_tokens"],
+            "embedding_dimension": 48,
+        }
     elif request.param == "prompt":
         settings |= {"pooling_mode_weightedmean_tokens": True, "include_prompt": False}
         (folder / "config_sentence_transformers.json").write_text(
-            json.dumps({"prompts": {"query": "the dog ran : "}, "default_prompt_name": "query", "truncate_dim": 20,
-                        "similarity_fn_name": "dot"})
-        )  # fmt: skip
+            json.dumps(
+                {
+                    "prompts": {"query": "the dog ran : "},
+                    "default_prompt_name": "query",
+                    "truncate_dim": 20,
+                    "similarity_fn_name": "dot",
+                }
+            )
+        )
     else:
         settings |= {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
         write_dense(folder, 2, 20, 96, "torch.nn.modules.activation.Tanh", bias=True)
-        write_dense(folder, 3, 20, 20, "torch.nn.modules.linear.Identity", bias=False, use_residual=True)
+        write_dense(
+            folder, 3, 20, 20, "torch.nn.modules.linear.Identity", bias=False, use_residual=True
+        )
         write_kinds(folder, "Dense", "Dense", "Normalize")
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
     return folder
@@ -71,13 +107,18 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def settings_without_weights(folder: Path) -> dict[str, Any]:
     settings = vars(read_embedding_settings(folder)).copy()
-    settings["dense"] = [(dense.activation, dense.residual, dense.bias is None) for dense in settings["dense"]]
+    settings["dense"] = [
+        (dense.activation, dense.residual, dense.bias is None) for dense in settings["dense"]
+    ]
     return settings
 
 
 @pytest.mark.parametrize("way", ["save", "convert"])
 def test_a_saved_model_has_the_same_embeddings(repository: Path, way: str, tmp_path: Path) -> None:
-    model, tokenizer = from_pretrained(repository, device="cpu"), tokenizer_from_pretrained(repository)
+    model, tokenizer = (
+        from_pretrained(repository, device="cpu"),
+        tokenizer_from_pretrained(repository),
+    )
     saved = tmp_path / "saved"
     if way == "save":
         save_pretrained(model, saved, tokenizer)
@@ -88,7 +129,8 @@ def test_a_saved_model_has_the_same_embeddings(repository: Path, way: str, tmp_p
     vectors = embed(model, tokenizer, TEXTS)
     assert torch.equal(embed(again, tokenizer_from_pretrained(saved), TEXTS), vectors)
     model.embedding_settings = None
-    save_pretrained(model, saved)  # the settings of the previous model do not remain, but its tokenizer does
+    # the settings of the previous model do not remain, but its tokenizer does
+    save_pretrained(model, saved)
     assert read_embedding_settings(saved) is None
     assert tokenizer_from_pretrained(saved).to_str() == tokenizer.to_str()
 
@@ -97,7 +139,10 @@ def test_a_saved_model_has_the_same_embeddings(repository: Path, way: str, tmp_p
 def test_sentence_transformers_loads_what_is_saved(repository: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    model, tokenizer = from_pretrained(repository, device="cpu"), tokenizer_from_pretrained(repository)
+    model, tokenizer = (
+        from_pretrained(repository, device="cpu"),
+        tokenizer_from_pretrained(repository),
+    )
     save_pretrained(model, tmp_path / "saved", tokenizer)
     vectors = embed(model, tokenizer, TEXTS)
     for folder in (repository, tmp_path / "saved"):
@@ -139,14 +184,20 @@ def test_a_text_truncated_within_its_prompt_pools_no_token(length: int) -> None:
 
 def test_a_truncated_prompt_leaves_the_last_special_token(tmp_path: Path) -> None:
     folder = write_sentence_encoder(tmp_path, max_length=12)
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"long": "the dog ran on " * 6}}))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode": "mean", "include_prompt": False})
+    )
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"long": "the dog ran on " * 6}})
+    )
     model, tokenizer = from_pretrained(folder, device="cpu"), tokenizer_from_pretrained(folder)
     result = embed(model, tokenizer, TEXTS, prompt="long")
     ids = tokenizer.encode("the dog ran on " * 6).ids
     with torch.no_grad():
         last = model.hidden_states(torch.tensor([[*ids[:11], ids[-1]]]))[0, -1]
-    torch.testing.assert_close(result, torch.nn.functional.normalize(last, dim=0).expand(4, 48), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        result, torch.nn.functional.normalize(last, dim=0).expand(4, 48), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "weightedmean", "cls"])
@@ -165,4 +216,6 @@ def test_prompts_left_out_equal_sentence_transformers(pooling: str, tmp_path: Pa
     peer = SentenceTransformer(str(folder), device="cpu")
     for prompt in prompts:
         expected = peer.encode(TEXTS, prompt_name=prompt, convert_to_tensor=True)
-        torch.testing.assert_close(embed(model, tokenizer, TEXTS, prompt=prompt), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            embed(model, tokenizer, TEXTS, prompt=prompt), expected, rtol=0, atol=1e-5
+        )

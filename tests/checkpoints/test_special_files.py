@@ -17,7 +17,12 @@ from minhub_py.export.convert import convert
 from minhub_py.loading.files import open_files
 from minhub_py.system.files import read_bytes
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 KINDS = ["FIFO", "device"]
 
 
@@ -36,24 +41,48 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "model.safetensors.index.json"]
+)
 def test_loading_a_model_rejects_them(folder: Path, name: str, kind: str) -> None:
     if name.endswith("index.json"):
         (folder / "model.safetensors").unlink()
     replace(folder / name, kind)
     # An index that is not a file does not count as one.
-    with pytest.raises((ValueError, FileNotFoundError), match=f"is not a regular file, but a {kind}|has no weights"):
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=f"is not a regular file, but a {kind}|has no weights"
+    ):
         assert from_pretrained(folder, device="cpu").generation_config is None
     assert failed("inspect", folder) or name == "generation_config.json"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                                  "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model",
-                                  "tekken.json", "qwen.tiktoken", "vocab.txt"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "tekken.json",
+        "qwen.tiktoken",
+        "vocab.txt",
+    ],
+)
 def test_loading_a_tokenizer_rejects_them(folder: Path, name: str, kind: str) -> None:
-    if name in ("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "tekken.json", "qwen.tiktoken",
-                "vocab.txt"):  # fmt: skip
+    if name in (
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "tekken.json",
+        "qwen.tiktoken",
+        "vocab.txt",
+    ):
         (folder / "tokenizer.json").unlink()
     if name == "merges.txt":
         (folder / "vocab.json").write_text(json.dumps({"a": 0}))
@@ -63,8 +92,12 @@ def test_loading_a_tokenizer_rejects_them(folder: Path, name: str, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
-def test_chat_templates_and_conversion_ignore_or_reject_them(folder: Path, name: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+)
+def test_chat_templates_and_conversion_ignore_or_reject_them(
+    folder: Path, name: str, kind: str
+) -> None:
     """Templates are used only if they are files."""
     (folder / name).parent.mkdir(exist_ok=True)
     replace(folder / name, kind)

@@ -38,8 +38,8 @@ def test_gpt2_encodes_to_the_published_ids() -> None:
         "Enough languishing in custody. Equality"
     )
     expected = (
-        "2949 7077 318 10893 319 262 5527 11 2489 286 262 3595 318 257 20596 9546 2644 31779 2786 3929 287 10804 13 "
-        "31428"
+        "2949 7077 318 10893 319 262 5527 11 2489 286 262 3595 318 257 20596 9546 2644 31779 2786"
+        " 3929 287 10804 13 31428"
     )
     assert gpt2.encode(text).ids == [int(id) for id in expected.split()]
     assert gpt2.decode(gpt2.encode(text).ids) == text
@@ -62,8 +62,12 @@ def test_special_tokens_are_not_decoded(bpe: Tokenizer) -> None:
 def test_byte_level_bpe_matches_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
     from transformers import GPT2TokenizerFast
 
-    reference_model = GPT2TokenizerFast(vocab=str(bpe_folder / "vocab.json"), merges=str(bpe_folder / "merges.txt"))
-    text = (ROOT / "minhub_py" / "models" / "gpt2.py").read_text() + "naïve 漢字 🎉🎉 \u200d\n\n\t  x  "
+    reference_model = GPT2TokenizerFast(
+        vocab=str(bpe_folder / "vocab.json"), merges=str(bpe_folder / "merges.txt")
+    )
+    text = (
+        ROOT / "minhub_py" / "models" / "gpt2.py"
+    ).read_text() + "naïve 漢字 🎉🎉 \u200d\n\n\t  x  "
     assert bpe.encode(text).ids == reference_model(text)["input_ids"]
 
 
@@ -83,7 +87,8 @@ def test_decode_stream_continues_after_invalid_utf8(bpe: Tokenizer) -> None:
         ids = [rng.randrange(SIZE - 1) for _ in range(rng.randrange(1, 40))]
         streamed, text = "".join(decode_stream(bpe, ids)), bpe.decode(ids)
         assert text.startswith(streamed)
-        pending = text[len(streamed) :]  # the delayed text is an incomplete character of the last ID
+        # the delayed text is an incomplete character of the last ID
+        pending = text[len(streamed) :]
         assert "\ufffd" in pending or not pending
 
 
@@ -98,7 +103,9 @@ def test_character_tokenizer_has_one_id_per_character() -> None:
     assert again.encode("cab\n a").ids == [2, 0, 1, 4, 3, 0]
 
 
-@pytest.mark.parametrize("vocabulary", [["<unk>", "a", "b"], {"<unk>": 0, "a": 1, "b": 2}], ids=["list", "mapping"])
+@pytest.mark.parametrize(
+    "vocabulary", [["<unk>", "a", "b"], {"<unk>": 0, "a": 1, "b": 2}], ids=["list", "mapping"]
+)
 def test_vocabulary_without_merges_is_a_character_tokenizer(tmp_path: Path, vocabulary) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
@@ -125,7 +132,9 @@ def test_special_tokens_follow_the_settings_files(tmp_path: Path) -> None:
     assert tokenizer.get_vocab_size() == 3  # <no> has no embedding, and so no ID
 
 
-def test_added_tokens_and_settings_match_transformers(bpe: Tokenizer, bpe_folder: Path, tmp_path: Path) -> None:
+def test_added_tokens_and_settings_match_transformers(
+    bpe: Tokenizer, bpe_folder: Path, tmp_path: Path
+) -> None:
     from transformers import GPT2Tokenizer
 
     for name in ("vocab.json", "merges.txt"):
@@ -133,15 +142,28 @@ def test_added_tokens_and_settings_match_transformers(bpe: Tokenizer, bpe_folder
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": SIZE, "<|bot|>": SIZE + 1}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
     ours = tokenizer_from_pretrained(str(tmp_path))
-    reference_model = GPT2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), add_prefix_space=True)
-    assert ours.encode("the house").ids == reference_model("the house")["input_ids"] != bpe.encode("the house").ids
+    reference_model = GPT2Tokenizer(
+        str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), add_prefix_space=True
+    )
+    assert (
+        ours.encode("the house").ids
+        == reference_model("the house")["input_ids"]
+        != bpe.encode("the house").ids
+    )
     assert ours.encode("<|user|>").ids == [SIZE]
     assert SIZE + 1 in ours.encode("Hello<|bot|> you").ids
     assert ours.decode([SIZE, SIZE + 1]) == "<|user|><|bot|>"  # added, but not special
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<|endoftext|>"}))
-    assert tokenizer_from_pretrained(str(tmp_path)).encode("the").ids == [SIZE - 1, *bpe.encode("the").ids]
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"add_bos_token": True, "bos_token": "<|endoftext|>"})
+    )
+    assert tokenizer_from_pretrained(str(tmp_path)).encode("the").ids == [
+        SIZE - 1,
+        *bpe.encode("the").ids,
+    ]
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": 60000}))
-    with pytest.raises(ValueError, match=r"the added token '<\|user\|>' the ID 60000, which is not the next ID"):
+    with pytest.raises(
+        ValueError, match=r"the added token '<\|user\|>' the ID 60000, which is not the next ID"
+    ):
         tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -184,7 +206,8 @@ def test_tokenizer_that_fails_in_use_names_its_file(tmp_path: Path, kind: str) -
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     assert encode(tokenizer, "a") == [0]
     with pytest.raises(
-        ValueError, match=r"tokenizer\.json fails for this text \(.*\): it is corrupt, download it again"
+        ValueError,
+        match=r"tokenizer\.json fails for this text \(.*\): it is corrupt, download it again",
     ):
         encode(tokenizer, "é")
 
@@ -194,10 +217,18 @@ def test_tokenizer_that_fails_in_use_names_its_file(tmp_path: Path, kind: str) -
 )
 def test_tokenizer_that_panics_is_rejected(tmp_path: Path, single) -> None:
     content = json.loads(characters("a").to_str())
-    content["post_processor"] = {"type": "TemplateProcessing", "single": [single], "pair": [], "special_tokens": {}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [single],
+        "pair": [],
+        "special_tokens": {},
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(
-        ValueError, match=r"tokenizer\.json is not a valid tokenizer \(.*corrupt or truncated, download it again"
+        ValueError,
+        match=(
+            r"tokenizer\.json is not a valid tokenizer \(.*corrupt or truncated, download it again"
+        ),
     ):
         tokenizer_from_pretrained(str(tmp_path))
 
@@ -218,17 +249,24 @@ def test_until_ends_at_the_first_stop_string(pieces, stops, expected: str) -> No
 
 
 def test_stop_strings_do_not_depend_on_how_the_text_is_split() -> None:
-    """Compared with a plain search after each character; the letters repeat, so that prefixes overlap."""
+    """Compared with a plain search after each character; the letters repeat, so that prefixes
+    overlap.
+    """
     draw = random.Random(0)
     ended = 0
     for _ in range(500):
         text = "".join(draw.choices("ab", k=40))
-        stops = ["".join(draw.choices("abc", [6, 6, 1], k=draw.randrange(1, 12))) for _ in range(draw.randrange(4))]
+        stops = [
+            "".join(draw.choices("abc", [6, 6, 1], k=draw.randrange(1, 12)))
+            for _ in range(draw.randrange(4))
+        ]
         ends = [end for end in range(41) if any(text[:end].endswith(stop) for stop in stops)]
         expected = text
         if ends:
             ended += 1
-            expected = text[: ends[0] - max(len(stop) for stop in stops if text[: ends[0]].endswith(stop))]
+            expected = text[
+                : ends[0] - max(len(stop) for stop in stops if text[: ends[0]].endswith(stop))
+            ]
         cuts = sorted(draw.sample(range(1, 40), k=draw.randrange(6)))
         pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, 40], strict=True)]
         assert "".join(until(pieces, stops)) == expected
@@ -272,7 +310,9 @@ def test_unknown_characters_are_listed() -> None:
     assert message.endswith("'\u4e09' \u2026")
     some = characters(["<unk>", "a", "n"])
     assert unknown_characters(some, "<unk>a\u00e9") == ["<", ">", "k", "u", "\u00e9"]
-    assert describe_unknown(some, ["u"]) == "not in the tokenizer's vocabulary, and read as <unk>: 'u'"
+    assert (
+        describe_unknown(some, ["u"]) == "not in the tokenizer's vocabulary, and read as <unk>: 'u'"
+    )
     every_byte = {char: id for id, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     assert unknown_characters(byte_level_bpe(every_byte, []), "\u00e9\x00\U0001f600") == []
 

@@ -23,12 +23,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma": ("tokenizer.model", {**LLAMA, "add_dummy_prefix": False, "user_defined_symbols": OWN}),
     "BPE without bytes": ("tokenizer.model", {"model_type": "bpe"}),
     "T5": ("spiece.model", T5),
-    "unigram with bytes": ("tokenizer.model", {**LLAMA, "model_type": "unigram", "user_defined_symbols": OWN[3:]}),
-}  # fmt: skip
+    "unigram with bytes": (
+        "tokenizer.model",
+        {**LLAMA, "model_type": "unigram", "user_defined_symbols": OWN[3:]},
+    ),
+}
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def kind(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
     """A folder with only a model file, and sentencepiece's processor of it."""
     name, options = KINDS[request.param]
     folder = tmp_path_factory.mktemp(request.param.replace(" ", "-"))
@@ -74,7 +79,9 @@ def test_bos_and_eos_follow_settings_and_conventions(tmp_path: Path) -> None:
     assert t5.encode("self", "is").ids == [*ids_of(t5, "self"), 1, *ids_of(t5, "is"), 1]
     assert [t5.token_to_id(f"<extra_id_{i}>") for i in (99, 1, 0)] == [1000, 1098, 1099]
     assert t5.get_vocab_size() == 1100
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 0, "add_eos_token": False}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"extra_ids": 0, "add_eos_token": False})
+    )
     plain = tokenizer_from_pretrained(str(tmp_path))
     assert (plain.encode("self").ids, plain.get_vocab_size()) == (ids_of(t5, "self"), 1000)
     (tmp_path / "spiece.model").unlink()
@@ -89,14 +96,19 @@ def test_bos_and_eos_follow_settings_and_conventions(tmp_path: Path) -> None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
         llama = tokenizer_from_pretrained(str(tmp_path))
         assert llama.encode(" self").ids == [*before, *ids_of(llama, " self"), *after]
-        assert llama.encode("<s>").ids == [*before, 1, *after]  # a special token in the text is one token
+        # a special token in the text is one token
+        assert llama.encode("<s>").ids == [*before, 1, *after]
         assert llama.decode(llama.encode(" self").ids) == " self"
     (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": false}')
     assert ids_of(tokenizer_from_pretrained(str(tmp_path)), " self") == ids_of(llama, "self")
     (tmp_path / "added_tokens.json").write_text('{"<pad>": 1000}')
     assert tokenizer_from_pretrained(str(tmp_path)).encode("<pad>").ids == [1, 1000]
-    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true, "bos_token": "<begin>"}')
-    with pytest.raises(ValueError, match="add_bos_token is set, but '<begin>' is not in the vocabulary"):
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"add_bos_token": true, "bos_token": "<begin>"}'
+    )
+    with pytest.raises(
+        ValueError, match="add_bos_token is set, but '<begin>' is not in the vocabulary"
+    ):
         tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -107,7 +119,9 @@ def test_bos_and_eos_follow_settings_and_conventions(tmp_path: Path) -> None:
         ({"treat_whitespace_as_suffix": True}, "has spaces after words, which"),
     ],
 )
-def test_unsupported_sentencepiece_settings_are_rejected(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_unsupported_sentencepiece_settings_are_rejected(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     (tmp_path / "tokenizer.model").write_bytes(train(hard_vocab_limit=False, **options))
     with pytest.raises(ValueError, match=rf"tokenizer\.model {message}.*use a tokenizer\.json"):
         tokenizer_from_pretrained(str(tmp_path))
@@ -127,26 +141,45 @@ def ranks(bpe_folder: Path) -> list[bytes]:
     """The tokens of a byte-level BPE, as bytes, in the order of training."""
     vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
     byte_of = {letter: byte for byte, letter in alphabet().items()}
-    learnt = [bytes(byte_of[letter] for letter in token) for token in vocabulary if token != "<|endoftext|>"]
-    return [*learnt[:300], b" zqzqzq", *learnt[300:]]  # no merges produce it, but it is a complete word
+    learnt = [
+        bytes(byte_of[letter] for letter in token)
+        for token in vocabulary
+        if token != "<|endoftext|>"
+    ]
+    # no merges produce it, but it is a complete word
+    return [*learnt[:300], b" zqzqzq", *learnt[300:]]
 
 
 def write_ranks(path: Path, ranks: list[bytes]) -> None:
-    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(ranks)))
+    path.write_bytes(
+        b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(ranks))
+    )
 
 
 def write_tekken(path: Path, ranks: list[bytes], special: list[str] | None = None) -> None:
-    config = {"pattern": TEKKEN_WORDS, "default_vocab_size": len(ranks) - 9 + 30, "default_num_special_tokens": 30}
-    vocabulary = [{"rank": i, "token_bytes": base64.b64encode(token).decode()} for i, token in enumerate(ranks)]
+    config = {
+        "pattern": TEKKEN_WORDS,
+        "default_vocab_size": len(ranks) - 9 + 30,
+        "default_num_special_tokens": 30,
+    }
+    vocabulary = [
+        {"rank": i, "token_bytes": base64.b64encode(token).decode()}
+        for i, token in enumerate(ranks)
+    ]
     content: dict[str, Any] = {"config": config, "vocab": vocabulary}
     if special is not None:
-        content["special_tokens"] = [{"rank": i, "token_str": token} for i, token in enumerate(special)]
+        content["special_tokens"] = [
+            {"rank": i, "token_str": token} for i, token in enumerate(special)
+        ]
     path.write_text(json.dumps(content))
 
 
 def equals_tiktoken(ours: Tokenizer, ranks: list[bytes], pattern: str, shift: int = 0) -> None:
     reference = tiktoken.Encoding(
-        "test", pat_str=pattern, mergeable_ranks={token: rank for rank, token in enumerate(ranks)}, special_tokens={}
+        "test",
+        pat_str=pattern,
+        mergeable_ranks={token: rank for rank, token in enumerate(ranks)},
+        special_tokens={},
     )
     again = Tokenizer.from_str(ours.to_str())
     for text in texts(1500):
@@ -160,16 +193,28 @@ def test_llama3_tokenizer_model_matches_tiktoken(
     tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ranks(tmp_path / "tokenizer.model", ranks)
-    with pytest.raises(ValueError, match=r"has 600 tokens instead of Llama 3's 128,000. .* use a tokenizer\.json"):
+    with pytest.raises(
+        ValueError, match=r"has 600 tokens instead of Llama 3's 128,000. .* use a tokenizer\.json"
+    ):
         tokenizer_from_pretrained(str(tmp_path))
-    monkeypatch.setattr(tiktoken_files, "LLAMA3_TOKENS", 600)  # Llama 3's number takes half a minute
+    # Llama 3's number takes half a minute
+    monkeypatch.setattr(tiktoken_files, "LLAMA3_TOKENS", 600)
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     equals_tiktoken(tokenizer, ranks, LLAMA3_WORDS)
     n = len(ranks)
     assert tokenizer.get_vocab_size() == n + 256
-    special_tokens = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 2: "<|reserved_special_token_0|>", 9: "<|eot_id|>",
-              6: "<|start_header_id|>", 7: "<|end_header_id|>", 255: "<|reserved_special_token_247|>"}  # fmt: skip
-    assert {number: tokenizer.id_to_token(n + number) for number in special_tokens} == special_tokens
+    special_tokens = {
+        0: "<|begin_of_text|>",
+        1: "<|end_of_text|>",
+        2: "<|reserved_special_token_0|>",
+        9: "<|eot_id|>",
+        6: "<|start_header_id|>",
+        7: "<|end_header_id|>",
+        255: "<|reserved_special_token_247|>",
+    }
+    assert {
+        number: tokenizer.id_to_token(n + number) for number in special_tokens
+    } == special_tokens
     assert tokenizer.encode("a<|eot_id|>").ids == [n, *ids_of(tokenizer, "a"), n + 9]
     assert tokenizer.decode(tokenizer.encode("a<|eot_id|>").ids) == "a"
 
@@ -185,19 +230,28 @@ def test_qwen_tiktoken_matches_tiktoken(tmp_path: Path, ranks: list[bytes]) -> N
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     equals_tiktoken(tokenizer, ranks, QWEN_WORDS)
     n = len(ranks)
-    assert tokenizer.encode("<|endoftext|><|im_start|><|im_end|><|extra_204|>").ids == [n, n + 1, n + 2, n + 207]
+    assert tokenizer.encode("<|endoftext|><|im_start|><|im_end|><|extra_204|>").ids == [
+        n,
+        n + 1,
+        n + 2,
+        n + 207,
+    ]
     assert ids_of(tokenizer, "e\u0301") == ids_of(tokenizer, "é")
 
 
 def test_tekken_matches_tiktoken(tmp_path: Path, ranks: list[bytes]) -> None:
     write_tekken(tmp_path / "tekken.json", ranks)
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
-    equals_tiktoken(tokenizer, ranks[:-9], TEKKEN_WORDS, 30)  # the file lists more tokens than the model has
-    assert tokenizer.encode("<unk></s>[INST]<SPECIAL_29>").ids == [1, 0, 2, 3, 29]  # Mistral begins each text
+    # the file lists more tokens than the model has
+    equals_tiktoken(tokenizer, ranks[:-9], TEKKEN_WORDS, 30)
+    # Mistral begins each text
+    assert tokenizer.encode("<unk></s>[INST]<SPECIAL_29>").ids == [1, 0, 2, 3, 29]
     write_tekken(tmp_path / "tekken.json", ranks, ["<pad>", "<begin>"])
     named = tokenizer_from_pretrained(str(tmp_path))
     assert named.encode("<begin><SPECIAL_2>").ids == [1, 2]
-    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true, "bos_token": "<begin>"}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"add_bos_token": true, "bos_token": "<begin>"}'
+    )
     assert tokenizer_from_pretrained(str(tmp_path)).encode("<pad>").ids == [1, 0]
 
 
@@ -212,6 +266,8 @@ def test_tokenizer_json_takes_precedence_over_other_formats(
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(bpe_folder / name, tmp_path)
     assert tokenizer_from_pretrained(str(tmp_path)).token_to_id("<|endoftext|>") == 599
-    Tokenizer.from_str(tokenizer_from_pretrained(str(bpe_folder)).to_str()).save(str(tmp_path / "tokenizer.json"))
+    Tokenizer.from_str(tokenizer_from_pretrained(str(bpe_folder)).to_str()).save(
+        str(tmp_path / "tokenizer.json")
+    )
     (tmp_path / "vocab.json").write_text("{")
     assert tokenizer_from_pretrained(str(tmp_path)).token_to_id("<|endoftext|>") == 599

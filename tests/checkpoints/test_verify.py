@@ -37,7 +37,9 @@ def test_verify_reports_nan_and_infinite_values(value: float, folder: Path) -> N
     assert len(problems(folder).splitlines()) == 2
 
 
-def test_verify_reports_a_head_that_differs_from_a_tied_embedding(family: str, tmp_path: Path) -> None:
+def test_verify_reports_a_head_that_differs_from_a_tied_embedding(
+    family: str, tmp_path: Path
+) -> None:
     """A head in a file whose config ties it: equal to the embedding, or a problem."""
     folder = save(family, tmp_path / family, tie_word_embeddings=True)
     head, embedding = HEADS[family]

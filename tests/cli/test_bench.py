@@ -22,26 +22,40 @@ def test_every_case_measures_every_requested_kind(tmp_path: Path) -> None:
     assert list(result["cases"]) == ["decode", "prefill", "batch", "load"]
     for name, rows in result["cases"].items():
         assert [row["weights"] for row in rows] == ["float32", "nf4"]
-        for key, value in ((key, value) for row in rows for key, value in row.items() if key != "weights"):
+        for key, value in (
+            (key, value) for row in rows for key, value in row.items() if key != "weights"
+        ):
             # Differences of two times, which a busy machine can make negative.
             assert math.isfinite(value) if key in ("ms/token", "% of bandwidth") else value > 0, key
         assert f"{name}: " in shown
     decode, nf4 = result["cases"]["decode"]
-    assert decode["MB/token"] * 1e6 == 4 * (1_907_360 - 256 * 160)  # all parameters except the positions
+    # all parameters except the positions
+    assert decode["MB/token"] * 1e6 == 4 * (1_907_360 - 256 * 160)
     assert nf4["MB/token"] < decode["MB/token"] / 4
-    assert list(result["cases"]["prefill"][0]) == ["weights", "ms at 32", "ms at 256"]  # its context has 256 positions
+    # its context has 256 positions
+    assert list(result["cases"]["prefill"][0]) == ["weights", "ms at 32", "ms at 256"]
 
 
 def test_json_has_the_same_result_as_a_table() -> None:
-    result = json.loads(done(*QUICK, "minhub/shakespeare-lstm", "--only", "decode", "--weights", "int8", "--json"))
+    result = json.loads(
+        done(*QUICK, "minhub/shakespeare-lstm", "--only", "decode", "--weights", "int8", "--json")
+    )
     assert list(result["cases"]) == ["decode"]
     assert result["repeats"] == 1
 
 
 def test_errors_precede_measurements(tmp_path: Path) -> None:
     for arguments, status, message in (
-        (["--only", "everything"], 2, "'everything' is not one of 'decode', 'prefill', 'batch', 'load'"),
-        (["--save", "nowhere/run.json"], 1, "nowhere/run.json cannot be written: the folder nowhere does not exist"),
+        (
+            ["--only", "everything"],
+            2,
+            "'everything' is not one of 'decode', 'prefill', 'batch', 'load'",
+        ),
+        (
+            ["--save", "nowhere/run.json"],
+            1,
+            "nowhere/run.json cannot be written: the folder nowhere does not exist",
+        ),
         (["--model", "./nowhere"], 1, "There is no folder ./nowhere"),
         (["--threads", "0"], 2, "0 is not in the range x>=1"),
     ):
@@ -53,9 +67,17 @@ def test_errors_precede_measurements(tmp_path: Path) -> None:
 def test_a_pipe_shows_each_case_when_it_is_measured() -> None:
     arguments = (*QUICK, GPT2, "--weights", "int8", "--only", "decode", "--only", "prefill")
     output = minhub(*arguments).output  # both streams, in their order
-    assert [line.split()[0] for line in output.splitlines() if line.startswith(("Preparing", "Measuring", "int8"))] == [
-        "Preparing", "Measuring", "int8", "Measuring", "int8",
-    ]  # fmt: skip
+    assert [
+        line.split()[0]
+        for line in output.splitlines()
+        if line.startswith(("Preparing", "Measuring", "int8"))
+    ] == [
+        "Preparing",
+        "Measuring",
+        "int8",
+        "Measuring",
+        "int8",
+    ]
 
 
 def test_the_decoder_is_named_and_its_absence_is_an_error_unless_it_is_requested() -> None:
@@ -71,11 +93,14 @@ main()
     arguments = [*QUICK, GPT2, "--only", "decode", "--weights", "float32"]
     results = {
         (state, disabled): subprocess.run(
-            [python(), "-c", code, state, *arguments], capture_output=True, text=True, check=False,
+            [python(), "-c", code, state, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
             env={**os.environ, "MINHUB_NO_DECODER": disabled},
         )
         for state, disabled in (("missing", ""), ("missing", "1"), ("present", "1"))
-    }  # fmt: skip
+    }
     missing = results["missing", ""]
     assert missing.returncode == 1
     assert "the decoder in C is not compiled, so this would measure" in missing.stderr

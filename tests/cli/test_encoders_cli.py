@@ -18,7 +18,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 from commands import done, failed
-from encoders import write_classifier, write_cross_encoder, write_encoder, write_entailment_model, write_masked_lm
+from encoders import (
+    write_classifier,
+    write_cross_encoder,
+    write_encoder,
+    write_entailment_model,
+    write_masked_lm,
+)
 from encoders import write_sentence_encoder as write_sentences
 from fast_python import python
 
@@ -49,7 +55,9 @@ def checkpoint(write: Callable[[Path], Path]) -> Any:
     return folder
 
 
-sentences, cross_encoder, classifier = map(checkpoint, (write_sentences, write_cross_encoder, write_classifier))
+sentences, cross_encoder, classifier = map(
+    checkpoint, (write_sentences, write_cross_encoder, write_classifier)
+)
 entailment, masked_lm = map(checkpoint, (write_entailment_model, write_masked_lm))
 
 
@@ -78,7 +86,9 @@ def test_embed_follows_the_repository_in_every_format(sentences: str, tmp_path: 
     expected = embed(*load(sentences), TEXTS).numpy()
     for extension in ("csv", "parquet", "npy"):
         done("embed", sentences, file, "--out", str(tmp_path / f"out.{extension}"))
-    cells = [[row[f"embedding_{i}"] for i in range(1, 49)] for row in read_csv(tmp_path / "out.csv")]
+    cells = [
+        [row[f"embedding_{i}"] for i in range(1, 49)] for row in read_csv(tmp_path / "out.csv")
+    ]
     assert (np.array(cells, np.float32) == expected).all()
     rows = pq.read_table(tmp_path / "out.parquet").column("embedding").to_pylist()
     assert (np.array(rows, np.float32) == expected).all()
@@ -87,30 +97,46 @@ def test_embed_follows_the_repository_in_every_format(sentences: str, tmp_path: 
     assert (matrix == expected).all()
 
 
-def test_npy_has_nan_for_missing_texts_and_the_rows_of_all_files(sentences: str, tmp_path: Path) -> None:
+def test_npy_has_nan_for_missing_texts_and_the_rows_of_all_files(
+    sentences: str, tmp_path: Path
+) -> None:
     first = write_csv(tmp_path / "a.csv", text=[TEXTS[0], "NA", TEXTS[1]])
     second = write_csv(tmp_path / "b.csv", text=[TEXTS[2]])
     done("embed", sentences, first, second, "--out", str(tmp_path / "out.npy"))
     matrix, expected = np.load(tmp_path / "out.npy"), embed(*load(sentences), TEXTS).numpy()
     assert (matrix[[0, 2, 3]] == expected).all()
     assert np.isnan(matrix[1]).all()
-    assert "already exists" in failed("embed", sentences, first, "--out", str(tmp_path / "out.npy"), status=2)
-    assert ".npy" not in failed("words", GPT2, first, "--out", str(tmp_path / "x.npy"), status=2).split("end in")[1]
+    assert "already exists" in failed(
+        "embed", sentences, first, "--out", str(tmp_path / "out.npy"), status=2
+    )
+    assert (
+        ".npy"
+        not in failed("words", GPT2, first, "--out", str(tmp_path / "x.npy"), status=2).split(
+            "end in"
+        )[1]
+    )
 
 
 def test_embed_options_equal_those_of_the_function(sentences: str, tmp_path: Path) -> None:
     file = write_csv(tmp_path / "in.csv", text=TEXTS)
     model, tokenizer = load(sentences)
-    for number, (options, settings) in enumerate((
-        (["--prompt", "query"], {"prompt": "query"}),
-        (["--dimensions", "16", "--normalize"], {"dimensions": 16, "normalize": True}),
-        (["--pool", "cls"], {"pool": "cls"}),
-        (["--pool", "max", "--layer", "1", "--normalize"], {"pool": "max", "layer": 1, "normalize": True}),
-    )):  # fmt: skip
+    for number, (options, settings) in enumerate(
+        (
+            (["--prompt", "query"], {"prompt": "query"}),
+            (["--dimensions", "16", "--normalize"], {"dimensions": 16, "normalize": True}),
+            (["--pool", "cls"], {"pool": "cls"}),
+            (
+                ["--pool", "max", "--layer", "1", "--normalize"],
+                {"pool": "max", "layer": 1, "normalize": True},
+            ),
+        )
+    ):
         out = tmp_path / f"out{number}.npy"
         done("embed", sentences, file, "--out", str(out), *options)
         assert (np.load(out) == embed(model, tokenizer, TEXTS, **settings).numpy()).all()
-    assert "query" in failed("embed", sentences, file, "--out", str(tmp_path / "x.npy"), "--prompt", "other")
+    assert "query" in failed(
+        "embed", sentences, file, "--out", str(tmp_path / "x.npy"), "--prompt", "other"
+    )
 
 
 # rerank
@@ -138,7 +164,9 @@ def test_rerank_prints_the_most_relevant_text_first(cross_encoder: str, tmp_path
 def test_an_instruction_is_for_decoders(cross_encoder: str, tmp_path: Path) -> None:
     file = write_csv(tmp_path / "in.csv", text=TEXTS)
     for arguments in ([TEXTS[0]], [file, "--out", str(tmp_path / "out.csv")]):
-        assert "this model is an encoder" in failed("rerank", cross_encoder, "cat", *arguments, "--instruction", "Find")
+        assert "this model is an encoder" in failed(
+            "rerank", cross_encoder, "cat", *arguments, "--instruction", "Find"
+        )
 
 
 def test_rerank_jobs_keep_the_order_of_the_rows(cross_encoder: str, tmp_path: Path) -> None:
@@ -148,7 +176,9 @@ def test_rerank_jobs_keep_the_order_of_the_rows(cross_encoder: str, tmp_path: Pa
     scores = dict(zip(columns["text"].tolist(), columns["score"], strict=True))
     rows = read_csv(tmp_path / "out.csv")
     assert rows[1]["score"] == ""
-    assert [np.float32(row["score"]) for row in rows if row["text"]] == [scores[i] for i in range(3)]
+    assert [np.float32(row["score"]) for row in rows if row["text"]] == [
+        scores[i] for i in range(3)
+    ]
 
 
 # classify
@@ -159,30 +189,50 @@ def test_classify_equals_the_function(classifier: str, tmp_path: Path) -> None:
     rows = json.loads(done("classify", classifier, *TEXTS, "--json"))
     assert [row["text"] for row in rows] == TEXTS
     for name, values in columns.items():
-        assert [row[name] if name == "label" else np.float32(row[name]) for row in rows] == list(values)
+        assert [row[name] if name == "label" else np.float32(row[name]) for row in rows] == list(
+            values
+        )
     heading = done("classify", classifier, *TEXTS).splitlines()[0]
     assert heading.split() == ["TEXT", "LABEL", "PROB", "PROB_BAD", "PROB_FAIR", "PROB_GOOD"]
     file = write_csv(tmp_path / "in.csv", review=[*TEXTS, "NA"])
     for extension in ("csv", "parquet"):
-        done("classify", classifier, file, "--column", "review", "--out", str(tmp_path / f"out.{extension}"))
+        done(
+            "classify",
+            classifier,
+            file,
+            "--column",
+            "review",
+            "--out",
+            str(tmp_path / f"out.{extension}"),
+        )
     written = read_csv(tmp_path / "out.csv")
     assert list(written[0]) == ["review", *columns]
     assert [row["label"] for row in written] == [*columns["label"], ""]
     assert [np.float32(row["prob_fair"]) for row in written[:3]] == list(columns["prob_fair"])
-    assert pq.read_table(tmp_path / "out.parquet").column("label").to_pylist() == [*columns["label"], None]
+    assert pq.read_table(tmp_path / "out.parquet").column("label").to_pylist() == [
+        *columns["label"],
+        None,
+    ]
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_a_regression_has_values_and_no_probability(tmp_path: Path, outputs: int) -> None:
     labels = {str(number): f"LABEL_{number}" for number in range(outputs)}
-    folder = str(write_encoder(tmp_path, "BertForSequenceClassification", id2label=labels, problem_type="regression"))
+    folder = str(
+        write_encoder(
+            tmp_path, "BertForSequenceClassification", id2label=labels, problem_type="regression"
+        )
+    )
     names = ["value"] if outputs == 1 else ["value_LABEL_0", "value_LABEL_1"]
     model, tokenizer = load(folder)
     scores = model(torch.tensor([tokenizer.encode(TEXTS[0]).ids]))[0].tolist()
     [row] = json.loads(done("classify", folder, TEXTS[0], "--json"))
     assert list(row) == ["text", *names]
     assert [row[name] for name in names] == pytest.approx(scores, abs=1e-5)
-    assert done("classify", folder, *TEXTS).splitlines()[0].split() == ["TEXT", *map(str.upper, names)]
+    assert done("classify", folder, *TEXTS).splitlines()[0].split() == [
+        "TEXT",
+        *map(str.upper, names),
+    ]
     file = write_csv(tmp_path / "in.csv", text=[*TEXTS, "NA"])
     done("classify", folder, file, "--out", str(tmp_path / "out.csv"))
     rows = read_csv(tmp_path / "out.csv")
@@ -197,7 +247,9 @@ def test_zero_shot_labels_equal_the_function(entailment: str, tmp_path: Path) ->
     options = ["--labels", "politics, sports", "--hypothesis", "A {} text.", "--multi-label"]
     rows = json.loads(done("classify", entailment, *TEXTS, *options, "--json"))
     file = write_csv(tmp_path / "in.csv", text=TEXTS)
-    done("classify", entailment, file, *options, "--out", str(tmp_path / "out.csv"), "--prefix", "z_")
+    done(
+        "classify", entailment, file, *options, "--out", str(tmp_path / "out.csv"), "--prefix", "z_"
+    )
     written = read_csv(tmp_path / "out.csv")
     for name in ("prob_politics", "prob_sports"):
         assert [np.float32(row[name]) for row in rows] == list(columns[name])
@@ -210,7 +262,9 @@ def test_wrong_calls_of_classify_say_what_to_change(
     file = write_csv(tmp_path / "in.csv", text=TEXTS)
     assert "add --labels" in failed("classify", entailment, "a", "--multi-label", status=2)
     assert "different labels" in failed("classify", entailment, "a", "--labels", "x,x", status=2)
-    assert "{}" in failed("classify", entailment, "a", "--labels", "x", "--hypothesis", "no", status=2)
+    assert "{}" in failed(
+        "classify", entailment, "a", "--labels", "x", "--hypothesis", "no", status=2
+    )
     assert "entailment model" in failed("classify", classifier, "a", "--labels", "x,y")
     out = ["--out", str(tmp_path / "o.csv")]
     for more in (["a"], [file, *out]):
@@ -243,7 +297,9 @@ def test_masked_equals_the_function(masked_lm: str, tmp_path: Path) -> None:
         "PROB",
         "LOGPROB",
     ]
-    rows = json.loads(done("masked", masked_lm, texts[0], "--token", "cat", "--token", "dog", "--json"))
+    rows = json.loads(
+        done("masked", masked_lm, texts[0], "--token", "cat", "--token", "dog", "--json")
+    )
     assert {row["token"] for row in rows} == {"cat", "dog"}
     file = write_csv(tmp_path / "in.csv", text=[*texts, "no mask"])
     done("masked", masked_lm, file, "--top", "3", "--out", str(tmp_path / "out.csv"))
@@ -254,8 +310,11 @@ def test_masked_equals_the_function(masked_lm: str, tmp_path: Path) -> None:
 
 
 def test_masked_targets_equal_the_function(masked_lm: str, tmp_path: Path) -> None:
-    file = write_csv(tmp_path / "in.csv", text=["The [MASK] sat.", "A [MASK].", "none", "[MASK] [MASK]"],
-                     word=["cat", "zebra", "dog", "dog"])  # fmt: skip
+    file = write_csv(
+        tmp_path / "in.csv",
+        text=["The [MASK] sat.", "A [MASK].", "none", "[MASK] [MASK]"],
+        word=["cat", "zebra", "dog", "dog"],
+    )
     done("masked", masked_lm, file, "--target", "word", "--out", str(tmp_path / "out.csv"))
     columns = masked_logprobs(*load(masked_lm), ["The", "A"], ["cat", "zebra"], ["sat.", "."])
     rows = read_csv(tmp_path / "out.csv")
@@ -264,7 +323,9 @@ def test_masked_targets_equal_the_function(masked_lm: str, tmp_path: Path) -> No
     assert [int(row["tokens"]) for row in rows[:2]] == columns["tokens"].tolist() == [1, 5]
 
 
-def test_wrong_calls_of_masked_say_what_to_change(masked_lm: str, sentences: str, tmp_path: Path) -> None:
+def test_wrong_calls_of_masked_say_what_to_change(
+    masked_lm: str, sentences: str, tmp_path: Path
+) -> None:
     out = ["--out", str(tmp_path / "o.csv")]
     file = write_csv(tmp_path / "in.csv", text=["[MASK]"], word=["cat"])
     assert "has no mask" in failed("masked", masked_lm, "a cat")
@@ -274,23 +335,34 @@ def test_wrong_calls_of_masked_say_what_to_change(masked_lm: str, sentences: str
     assert "text encoder" in failed("masked", GPT2, "[MASK]") + failed("masked", GPT2, file, *out)
     assert "--target" in failed("masked", masked_lm, file, *out, "--token", "cat", status=2)
     assert "add --out" in failed("masked", masked_lm, file, "--target", "word", status=2)
-    assert "exclude" in failed("masked", masked_lm, file, "--target", "word", "--top", "2", *out, status=2)
+    assert "exclude" in failed(
+        "masked", masked_lm, file, "--target", "word", "--top", "2", *out, status=2
+    )
 
 
 @pytest.mark.parametrize("task", ["masked", "pll"])
-def test_a_row_beyond_the_maximum_length_has_no_result_and_a_note(masked_lm: str, tmp_path: Path, task: str) -> None:
+def test_a_row_beyond_the_maximum_length_has_no_result_and_a_note(
+    masked_lm: str, tmp_path: Path, task: str
+) -> None:
     texts = ["The [MASK] sat.", "the cat " * 40 + "[MASK]", "A [MASK]."]
     file, out = write_csv(tmp_path / "in.csv", text=texts, word=["cat"] * 3), tmp_path / "out.csv"
     options = {"masked": ["--top", "1"], "pll": []}[task]
     result = CliRunner().invoke(main, [task, masked_lm, file, *options, "--out", str(out)])
     problem = {"masked": "a mask", "pll": "the text"}[task]
-    assert f"row 2 has no result: {problem} is beyond the model's maximum length of 64 tokens\n" in result.stderr
+    assert (
+        f"row 2 has no result: {problem} is beyond the model's maximum length of 64 tokens\n"
+        in result.stderr
+    )
     assert "1 without a result" in result.output
     assert "vocabulary" not in result.stderr  # white space between words needs no token
     assert [row["logprob"] != "" for row in read_csv(out)] == [True, False, True]
     if task == "masked":
         done("masked", masked_lm, file, "--target", "word", "--out", str(tmp_path / "targets.csv"))
-        assert [row["logprob"] != "" for row in read_csv(tmp_path / "targets.csv")] == [True, False, True]
+        assert [row["logprob"] != "" for row in read_csv(tmp_path / "targets.csv")] == [
+            True,
+            False,
+            True,
+        ]
 
 
 # pll
@@ -311,16 +383,22 @@ def test_pll_equals_the_function(masked_lm: str, tmp_path: Path, method: str) ->
     done("pll", masked_lm, file, "--method", method, "--tokens", "--out", str(tmp_path / "out.csv"))
     written = read_csv(tmp_path / "out.csv")
     assert [row["token"] for row in written if row["text"]] == columns["token"]
-    assert [np.float32(row["logprob"]) for row in written if row["text"]] == list(columns["logprob"])
+    assert [np.float32(row["logprob"]) for row in written if row["text"]] == list(
+        columns["logprob"]
+    )
     assert [row["token_n"] for row in written[-5:]] == ["1", "2", "3", "4", "5"]
     done("pll", masked_lm, file, "--method", method, "--out", str(tmp_path / "sums.csv"))
     sums_written = [float(row["logprob"]) for row in read_csv(tmp_path / "sums.csv") if row["text"]]
     assert sums_written == [row["logprob"] for row in rows]
 
 
-def test_wrong_calls_of_pll_say_what_to_change(masked_lm: str, sentences: str, tmp_path: Path) -> None:
+def test_wrong_calls_of_pll_say_what_to_change(
+    masked_lm: str, sentences: str, tmp_path: Path
+) -> None:
     assert "ForMaskedLM" in failed("pll", sentences, "a")
-    assert "text encoder" in failed("pll", GPT2, write_csv(tmp_path / "a.csv", text=["a"]), "--out", "x.csv")
+    assert "text encoder" in failed(
+        "pll", GPT2, write_csv(tmp_path / "a.csv", text=["a"]), "--out", "x.csv"
+    )
     assert "add --out" in failed("pll", masked_lm, "a", "--overwrite", status=2)
 
 
@@ -356,11 +434,21 @@ def test_commands_that_generate_name_the_command_for_an_encoder(
 ) -> None:
     file = write_csv(tmp_path / "in.csv", text=TEXTS)
     out = ["--out", str(tmp_path / "out.csv")]
-    calls = (["generate", "{}", "Hi"], ["generate", "{}", file, *out], ["score", "{}", file],
-             ["score", "{}", file, *out], ["words", "{}", file],
-             ["words", "{}", file, *out], ["chat", "{}"])  # fmt: skip
-    names = {masked_lm: "minhub embed or minhub masked", cross_encoder: "minhub embed or minhub rerank",
-             classifier: "minhub embed or minhub classify", sentences: "use minhub embed"}  # fmt: skip
+    calls = (
+        ["generate", "{}", "Hi"],
+        ["generate", "{}", file, *out],
+        ["score", "{}", file],
+        ["score", "{}", file, *out],
+        ["words", "{}", file],
+        ["words", "{}", file, *out],
+        ["chat", "{}"],
+    )
+    names = {
+        masked_lm: "minhub embed or minhub masked",
+        cross_encoder: "minhub embed or minhub rerank",
+        classifier: "minhub embed or minhub classify",
+        sentences: "use minhub embed",
+    }
     for model, name in names.items():
         for call in calls if model == masked_lm else calls[:1]:
             message = failed(*[part.format(model) for part in call]).strip()
@@ -372,11 +460,24 @@ def test_interrupted_jobs_of_an_encoder_continue(masked_lm: str, tmp_path: Path)
     """After a kill, the same command computes the remaining rows."""
     texts = [f"The [MASK] sat on {number}" for number in range(3000)]
     file, out = write_csv(tmp_path / "in.csv", text=texts), tmp_path / "out.csv"
-    command = [sys.executable, "-m", "minhub_py", "masked", masked_lm, file, "--top", "1", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "minhub_py",
+        "masked",
+        masked_lm,
+        file,
+        "--top",
+        "1",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     folder = tmp_path / "out.csv.parts"
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and len(list(folder.glob("*"))) < 4 and process.poll() is None:
+    while (
+        time.monotonic() < deadline and len(list(folder.glob("*"))) < 4 and process.poll() is None
+    ):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -390,16 +491,20 @@ def test_interrupted_jobs_of_an_encoder_continue(masked_lm: str, tmp_path: Path)
 
 def test_serve_starts_with_an_encoder(sentences: str) -> None:
     process = subprocess.Popen(
-        [python(), "-m", "minhub_py", "serve", sentences, GPT2, "--port", "0"], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [python(), "-m", "minhub_py", "serve", sentences, GPT2, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     line = process.stdout.readline()
     address = line.rpartition(" ")[2].strip()
     try:
         answer = httpx2.post(f"{address}/v1/embeddings", json={"input": TEXTS}, timeout=60).json()
         expected = embed(*load(sentences), TEXTS).numpy()
-        assert (np.array([entry["embedding"] for entry in answer["data"]], np.float32) == expected).all()
+        assert (
+            np.array([entry["embedding"] for entry in answer["data"]], np.float32) == expected
+        ).all()
     finally:
         process.send_signal(signal.SIGINT)
         stderr = process.communicate(timeout=60)[1]

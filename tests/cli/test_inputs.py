@@ -11,18 +11,45 @@ from commands import done, failed, minhub, succeeded
 from encoders import write_masked_lm
 from fast_python import programs
 
-from minhub_py import complete, embed, from_pretrained, save_pretrained, tokenizer_from_pretrained, word_logprobs
+from minhub_py import (
+    complete,
+    embed,
+    from_pretrained,
+    save_pretrained,
+    tokenizer_from_pretrained,
+    word_logprobs,
+)
 from minhub_py.cli.main import main
 
 GPT2 = "minhub/shakespeare-gpt2"
-WITHOUT_COMPUTATION = {"list", "download", "delete", "inspect", "replay", "compare", "devices", "doctor", "r"}
+WITHOUT_COMPUTATION = {
+    "list",
+    "download",
+    "delete",
+    "inspect",
+    "replay",
+    "compare",
+    "devices",
+    "doctor",
+    "r",
+}
 
 
 def shell(command: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash with the real command; its standard input is empty."""
-    environment = {**os.environ, "PATH": os.pathsep.join([str(programs()), os.environ["PATH"]]), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment,
-                          stdin=subprocess.DEVNULL)  # fmt: skip
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(programs()), os.environ["PATH"]]),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def printed(command: str) -> str:
@@ -36,7 +63,9 @@ def test_words_and_embeddings_of_arguments_pipes_and_files_are_equal(tmp_path: P
     (tmp_path / "in.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     for command in ("words", "embed"):
         of_arguments = json.loads(done(command, GPT2, *texts, "--json"))
-        of_pipe = printed(f"printf '\\n' | cat - {tmp_path}/in.txt | minhub {command} {GPT2} --json")
+        of_pipe = printed(
+            f"printf '\\n' | cat - {tmp_path}/in.txt | minhub {command} {GPT2} --json"
+        )
         of_dash = printed(f"minhub {command} {GPT2} - --json < {tmp_path}/in.txt")
         assert of_arguments == json.loads(of_pipe) == json.loads(of_dash)
         assert of_arguments == json.loads(done(command, GPT2, tmp_path / "in.txt", "--json"))
@@ -44,7 +73,9 @@ def test_words_and_embeddings_of_arguments_pipes_and_files_are_equal(tmp_path: P
     expected = embed(model, tokenizer, texts)
     torch.testing.assert_close(torch.tensor([row["embedding"] for row in of_arguments]), expected)
     surprisal = [row["surprisal"] for row in json.loads(done("words", GPT2, texts[0], "--json"))]
-    assert surprisal[1:] == pytest.approx(word_logprobs(model, tokenizer, texts[0].split())["surprisal"][1:])
+    assert surprisal[1:] == pytest.approx(
+        word_logprobs(model, tokenizer, texts[0].split())["surprisal"][1:]
+    )
 
 
 def test_a_printed_embedding_shows_its_first_values() -> None:
@@ -67,17 +98,29 @@ def test_commands_for_encoders_read_pipes(tmp_path: Path) -> None:
         ("embed {} <&-", "Missing argument 'TEXT'."),
         ("pll {} - <&-", "- is standard input, which is closed here."),
         ("generate {} - <&-", "- is standard input, which is closed here."),
-        ("generate {} <&-", "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."),
+        (
+            "generate {} <&-",
+            "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input.",
+        ),
         ("score {} - <&-", "- is standard input, which is closed here."),
         ("train - --out {} <&-", "- is standard input, which is closed here."),
         ("chat {} <&-", "Standard input is closed: give a MESSAGE."),
         ("embed {} - text", "- is standard input: give only - or only texts."),
         ("embed {} ''", "The texts are empty"),
         ("embed {} text --column other", "--column is for the rows of files"),
-        ("embed {} text --out v.npy", "--out is for the rows of files: 'text' is not the name of a file."),
+        (
+            "embed {} text --out v.npy",
+            "--out is for the rows of files: 'text' is not the name of a file.",
+        ),
         ("embed {} --out v.npy", "Missing argument 'FILE'. With --out, give the files"),
-        ("words {} 'to be' --by item", "--by is for the rows of files: 'to be' is not the name of a file."),
-        ("words {} x.csv --out y.csv --plot z.png", "--plot is for printed texts: remove it, or --out."),
+        (
+            "words {} 'to be' --by item",
+            "--by is for the rows of files: 'to be' is not the name of a file.",
+        ),
+        (
+            "words {} x.csv --out y.csv --plot z.png",
+            "--plot is for printed texts: remove it, or --out.",
+        ),
     ],
 )
 def test_wrong_inputs_are_usage_errors(command: str, message: str) -> None:
@@ -106,16 +149,31 @@ def test_a_message_gets_one_reply() -> None:
 def test_the_shell_and_python_sample_with_the_settings_of_the_model(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_pretrained(from_pretrained(GPT2), folder, tokenizer_from_pretrained(GPT2))
-    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.2, "top_k": 3}')
+    (folder / "generation_config.json").write_text(
+        '{"do_sample": true, "temperature": 0.2, "top_k": 3}'
+    )
     model, tokenizer = from_pretrained(folder), tokenizer_from_pretrained(folder)
     text = complete(model, tokenizer, "ROMEO:", 30, seed=1)
     assert text != complete(model, tokenizer, "ROMEO:", 30, seed=1, temperature=1.0, top_k=None)
     assert done("generate", folder, "ROMEO:", "-n", "30", "--seed", "1") == f"ROMEO:{text}\n"
     (tmp_path / "in.csv").write_text("text\nROMEO:\n")
-    done("generate", folder, tmp_path / "in.csv", "-n", "30", "--seed", "1", "--out", tmp_path / "out.jsonl")
+    done(
+        "generate",
+        folder,
+        tmp_path / "in.csv",
+        "-n",
+        "30",
+        "--seed",
+        "1",
+        "--out",
+        tmp_path / "out.jsonl",
+    )
     assert json.loads((tmp_path / "out.jsonl").read_text())["generated"] == text
     hot = complete(model, tokenizer, "ROMEO:", 30, seed=1, temperature=1.5)
-    assert done("generate", folder, "ROMEO:", "-n", "30", "--seed", "1", "--temperature", "1.5") == f"ROMEO:{hot}\n"
+    assert (
+        done("generate", folder, "ROMEO:", "-n", "30", "--seed", "1", "--temperature", "1.5")
+        == f"ROMEO:{hot}\n"
+    )
 
 
 @pytest.mark.parametrize("command", sorted(main.commands.keys() - WITHOUT_COMPUTATION))
@@ -125,7 +183,10 @@ def test_commands_that_compute_have_threads(command: str) -> None:
 
 def test_threads_limit_the_threads_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    monkeypatch.setattr("minhub_py.pretrained.load", lambda *_, **__: counts.append(torch.get_num_threads()) or 1 / 0)
+    monkeypatch.setattr(
+        "minhub_py.loading.pretrained.load",
+        lambda *_, **__: counts.append(torch.get_num_threads()) or 1 / 0,
+    )
     before = torch.get_num_threads()
     minhub("generate", GPT2, "ROMEO:", "--threads", before + 2)
     assert counts == [before + 2]
@@ -137,7 +198,11 @@ def test_words_are_plotted(tmp_path: Path) -> None:
     plot = tmp_path / "out.png"
     (tmp_path / "in.csv").write_text("item,word\n1,To\n1,be\n2,Good\n2,morrow\n")
     file = tmp_path / "in.csv"
-    for arguments in (("To be", "Good morrow"), ("To be", "--prefix", "x_"), (file, "--by", "item", "--prefix", "x_")):
+    for arguments in (
+        ("To be", "Good morrow"),
+        ("To be", "--prefix", "x_"),
+        (file, "--by", "item", "--prefix", "x_"),
+    ):
         plot.unlink(missing_ok=True)
         result = succeeded("words", GPT2, *arguments, "--plot", plot)
         assert "SURPRISAL" in result.stdout

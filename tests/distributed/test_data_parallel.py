@@ -1,8 +1,9 @@
 """Data-parallel training over gloo gives the result of one process.
 
-One test starts torchrun, and its processes as forks of a server that has imported PyTorch (test_tensor_parallel.py
-starts them as new Pythons). The others fork their processes with torchrun's environment variables. To import PyTorch in
-each process takes half a minute on a busy machine.
+One test starts torchrun, and its processes as forks of a server that has imported PyTorch
+(test_tensor_parallel.py starts them as new Pythons). The others fork their processes with
+torchrun's environment variables. To import PyTorch in each process takes half a minute on a busy
+machine.
 """
 
 import csv
@@ -25,9 +26,20 @@ from minhub_py.cli.main import main
 from minhub_py.training import Run, resume, train
 
 SETTINGS: dict[str, Any] = {
-    "layers": 2, "width": 32, "context": 16, "batch": 8, "steps": 8, "evaluate_every": 4, "checkpoint_every": 4,
-    "evaluate_tokens": 500, "dropout": 0.0, "accumulate": 2, "threads": 1, "sample": "the", "sample_tokens": 8,
-}  # fmt: skip
+    "layers": 2,
+    "width": 32,
+    "context": 16,
+    "batch": 8,
+    "steps": 8,
+    "evaluate_every": 4,
+    "checkpoint_every": 4,
+    "evaluate_tokens": 500,
+    "dropout": 0.0,
+    "accumulate": 2,
+    "threads": 1,
+    "sample": "the",
+    "sample_tokens": 8,
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +52,22 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def torchrun(processes: int, *arguments: object) -> tuple[int, str]:
     """The exit status of torchrun, and its processes' standard error."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+    ]
     command += ["--no-python", python(), "-m", "minhub_py", "train", *map(str, arguments)]
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     return result.returncode, result.stderr
 
@@ -52,14 +76,18 @@ def forked(processes: int, *arguments: object) -> tuple[int, str]:
     """As `torchrun`, with forked processes that have its environment variables and its store."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(processes),
-    }  # fmt: skip
+    }
     with tempfile.NamedTemporaryFile("r") as errors:
         children = []
         for rank in range(processes):
             own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            child = SERVER.Process(target=minhub_train, args=(own, list(map(str, arguments)), errors.name))
+            child = SERVER.Process(
+                target=minhub_train, args=(own, list(map(str, arguments)), errors.name)
+            )
             child.start()
             children.append(child)
         for child in children:
@@ -78,7 +106,11 @@ def minhub_train(environment: dict[str, str], arguments: list[str], errors: str)
 
 
 def as_options(settings: dict[str, Any]) -> list[str]:
-    return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [
+        word
+        for name, value in settings.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
 def losses(run: Path) -> list[list[float]]:
@@ -94,10 +126,20 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("family", "strategy"), [("gpt2", "ddp"), ("gptneo", "fsdp"), ("lstm", "ddp"), ("lstm", "fsdp")]
 )
-def test_two_processes_match_one_process(text: Path, tmp_path: Path, family: str, strategy: str) -> None:
+def test_two_processes_match_one_process(
+    text: Path, tmp_path: Path, family: str, strategy: str
+) -> None:
     run = train(text, tmp_path / "one", family=family, **SETTINGS)
     start = torchrun if family == "gpt2" else forked
-    options = ["--out", tmp_path / "two", "--family", family, "--parallel", strategy, *as_options(SETTINGS)]
+    options = [
+        "--out",
+        tmp_path / "two",
+        "--family",
+        family,
+        "--parallel",
+        strategy,
+        *as_options(SETTINGS),
+    ]
     status, errors = start(2, text, *options)
     assert status == 0, errors
     assert f"2 processes ({strategy})" in errors
@@ -124,14 +166,22 @@ def test_a_sharded_run_resumes_with_another_world_size(text: Path, tmp_path: Pat
         status, errors = forked(count, *arguments)
         assert status == 0, errors
     resume(many, steps=24)
-    torch.testing.assert_close(torch.tensor(losses(many)), torch.tensor(losses(one)), rtol=5e-6, atol=5e-6)
+    torch.testing.assert_close(
+        torch.tensor(losses(many)), torch.tensor(losses(one)), rtol=5e-6, atol=5e-6
+    )
     assert [row[0] for row in losses(many)] == [0, 4, 8, 12, 16, 20, 24]
-    state = safe_open(next((many / "checkpoints").iterdir()) / "optimizer.safetensors", framework="pt")
+    state = safe_open(
+        next((many / "checkpoints").iterdir()) / "optimizer.safetensors", framework="pt"
+    )
     assert state.get_tensor("state.h").shape == (2, 8, 32)  # the state of the entire batch
 
 
-def test_a_batch_that_is_not_divisible_by_the_world_size_is_rejected(text: Path, tmp_path: Path) -> None:
-    status, errors = forked(2, text, "--out", tmp_path / "run", *as_options(SETTINGS | {"batch": 6}))
+def test_a_batch_that_is_not_divisible_by_the_world_size_is_rejected(
+    text: Path, tmp_path: Path
+) -> None:
+    status, errors = forked(
+        2, text, "--out", tmp_path / "run", *as_options(SETTINGS | {"batch": 6})
+    )
     assert status == 1
     assert "3 sequences cannot be divided among 2 processes" in errors
     assert not (tmp_path / "run").exists()

@@ -14,7 +14,14 @@ from references import FIRST, ids_of, random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import weights_map
-from minhub_py import from_config, from_pretrained, gemma3, llama, save_pretrained, tokenizer_from_pretrained
+from minhub_py import (
+    from_config,
+    from_pretrained,
+    gemma3,
+    llama,
+    save_pretrained,
+    tokenizer_from_pretrained,
+)
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.export.gguf import write_gguf
 from minhub_py.export.k_quants import quantize
@@ -51,8 +58,13 @@ FURTHER = (
     "qwen3_5_moe_text-layers", "qwen3_next-all-experts", "gpt_oss", "gpt_oss-layer-types", "gpt_oss-rope",
     "gpt_oss-yarn-old", "gpt_bigcode", "gpt_bigcode-untied-many-queries", "gpt_bigcode-inner",
 )  # fmt: skip
-TYPES = {kind for each in weights_map.gguf_architectures.values() for kind in each.model_types or (each.model_type,)}
-TYPES -= {"gemma3_text", *(name.partition("-")[0] for name in FURTHER)}  # Gemma 3 has a separate test
+TYPES = {
+    kind
+    for each in weights_map.gguf_architectures.values()
+    for kind in each.model_types or (each.model_type,)
+}
+# Gemma 3 has a separate test
+TYPES -= {"gemma3_text", *(name.partition("-")[0] for name in FURTHER)}
 WRITTEN = [*FURTHER, *(name for kind, name in FIRST.items() if kind in TYPES)]
 
 
@@ -72,7 +84,12 @@ def test_progress_counts_bytes(tmp_path: Path) -> None:
     model = random_model("gpt2")
     save_pretrained(model, tmp_path / "hub")
     calls: list[tuple[int, int]] = []
-    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32", lambda *call: calls.append(call))
+    write_gguf(
+        open_files(tmp_path / "hub"),
+        tmp_path / "model.gguf",
+        "F32",
+        lambda *call: calls.append(call),
+    )
     [total] = {total for _, total in calls}
     assert total == sum(parameter.nbytes for parameter in model.parameters())
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
@@ -81,8 +98,20 @@ def test_progress_counts_bytes(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_written_gemma3_has_its_windows_and_rotations(tmp_path: Path) -> None:
-    small = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 7, "head_dim": 8}
-    model = gemma3(**small, num_attention_heads=4, num_key_value_heads=2, query_pre_attn_scalar=8, sliding_window=6)
+    small = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 44,
+        "num_hidden_layers": 7,
+        "head_dim": 8,
+    }
+    model = gemma3(
+        **small,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        query_pre_attn_scalar=8,
+        sliding_window=6,
+    )
     draw(model)
     save_pretrained(model.eval(), tmp_path / "hub")
     write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
@@ -97,7 +126,10 @@ def test_bloom_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
     model = random_model("bloom")
     save_pretrained(model, tmp_path / "hub")
     write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
-    tensors = {tensor.name: torch.tensor(tensor.data) for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    tensors = {
+        tensor.name: torch.tensor(tensor.data)
+        for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    }
     attn = model.layers[1].self_attn
     rows = torch.cat([layer.weight for layer in (attn.q_proj, attn.k_proj, attn.v_proj)])
     assert torch.equal(tensors["blk.1.attn_qkv.weight"], rows)
@@ -108,14 +140,19 @@ def test_gpt_bigcode_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
     model = random_model("gpt_bigcode-many-queries")
     save_pretrained(model, tmp_path / "hub")
     write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
-    tensors = {tensor.name: torch.tensor(tensor.data) for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    tensors = {
+        tensor.name: torch.tensor(tensor.data)
+        for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    }
     assert torch.equal(tensors["blk.1.attn_qkv.bias"], model.h[1].attn.c_attn.bias)
 
 
 def test_routers_and_convolutions_are_not_quantized(tmp_path: Path) -> None:
     save_pretrained(random_model("lfm2_moe"), tmp_path / "hub")
     write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "Q8_0")
-    types = {name: tensor.type for name, tensor in read_header(tmp_path / "model.gguf").tensors.items()}
+    types = {
+        name: tensor.type for name, tensor in read_header(tmp_path / "model.gguf").tensors.items()
+    }
     parts = ("ffn_gate_inp.weight", "shortconv.conv.weight")
     assert {types[name] for name in types if name.endswith(parts)} == {"F32"}
     assert types["token_embd.weight"] == "Q8_0"
@@ -135,17 +172,24 @@ def test_word_patterns_of_tokenizers_are_recognized(pre: str, tmp_path: Path) ->
     """The tokenizer of the file splits and joins as the tokenizer of the folder."""
     tokenizer = trained(pre)
     small = {"vocab_size": 768, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    save_pretrained(llama(**small, num_attention_heads=2, eos_token_id=[0, 5]), tmp_path / "hub", tokenizer)
+    save_pretrained(
+        llama(**small, num_attention_heads=2, eos_token_id=[0, 5]), tmp_path / "hub", tokenizer
+    )
     (tmp_path / "hub" / "chat_template.jinja").write_text("{{ messages }}")
     write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F16")
     header = read_header(tmp_path / "model.gguf").metadata
-    assert (header["tokenizer.ggml.pre"], header["tokenizer.chat_template"]) == (pre, "{{ messages }}")
+    assert (header["tokenizer.ggml.pre"], header["tokenizer.chat_template"]) == (
+        pre,
+        "{{ messages }}",
+    )
     assert (header["tokenizer.ggml.eos_token_id"], header["tokenizer.ggml.eot_token_id"]) == (0, 5)
     again = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
     for text in ("It's 1234 roses!\n\n  <x>  and <|im_start|>more", "\u00e9te\u0301 HelloWorld"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert again.encode(text, add_special_tokens=False).ids == ids
-        assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)
+        assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(
+            ids, skip_special_tokens=False
+        )
 
 
 def test_gemma4_tokenizers_are_written(tmp_path: Path) -> None:
@@ -154,27 +198,47 @@ def test_gemma4_tokenizers_are_written(tmp_path: Path) -> None:
     begin = [("<bos>", tokenizer.token_to_id("<bos>"))]
     tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=begin)
     count = tokenizer.get_vocab_size()
-    model = from_config("gemma4_text", **{**GEMMA4, "vocab_size": count, "vocab_size_per_layer_input": count})
+    model = from_config(
+        "gemma4_text", **{**GEMMA4, "vocab_size": count, "vocab_size_per_layer_input": count}
+    )
     save_pretrained(model, tmp_path / "hub", tokenizer)
     write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf")
     header = read_header(tmp_path / "model.gguf").metadata
     tokens, kinds = header["tokenizer.ggml.tokens"], header["tokenizer.ggml.token_type"].tolist()
-    assert [kinds[tokens.index(token)] for token in ("<bos>", "<0x41>", "<|tool_call>", "a")] == [3, 6, 4, 1]
+    assert [kinds[tokens.index(token)] for token in ("<bos>", "<0x41>", "<|tool_call>", "a")] == [
+        3,
+        6,
+        4,
+        1,
+    ]
     again = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
     for text in ("It's  1234 roses!\n\n\n<|tool_call>\t", "\u6f22 \U0001f999"):
         ids = tokenizer.encode(text).ids
         assert again.encode(text).ids == ids
-        assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)
+        assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(
+            ids, skip_special_tokens=False
+        )
     save_pretrained(model, tmp_path / "plain", character_bpe())
     with pytest.warns(UserWarning, match="programs add <bos> to each text of a Gemma 4 file"):
         write_gguf(open_files(tmp_path / "plain"), tmp_path / "plain.gguf")
 
 
 def test_other_tokenizers_are_rejected(tmp_path: Path) -> None:
-    model = llama(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    model = llama(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
     vocabulary = {letter: id for id, letter in enumerate(sorted(ALPHABET))}
-    words = pre_tokenizers.Sequence([pre_tokenizers.Punctuation("isolated"), pre_tokenizers.ByteLevel(False)])
-    for kind, message in ((models.BPE(vocabulary, []), "by none of"), (models.WordLevel(vocabulary, "a"), "WordLevel")):
+    words = pre_tokenizers.Sequence(
+        [pre_tokenizers.Punctuation("isolated"), pre_tokenizers.ByteLevel(False)]
+    )
+    for kind, message in (
+        (models.BPE(vocabulary, []), "by none of"),
+        (models.WordLevel(vocabulary, "a"), "WordLevel"),
+    ):
         tokenizer = Tokenizer(kind)
         tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
         save_pretrained(model, tmp_path / message, tokenizer)
@@ -199,7 +263,10 @@ def test_command_writes_files_that_are_written_again(tmp_path: Path) -> None:
         expected = from_pretrained(file, device="cpu", quantize="none")(ids)
         assert torch.equal(from_pretrained(again, device="cpu")(ids), expected)
     for options, message in (
-        (["--type", "Q8_0", str(tmp_path / "out")], "--type applies to GGUF files only, but --to is hub"),
+        (
+            ["--type", "Q8_0", str(tmp_path / "out")],
+            "--type applies to GGUF files only, but --to is hub",
+        ),
         (["--dtype", "float16", str(again)], "does not apply to GGUF files: use --type"),
         (["--to", "gguf", str(tmp_path / "out")], "OUT must end in .gguf"),
         (["--to", "hub", str(tmp_path / "new.gguf")], "use --to gguf or choose a folder"),
@@ -220,29 +287,56 @@ def test_k_quants_are_read_by_the_gguf_package(type: str, limit: float) -> None:
     rows = quantize(weights, type)
     values = torch.from_numpy(gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[type]))
     assert torch.equal(unpack_rows(rows, type), values)
-    errors = (values - weights).square().mean(dim=1).sqrt() / weights.square().mean(dim=1).sqrt().clamp_min(1e-30)
+    errors = (values - weights).square().mean(dim=1).sqrt() / weights.square().mean(
+        dim=1
+    ).sqrt().clamp_min(1e-30)
     assert errors[4] == 0
     assert (errors[[0, 1, 2, 5]] < limit).all(), errors
     assert errors[3] < 3 * limit, errors  # its scales are subnormal in float16
 
 
 def test_mixes_have_the_types_of_llama_cpp(tmp_path: Path) -> None:
-    model = llama(vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=8, num_attention_heads=2)
+    model = llama(
+        vocab_size=64,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+    )
     save_pretrained(model, tmp_path / "hub")
     write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "Q4_K_M")
-    types = {name: stored.type for name, stored in read_header(tmp_path / "model.gguf").tensors.items()}
+    types = {
+        name: stored.type for name, stored in read_header(tmp_path / "model.gguf").tensors.items()
+    }
     precise = [layer for layer in range(8) if types[f"blk.{layer}.ffn_down.weight"] == "Q6_K"]
     assert precise == [0, 3, 6, 7]
-    assert types["blk.1.attn_q.weight"] == types["token_embd.weight"] == types["blk.1.attn_v.weight"] == "Q4_K"
+    assert (
+        types["blk.1.attn_q.weight"]
+        == types["token_embd.weight"]
+        == types["blk.1.attn_v.weight"]
+        == "Q4_K"
+    )
     assert types["output.weight"] == "Q6_K"
-    assert from_pretrained(tmp_path / "model.gguf", device="cpu")(torch.tensor([[1, 2]])).isfinite().all()
+    assert (
+        from_pretrained(tmp_path / "model.gguf", device="cpu")(torch.tensor([[1, 2]]))
+        .isfinite()
+        .all()
+    )
 
 
 @pytest.mark.parametrize("size", [1_000, 100_000, 590_000])
 def test_a_full_disk_names_the_file_and_the_remedy(tmp_path: Path, size: int) -> None:
-    """While the header, the first matrix and a later one are written; the existing file is unchanged."""
+    """While the header, the first matrix and a later one are written; the existing file is
+    unchanged.
+    """
     torch.manual_seed(0)
-    model = llama(vocab_size=2000, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    model = llama(
+        vocab_size=2000,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
     save_pretrained(model, tmp_path / "hub")
     out = tmp_path / "model.gguf"
     out.write_bytes(b"before")

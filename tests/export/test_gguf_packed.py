@@ -1,4 +1,6 @@
-"""GGUF files of GPT-OSS with experts in MXFP4, which keep their codes and scales in both directions."""
+"""GGUF files of GPT-OSS with experts in MXFP4, which keep their codes and scales in both
+directions.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,19 @@ from minhub_py.export.gguf import write_gguf
 from minhub_py.loading.files import open_files
 from minhub_py.models.experts import Packed
 
-SMALL = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 8,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2,
-         "sliding_window": 7, "max_position_embeddings": 96}  # fmt: skip
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 7,
+    "max_position_embeddings": 96,
+}
 
 
 @pytest.fixture
@@ -35,7 +47,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("type", ["F32", "Q8_0"])
 def test_experts_keep_their_codes(type: str, folder: Path, tmp_path: Path) -> None:
     write_gguf(open_files(folder), tmp_path / "model.gguf", type)
-    model, again = (from_pretrained(path, device="cpu") for path in (folder, tmp_path / "model.gguf"))
+    model, again = (
+        from_pretrained(path, device="cpu") for path in (folder, tmp_path / "model.gguf")
+    )
     expected, actual = (dict(each.named_buffers()) for each in (model, again))
     assert len(expected) == 2 * 2 * SMALL["num_hidden_layers"]
     for name, tensor in expected.items():
@@ -47,7 +61,14 @@ def test_experts_keep_their_codes(type: str, folder: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("layers", "pattern"),
-    [(None, None), ("sfsf", 2), ("ssfs", 3), ("ssss", 0), ("ffff", 1), ("fsfs", [False, True, False, True])],
+    [
+        (None, None),
+        ("sfsf", 2),
+        ("ssfs", 3),
+        ("ssss", 0),
+        ("ffff", 1),
+        ("fsfs", [False, True, False, True]),
+    ],
 )
 def test_windows_are_a_period_or_a_list(layers: str | None, pattern: Any, tmp_path: Path) -> None:
     names = {"s": "sliding_attention", "f": "full_attention"}
@@ -79,7 +100,10 @@ def test_experts_are_values_of_the_gguf_package(folder: Path, tmp_path: Path) ->
 def test_other_types_of_experts_are_dequantized(folder: Path, tmp_path: Path) -> None:
     """All experts are in MXFP4, or none: a file whose down_proj has another type has floats."""
     write_gguf(open_files(folder), tmp_path / "model.gguf", "F32")
-    reader, writer = gguf.GGUFReader(tmp_path / "model.gguf"), gguf.GGUFWriter(tmp_path / "mixed.gguf", "gpt-oss")
+    reader, writer = (
+        gguf.GGUFReader(tmp_path / "model.gguf"),
+        gguf.GGUFWriter(tmp_path / "mixed.gguf", "gpt-oss"),
+    )
     for field in reader.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
@@ -93,7 +117,9 @@ def test_other_types_of_experts_are_dequantized(folder: Path, tmp_path: Path) ->
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    mixed, packed = (from_pretrained(tmp_path / name, device="cpu") for name in ("mixed.gguf", "model.gguf"))
+    mixed, packed = (
+        from_pretrained(tmp_path / name, device="cpu") for name in ("mixed.gguf", "model.gguf")
+    )
     assert not any(isinstance(module, Packed) for module in mixed.modules())
     ids = ids_of(1, 30)
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""GGUF files of T5: an encoder-decoder with one or two input matrices in its MLPs, and a unigram tokenizer."""
+"""GGUF files of T5: an encoder-decoder with one or two input matrices in its MLPs, and a unigram
+tokenizer.
+"""
 
 import json
 from pathlib import Path
@@ -50,10 +52,16 @@ def written(folder: Path, **settings: Any) -> tuple[Any, Path]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, {"relative_attention_num_buckets": 12}],
+    [
+        {},
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        {"relative_attention_num_buckets": 12},
+    ],
     ids=["relu", "gated", "buckets"],
 )
-def test_written_files_have_the_settings_and_weights(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_written_files_have_the_settings_and_weights(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     model, file = written(tmp_path, **settings)
     again = from_pretrained(file, device="cpu")
     assert torch.equal(logits_of(again), logits_of(model))
@@ -72,25 +80,32 @@ def test_written_files_have_the_settings_and_weights(settings: dict[str, Any], t
     ("settings", "message"),
     [
         ({"feed_forward_proj": "gated-silu"}, "has no setting for feed_forward_proj"),
-        ({"relative_attention_max_distance": 60}, "has no setting for relative_attention_max_distance"),
+        (
+            {"relative_attention_max_distance": 60},
+            "has no setting for relative_attention_max_distance",
+        ),
         ({"num_decoder_layers": 4}, "does not load a decoder with more layers than the encoder"),
     ],
 )
-def test_settings_that_llama_cpp_lacks_are_rejected(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_settings_that_llama_cpp_lacks_are_rejected(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         written(tmp_path, **settings)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("settings", [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}]
+)
 def test_encoder_without_a_decoder(settings: dict[str, Any], tmp_path: Path) -> None:
     model, file = written(tmp_path, architectures=["T5EncoderModel"], **settings)
     header = read_header(file)
     assert header.metadata["general.architecture"] == "t5encoder"
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5ENCODER, SMALL["num_layers"])
-    assert {known.get_name(name, try_suffixes=(".weight",)) for name in Checkpoint(tmp_path / "hub")} == (
-        header.tensors.keys()
-    )
+    assert {
+        known.get_name(name, try_suffixes=(".weight",)) for name in Checkpoint(tmp_path / "hub")
+    } == (header.tensors.keys())
     ids = ids_of(1, 30)
     again = from_pretrained(file, device="cpu")
     assert isinstance(again, T5Encoder)

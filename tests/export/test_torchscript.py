@@ -1,7 +1,7 @@
 """TorchScript files have the names, logits, gradients and dropout of their models.
 
-Large random weights reveal a wrong mask or scale. R torch 0.17 uses LibTorch 2.8, which is too large for a test: the
-files may only contain operators that were tested with it.
+Large random weights reveal a wrong mask or scale. R torch 0.17 uses LibTorch 2.8, which is too
+large for a test: the files may only contain operators that were tested with it.
 """
 
 import errno
@@ -30,16 +30,26 @@ CONTEXT = 23
 LOCAL = {"attention_types": [[["local"], 2]], "num_layers": 2}
 SIZES = {
     "gpt2": {"vocab_size": 31, "n_positions": CONTEXT, "n_embd": 24, "n_layer": 2, "n_head": 4},
-    "gptneo": {"vocab_size": 31, "max_position_embeddings": CONTEXT, "hidden_size": 24, "num_heads": 4, "num_layers": 4,
-               "attention_types": [[["global", "local"], 2]], "window_size": 5},
+    "gptneo": {
+        "vocab_size": 31,
+        "max_position_embeddings": CONTEXT,
+        "hidden_size": 24,
+        "num_heads": 4,
+        "num_layers": 4,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 5,
+    },
     "lstm": {"vocab_size": 31, "embedding_size": 24, "hidden_size": 24, "num_layers": 2},
-}  # fmt: skip
+}
 CASES = {
     "gpt2": {},
     "gpt2-untied": {"tie_word_embeddings": False},
     "gpt2-relu-inner": {"activation_function": "relu", "n_inner": 17},
     "gpt2-unscaled": {"scale_attn_weights": False},
-    "gpt2-inverse-layer-upcast": {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True},
+    "gpt2-inverse-layer-upcast": {
+        "scale_attn_by_inverse_layer_idx": True,
+        "reorder_and_upcast_attn": True,
+    },
     "gptneo": {},
     "gptneo-untied-silu": {"tie_word_embeddings": False, "activation_function": "silu"},
     "gptneo-global": {"attention_types": [[["global"], 2]], "num_layers": 2},
@@ -56,8 +66,9 @@ DROPOUTS = {
     "gptneo": ("embed_dropout", "attention_dropout", "resid_dropout"),
     "lstm": ("dropout",),
 }
-# Operators in the files of all architectures. All have run in LibTorch 2.8.0, with gradients, except the last line, for
-# soft caps and sinks, which LibTorch has since version 1. Test additional operators there first.
+# Operators in the files of all architectures. All have run in LibTorch 2.8.0, with gradients,
+# except the last line, for soft caps and sinks, which LibTorch has since version 1. Test additional
+# operators there first.
 OPERATORS = """
     __and__.Tensor abs add.Scalar add.Tensor add.int arange cat chunk contiguous cos div.Scalar dropout embedding
     eq.int flatten.using_ints floor floordiv.int ge.Scalar ge.int gelu gt.Tensor gt.int layer_norm le.Tensor linear log
@@ -70,7 +81,9 @@ OPERATORS = """
 
 
 def make(name: str, **changes: object) -> nn.Module:
-    """The model of a case in eval mode, with large random weights, and without dropout unless `changes` sets it."""
+    """The model of a case in eval mode, with large random weights, and without dropout unless
+    `changes` sets it.
+    """
     family = name.partition("-")[0]
     settings = {**SIZES[family], **dict.fromkeys(DROPOUTS[family], 0.0), **CASES[name], **changes}
     torch.manual_seed(0)
@@ -91,7 +104,9 @@ def load(path: Path, **arguments: object) -> torch.jit.ScriptModule:
 def code_of(path: Path) -> str:
     """The compiled code in a file, without PyTorch's layers."""
     with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".py") and "/torch/nn/" not in name]
+        names = [
+            name for name in archive.namelist() if name.endswith(".py") and "/torch/nn/" not in name
+        ]
         return "\n".join(archive.read(name).decode() for name in names)
 
 
@@ -110,7 +125,9 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 5e-6) -> N
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """exported(case): the model, the module loaded from its file, and the file. Tests share them: do not modify."""
+    """exported(case): the model, the module loaded from its file, and the file. Tests share them:
+    do not modify.
+    """
     cases = {}
 
     def get(name):
@@ -153,7 +170,11 @@ def test_parameters_match(exported, name: str) -> None:
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in actual.values())
     assert len({parameter.data_ptr() for parameter in actual.values()}) == len(actual)
     with zipfile.ZipFile(path) as archive:
-        stored = sum(entry.file_size for entry in archive.infolist() if entry.filename.startswith("model/data/"))
+        stored = sum(
+            entry.file_size
+            for entry in archive.infolist()
+            if entry.filename.startswith("model/data/")
+        )
     assert stored == sum(parameter.nbytes for parameter in actual.values())
 
 
@@ -168,7 +189,8 @@ def test_gradients_match(exported, name: str) -> None:
         actual = dict(script.named_parameters())
         largest = max(parameter.grad.abs().max() for parameter in model.parameters())
         for key, parameter in model.named_parameters():
-            # Smaller gradients are rounding errors of 0: a single token attends to itself for all q and k.
+            # Smaller gradients are rounding errors of 0: a single token attends to itself for all q
+            # and k.
             if max(parameter.grad.abs().max(), actual[key].grad.abs().max()) > 1e-5 * largest:
                 assert_close(actual[key].grad, parameter.grad, tolerance=1e-5)
 
@@ -184,7 +206,9 @@ def test_training_matches(tmp_path: Path, name: str) -> None:
         optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
         for step in range(4):
             optimizer.zero_grad()
-            cross_entropy(network(ids(3, 9, step)).flatten(0, 1), ids(3, 9, step + 9).flatten()).backward()
+            cross_entropy(
+                network(ids(3, 9, step)).flatten(0, 1), ids(3, 9, step + 9).flatten()
+            ).backward()
             optimizer.step()
     assert_close(script(ids(3, 9)), model(ids(3, 9)), tolerance=1e-4)
     assert (model(ids(3, 9)) - start).abs().max() > 0.1
@@ -223,7 +247,8 @@ def test_dtypes_match_and_can_be_changed(tmp_path: Path, name: str, dtype: torch
         assert_close(script(ids(2, T)), model(ids(2, T)))
     script(ids(2, 9)).float().logsumexp(-1).sum().backward()
     assert all(parameter.grad.dtype == dtype for parameter in script.parameters())
-    assert_close(script.float()(ids(2, 9)), model.float()(ids(2, 9)))  # the export does not fix the dtype
+    # the export does not fix the dtype
+    assert_close(script.float()(ids(2, 9)), model.float()(ids(2, 9)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptneo", "lstm"])
@@ -232,9 +257,12 @@ def test_the_export_does_not_fix_the_device(exported, name: str) -> None:
     logits = load(path, map_location="meta")(ids(2, CONTEXT).to("meta"))
     assert logits.device.type == "meta"
     assert logits.shape == (2, CONTEXT, 31)
-    # The meta device accepts tensors of other devices, unlike a GPU: each new tensor must name its device.
+    # The meta device accepts tensors of other devices, unlike a GPU: each new tensor must name its
+    # device.
     code = code_of(path)
-    factories = [line for line in code.splitlines() if "torch.arange(" in line or "torch.zeros(" in line]
+    factories = [
+        line for line in code.splitlines() if "torch.arange(" in line or "torch.zeros(" in line
+    ]
     assert len(factories) == (1 if name == "lstm" else 6)
     assert all("device=" in line and "device=None" not in line for line in factories)
     assert "torch.device(" not in code
@@ -247,18 +275,26 @@ def test_invalid_inputs_raise_errors(exported, name: str) -> None:
         with pytest.raises(RuntimeError, match="index out of range in self"):
             script(torch.tensor([[3, bad]]))
     for shape in ((0, 3), (2, 0), (4,), (1, 2, 3)):
-        with pytest.raises(torch.jit.Error, match=r"ValueError: idx must have shape \(B, T\) and at least one token"):
+        with pytest.raises(
+            torch.jit.Error,
+            match=r"ValueError: idx must have shape \(B, T\) and at least one token",
+        ):
             script(torch.zeros(shape, dtype=torch.long))
     if name != "lstm":
         with pytest.raises(
-            torch.jit.Error, match=f"idx has {CONTEXT + 1} positions, but the context length is {CONTEXT}"
+            torch.jit.Error,
+            match=f"idx has {CONTEXT + 1} positions, but the context length is {CONTEXT}",
         ):
             script(ids(1, CONTEXT + 1))
 
 
 def test_files_use_only_operators_of_libtorch_2_8(exported) -> None:
-    operators = {operator for name in CASES for operator in torch.jit.export_opnames(exported(name)[1])}
-    assert {name.removeprefix("aten::") for name in operators if name.startswith("aten::")} <= set(OPERATORS)
+    operators = {
+        operator for name in CASES for operator in torch.jit.export_opnames(exported(name)[1])
+    }
+    assert {name.removeprefix("aten::") for name in operators if name.startswith("aten::")} <= set(
+        OPERATORS
+    )
     with zipfile.ZipFile(exported("gpt2")[2]) as archive:
         assert int(archive.read("model/.data/version")) <= 10  # its kMaxSupportedFileFormatVersion
 
@@ -273,7 +309,9 @@ def test_files_run_without_this_package(exported) -> None:
         print(model(torch.tensor({ids(2, 11).tolist()})).double().sum().item())
         assert not [name for name in sys.modules if name.startswith(("minhub_py", "weights_map"))]
     """
-    result = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
+    )
     *config, total = result.stdout.splitlines()
     assert json.loads("\n".join(config)) == {**model.config.to_hub(), "dtype": "float32"}
     assert float(total) == pytest.approx(model(ids(2, 11)).double().sum().item(), rel=1e-5)
@@ -296,7 +334,9 @@ def test_other_modules_are_rejected(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_is_replaced_only_by_a_complete_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_only_by_a_complete_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "new" / "folder" / "model.pt"
     save_torchscript(make("lstm"), path)
     first = path.read_bytes()
@@ -319,11 +359,15 @@ def test_a_file_is_replaced_only_by_a_complete_file(tmp_path: Path, monkeypatch:
 
 def test_unwritable_paths_raise_os_errors(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
-    with pytest.raises(OSError, match=r"file/model\.pt cannot be written \(.*\): name another file"):
+    with pytest.raises(
+        OSError, match=r"file/model\.pt cannot be written \(.*\): name another file"
+    ):
         save_torchscript(make("lstm"), tmp_path / "file" / "model.pt")
     assert (tmp_path / "file").read_text() == "content"
     error = unwritable(tmp_path, PermissionError(errno.EACCES, "Permission denied"), "folder")
-    assert str(error).endswith("cannot be written (Permission denied): check its permissions, or name another folder")
+    assert str(error).endswith(
+        "cannot be written (Permission denied): check its permissions, or name another folder"
+    )
 
 
 @pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])
@@ -334,7 +378,11 @@ def test_deprecation_warnings_of_torchscript_are_suppressed(
     save = torch.jit.save
 
     def warns(*arguments: object, **settings: object) -> None:
-        warnings.warn("`torch.jit.save` is deprecated. Please switch to `torch.export`.", category, stacklevel=2)
+        warnings.warn(
+            "`torch.jit.save` is deprecated. Please switch to `torch.export`.",
+            category,
+            stacklevel=2,
+        )
         warnings.warn("something else is deprecated", category, stacklevel=2)
         save(*arguments, **settings)
 
@@ -354,7 +402,9 @@ def test_a_full_disk_keeps_the_existing_file(tmp_path: Path) -> None:
     subprocess.run(mount, check=True)
     try:
         (disk / "model.pt").write_text("old")
-        with pytest.raises(OSError, match=r"model\.pt cannot be written \(No space left on device\): free disk"):
+        with pytest.raises(
+            OSError, match=r"model\.pt cannot be written \(No space left on device\): free disk"
+        ):
             save_torchscript(make("gpt2"), disk / "model.pt")
         assert [(path.name, path.read_text()) for path in disk.iterdir()] == [("model.pt", "old")]
     finally:
@@ -371,7 +421,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "made"
 
 
-@pytest.mark.parametrize("model", ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"])
+@pytest.mark.parametrize(
+    "model", ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"]
+)
 def test_built_in_models_convert_without_warnings(tmp_path: Path, model: str) -> None:
     result = convert(model, tmp_path / "out.pt", "--to", "torchscript")
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{tmp_path / 'out.pt'}\n", "")
@@ -380,14 +432,21 @@ def test_built_in_models_convert_without_warnings(tmp_path: Path, model: str) ->
     with torch.no_grad():
         for T in (1, 31, 200):
             assert_close(script(ids(2, T)), from_pretrained(model, device="cpu")(ids(2, T)))
-    assert extra["tokenizer.json"] == (local.BUILTIN / model.removeprefix("minhub/") / "tokenizer.json").read_bytes()
+    assert (
+        extra["tokenizer.json"]
+        == (local.BUILTIN / model.removeprefix("minhub/") / "tokenizer.json").read_bytes()
+    )
     assert json.loads(extra["config.json"])["model_type"] in ("gpt2", "gpt_neo", "lstm")
 
 
 def test_convert_dtype_overwrite_and_native_layout(tmp_path: Path, folder: Path) -> None:
     out = tmp_path / "new" / "half.pt"
     result = convert(folder, out, "--to", "torchscript", "--dtype", "float16", "--json")
-    assert json.loads(result.stdout) == {"out": str(out), "layout": "torchscript", "files": ["half.pt"]}
+    assert json.loads(result.stdout) == {
+        "out": str(out),
+        "layout": "torchscript",
+        "files": ["half.pt"],
+    }
     assert result.stderr == ""
     extra = {"config.json": ""}
     assert load(out, _extra_files=extra)(ids(1, 5)).dtype == torch.float16
@@ -406,8 +465,16 @@ def test_convert_dtype_overwrite_and_native_layout(tmp_path: Path, folder: Path)
 @pytest.mark.parametrize(
     ("out", "arguments", "message"),
     [
-        ("out", [], "--to torchscript writes one file: OUT must end in .pt and must not be a folder"),
-        ("held.pt", [], "--to torchscript writes one file: OUT must end in .pt and must not be a folder"),
+        (
+            "out",
+            [],
+            "--to torchscript writes one file: OUT must end in .pt and must not be a folder",
+        ),
+        (
+            "held.pt",
+            [],
+            "--to torchscript writes one file: OUT must end in .pt and must not be a folder",
+        ),
         ("made/model.pt", [], "OUT is MODEL's folder: choose another folder"),
         ("made/model.pt", ["--overwrite"], "OUT is MODEL's folder: choose another folder"),
         ("out.pt", ["--max-shard-size", "5GB"], "remove --max-shard-size"),
@@ -416,7 +483,9 @@ def test_convert_dtype_overwrite_and_native_layout(tmp_path: Path, folder: Path)
         ("file", ["--to", "native", "--overwrite"], "--to native writes a folder, but"),
     ],
 )
-def test_invalid_calls_of_convert(tmp_path: Path, folder: Path, out: str, arguments: list[str], message: str) -> None:
+def test_invalid_calls_of_convert(
+    tmp_path: Path, folder: Path, out: str, arguments: list[str], message: str
+) -> None:
     (tmp_path / "held.pt").mkdir()
     (tmp_path / "file").write_text("content")
     result = convert(folder, tmp_path / out, "--to", "torchscript", *arguments)

@@ -1,9 +1,11 @@
-"""Feeds the package with mutations of correct files, requests and frames: `make fuzz`, or python fuzz.py TARGET...
+"""Feeds the package with mutations of correct files, requests and frames: `make fuzz`, or python
+fuzz.py TARGET...
 
     python tests/fuzz/fuzz.py --minutes 60 gguf tokenizer
 
-Each target runs in a separate process, which a native library may abort. Hypothesis reduces an input that fails; it
-is stored in corpus/TARGET/, which tests/fuzz/test_corpus.py replays with each run of the suite. Commit it with the fix.
+Each target runs in a separate process, which a native library may abort. Hypothesis reduces an
+input that fails; it is stored in corpus/TARGET/, which tests/fuzz/test_corpus.py replays with each
+run of the suite. Commit it with the fix.
 """
 
 import argparse
@@ -47,7 +49,9 @@ def mutants(examples: list[bytes]) -> Any:
 
 
 def changed_value(rng: random.Random, data: bytes) -> bytes:
-    """One value or key of a JSON text is replaced. Other data, also before the text, has other changes."""
+    """One value or key of a JSON text is replaced. Other data, also before the text, has other
+    changes.
+    """
     start = next((start for start in (0, 1) if data[start : start + 1] in (b"{", b"[")), -1)
     try:
         content = json.loads(data[start:]) if start >= 0 else None
@@ -66,7 +70,9 @@ def changed_value(rng: random.Random, data: bytes) -> bytes:
         container[rng.choice([*NAMES, *container])] = container.pop(key)
     else:
         container.insert(key, container[key])
-    return data[:start] + to_json(content, rng.choice((*JUNK, *VALUES))).encode("utf-8", "surrogatepass")
+    return data[:start] + to_json(content, rng.choice((*JUNK, *VALUES))).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 def changed_bytes(rng: random.Random, data: bytes) -> bytes:
@@ -76,7 +82,11 @@ def changed_bytes(rng: random.Random, data: bytes) -> bytes:
     if kind == "number":
         size = rng.choice((1, 4, 8))
         number = rng.choice((*NUMBERS, rng.randrange(100))) % 2 ** (8 * size)
-        return data[:start] + number.to_bytes(size, rng.choice(("little", "big"))) + data[start + size :]
+        return (
+            data[:start]
+            + number.to_bytes(size, rng.choice(("little", "big")))
+            + data[start + size :]
+        )
     if kind == "flip" and start < len(data):
         return data[:start] + bytes([data[start] ^ 1 << rng.randrange(8)]) + data[start + 1 :]
     if kind == "cut" and rng.random() < 0.3:
@@ -87,7 +97,9 @@ def changed_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def fuzz(name: str, seconds: float, current: str) -> None:
-    """Run a target until the time is over. `current`: the file of the input in progress. Exits with 1 on a failure."""
+    """Run a target until the time is over. `current`: the file of the input in progress. Exits with
+    1 on a failure.
+    """
     from hypothesis import HealthCheck, Phase, given, settings
 
     soft = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -111,9 +123,13 @@ def fuzz(name: str, seconds: float, current: str) -> None:
 
         while time.monotonic() < end:
             attempt = settings(
-                max_examples=200, deadline=None, database=None, report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink],
-            )(given(mutants(examples))(run))  # fmt: skip
+                max_examples=200,
+                deadline=None,
+                database=None,
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+                phases=[Phase.generate, Phase.shrink],
+            )(given(mutants(examples))(run))
             try:
                 attempt()
             except BaseException:
@@ -132,7 +148,9 @@ def corpus(name: str) -> list[bytes]:
 def main() -> int:
     """The exit status: 1 if a target fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0, help="time for all targets [default: 2]")
+    parser.add_argument(
+        "--minutes", type=float, default=2.0, help="time for all targets [default: 2]"
+    )
     parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], help="[default: all]")
     arguments = parser.parse_args()
     names = arguments.targets or [*TARGETS]
@@ -140,7 +158,9 @@ def main() -> int:
     for name in names:
         with tempfile.NamedTemporaryFile() as current:
             seconds = arguments.minutes * 60 / len(names)
-            process = multiprocessing.get_context("spawn").Process(target=fuzz, args=(name, seconds, current.name))
+            process = multiprocessing.get_context("spawn").Process(
+                target=fuzz, args=(name, seconds, current.name)
+            )
             process.start()
             process.join()
             if process.exitcode:

@@ -1,4 +1,6 @@
-"""The targets of `make fuzz`, which receive corrupt bytes, and the exceptions that are correct for them."""
+"""The targets of `make fuzz`, which receive corrupt bytes, and the exceptions that are correct for
+them.
+"""
 
 import json
 import shutil
@@ -27,11 +29,25 @@ Target = Callable[[bytes, Path], None]
 MODEL = BUILTIN / "shakespeare-gpt2"
 # Stored inputs refer to positions: append only.
 PATHS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat", "/api/generate", "/tokenize",
-    "/detokenize", "/apply-template", "/v1/embeddings", "/v1/responses/input_tokens", "/v1/messages",
-    "/v1/messages/count_tokens", "/v1/rerank", "/v2/rerank", "/api/embed", "/api/embeddings", "/api/show",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/api/chat",
+    "/api/generate",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/v1/embeddings",
+    "/v1/responses/input_tokens",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/show",
     "/models/unload",
-)  # fmt: skip
+)
 OPEN = ExitStack()  # the server and its client
 
 
@@ -40,12 +56,16 @@ class Failure(AssertionError):
 
 
 def allowed(function: Callable[[], object]) -> None:
-    """Call a function that reads corrupt data: ValueError and OSError with a short message are correct."""
+    """Call a function that reads corrupt data: ValueError and OSError with a short message are
+    correct.
+    """
     try:
         function()
     except (ValueError, OSError) as error:
         if not str(error) or len(str(error)) > 4000:
-            raise Failure(f"{type(error).__name__} with a message of {len(str(error))} characters") from error
+            raise Failure(
+                f"{type(error).__name__} with a message of {len(str(error))} characters"
+            ) from error
 
 
 def with_file(name: str, data: bytes, folder: Path) -> Path:
@@ -149,7 +169,9 @@ def frame(data: bytes, folder: Path) -> None:
 
 @cache
 def server() -> Any:
-    """A client of a server whose model has a byte-level tokenizer and a chat template with tools, in this process."""
+    """A client of a server whose model has a byte-level tokenizer and a chat template with tools,
+    in this process.
+    """
     from scripted import scripted_model
 
     from minhub_py.serve.catalog import Models
@@ -159,7 +181,9 @@ def server() -> Any:
     model, _ = scripted_model("hermes")
     OPEN.callback(model.engine.close)
     address = OPEN.enter_context(
-        BackgroundServer(Server(Models([model]), max_body=100_000, ignore_unknown_fields=True), grace=0.2)
+        BackgroundServer(
+            Server(Models([model]), max_body=100_000, ignore_unknown_fields=True), grace=0.2
+        )
     )
     return OPEN.enter_context(httpx2.Client(base_url=address, timeout=60))
 
@@ -170,13 +194,17 @@ def body(data: bytes, folder: Path) -> None:
 
 
 def answer(path: str, content: bytes) -> httpx2.Response:
-    """The answer to a request. Failure: a server error, a stream that breaks off, or an error in another form."""
+    """The answer to a request. Failure: a server error, a stream that breaks off, or an error in
+    another form.
+    """
     try:
         response: httpx2.Response = server().post(path, content=content)
     except httpx2.TransportError as error:
         raise Failure(f"{path}: {type(error).__name__}: {error}, for {content[:300]!r}") from error
     if response.status_code >= 500 and response.status_code != 503:
-        raise Failure(f"{path}: status {response.status_code}: {response.text[:300]}, for {content[:300]!r}")
+        raise Failure(
+            f"{path}: status {response.status_code}: {response.text[:300]}, for {content[:300]!r}"
+        )
     if response.headers["content-type"] == "application/json":
         value = json.loads(response.text, parse_constant=invalid_constant)
         if response.status_code >= 400 and not message_of(path, value):
@@ -186,7 +214,9 @@ def answer(path: str, content: bytes) -> httpx2.Response:
     elif response.headers["content-type"].startswith(("text/event-stream", "application/x-ndjson")):
         for line in response.text.splitlines():
             text = line.removeprefix("data: ")
-            if text.startswith("{") and (error := json.loads(text, parse_constant=invalid_constant).get("error")):
+            if text.startswith("{") and (
+                error := json.loads(text, parse_constant=invalid_constant).get("error")
+            ):
                 raise Failure(f"{path}: the stream has the error {error}, for {content[:300]!r}")
     return response
 
@@ -235,10 +265,15 @@ def seeds(name: str, folder: Path) -> list[bytes]:
         ]
     if name == "template":
         return [
-            b"{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}",
-            b"{% set x = namespace(n=0) %}{% macro f(a, b=2) %}{{ a * b }}{% endmacro %}"
-            b"{{ f(3) ~ messages[0]['content'][:2] }}"
-            b"{% if add_generation_prompt and x.n is number %}{{ raise_exception('no') }}{% endif %}",
+            (
+                b"{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{%"
+                b" endfor %}"
+            ),
+            (
+                b"{% set x = namespace(n=0) %}{% macro f(a, b=2) %}{{ a * b }}{% endmacro %}{{ f(3)"
+                b" ~ messages[0]['content'][:2] }}{% if add_generation_prompt and x.n is number"
+                b" %}{{ raise_exception('no') }}{% endif %}"
+            ),
         ]
     if name == "gguf":
         from gguf_cases import reference
@@ -256,6 +291,8 @@ def seeds(name: str, folder: Path) -> list[bytes]:
         torch.save(state, stream, _use_new_zipfile_serialization=False)
         return [archive.getvalue(), stream.getvalue()]
     if name == "tokenizer":
-        byte_level = minhub_py.checkpoints.tokenizers.tokenizer.train_byte_level_bpe(["ab ab a b\n\u00e9"] * 3, 262)
+        byte_level = minhub_py.checkpoints.tokenizers.tokenizer.train_byte_level_bpe(
+            ["ab ab a b\n\u00e9"] * 3, 262
+        )
         return [(MODEL / "tokenizer.json").read_bytes(), byte_level.to_str().encode()]
     return [file if name == "safetensors" else (folder / "config.json").read_bytes()]

@@ -1,4 +1,6 @@
-"""One value of a JSON document is replaced by one of another type, or one that JSON readers convert badly."""
+"""One value of a JSON document is replaced by one of another type, or one that JSON readers convert
+badly.
+"""
 
 import json
 import random
@@ -17,8 +19,16 @@ REMOVED = ""  # the value and its key are removed
 
 
 def places(content: Any, path: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """The container, the key or index, and the path of each value; of long lists, of the first values."""
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    """The container, the key or index, and the path of each value; of long lists, of the first
+    values.
+    """
+    items = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
     for key, value in list(items)[:30]:
         inner = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}".removeprefix(".")
         yield content, key, inner
@@ -26,7 +36,9 @@ def places(content: Any, path: str = "") -> Iterator[tuple[Any, Any, str]]:
 
 
 def replaced(document: Any, number: int, value: str) -> tuple[str, str]:
-    """The document as JSON with another value at the place of this number, and the path of the place."""
+    """The document as JSON with another value at the place of this number, and the path of the
+    place.
+    """
     content = json.loads(json.dumps(document))
     container, key, path = [*places(content)][number]
     if value == REMOVED:

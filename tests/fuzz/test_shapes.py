@@ -1,4 +1,6 @@
-"""Readers of small JSON files: one wrong value is a valid file, or an error that names the file and the value."""
+"""Readers of small JSON files: one wrong value is a valid file, or an error that names the file and
+the value.
+"""
 
 import json
 import random
@@ -23,7 +25,9 @@ MUTANTS = {"manifest": 25, "config": 40}  # of each file; of others, 80. `make f
 OTHERS = {
     "minhub_py/chat": "replies of models, and the pipe of the sandbox",
     "minhub_py/cli/bench.py": "its own processes",
-    "minhub_py/checkpoints/tokenizers/tokenizer_json.py": "names of tokens, which may be duplicates",
+    "minhub_py/checkpoints/tokenizers/tokenizer_json.py": (
+        "names of tokens, which may be duplicates"
+    ),
     "minhub_py/export/gguf_tokenizer.py": "the tokenizers library's text",
     "minhub_py/inference/json_schema.py": "copies of values",
     "minhub_py/jobs/job.py": "copies of values",
@@ -67,7 +71,9 @@ def test_one_wrong_value_is_an_error_that_names_it(name: str, tmp_path: Path) ->
 def check(text: str, name: str | None = None) -> None:
     """ShapeError: a text does not have the declared shape of a case, or of the Hub's list."""
     with suppress(RecursionError):
-        content, shape = (json.loads(text), Repository) if name is None else declared(name, json.loads(text))
+        content, shape = (
+            (json.loads(text), Repository) if name is None else declared(name, json.loads(text))
+        )
         convert(content, Any if shape is None else shape)
 
 
@@ -81,7 +87,9 @@ def test_a_wrong_value_in_the_hubs_list_is_not_the_hub(hub: HubServer, field: st
         hub.heal()
         hub.answer(200, body=text.encode())
         error = error_of(lambda: plan_download("owner/name"))
-        assert isinstance(error, ConnectionError | FileNotFoundError) or "the maximum is 500.0 MB" in str(error)
+        assert isinstance(
+            error, ConnectionError | FileNotFoundError
+        ) or "the maximum is 500.0 MB" in str(error)
         assert len(str(error)) < 500
         if error_of(partial(check, text)) is not None:
             assert "not the Hub" in str(error), value
@@ -89,7 +97,9 @@ def test_a_wrong_value_in_the_hubs_list_is_not_the_hub(hub: HubServer, field: st
 
 def test_small_json_is_read_by_one_reader() -> None:
     root = Path(minhub_py.__file__).parents[1]
-    paths = [path for package in ("minhub_py", "r_bridge") for path in (root / package).rglob("*.py")]
+    paths = [
+        path for package in ("minhub_py", "r_bridge") for path in (root / package).rglob("*.py")
+    ]
     names = sorted(path.relative_to(root).as_posix() for path in paths)
     pattern = re.compile(r"json\.loads?\(")
     readers = [name for name in names if pattern.search((root / name).read_text(encoding="utf-8"))]

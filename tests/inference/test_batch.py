@@ -1,7 +1,9 @@
-"""`Batch`: the output of a row does not depend on other rows, on its time of admission, or on the row of its prefix.
+"""`Batch`: the output of a row does not depend on other rows, on its time of admission, or on the
+row of its prefix.
 
-One architecture for each kind of cache: keys and values of all positions (GPT-2), rings (GPT-Neo, Mistral: with grouped
-heads), a state (LSTM). Weights are large, so that another key or position changes the tokens.
+One architecture for each kind of cache: keys and values of all positions (GPT-2), rings (GPT-Neo,
+Mistral: with grouped heads), a state (LSTM). Weights are large, so that another key or position
+changes the tokens.
 """
 
 import random
@@ -24,13 +26,21 @@ V, CONTEXT = 61, 48
 SMALL = {"vocab_size": V, "hidden_size": 24}
 MAKE = {
     "gpt2": lambda: gpt2(vocab_size=V, n_embd=24, n_layer=2, n_head=4, n_positions=CONTEXT),
-    "gptneo": lambda: gptneo(**SMALL, num_layers=2, num_heads=4, window_size=5, max_position_embeddings=CONTEXT),
+    "gptneo": lambda: gptneo(
+        **SMALL, num_layers=2, num_heads=4, window_size=5, max_position_embeddings=CONTEXT
+    ),
     "lstm": lambda: lstm(**SMALL, embedding_size=24),
     "mistral": lambda: from_config(
-        "mistral", **SMALL, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=CONTEXT, sliding_window=7,
+        "mistral",
+        **SMALL,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        sliding_window=7,
     ),
-}  # fmt: skip
+}
 NOTHING = StopCriteria(frozenset(), (), None)
 
 
@@ -40,7 +50,10 @@ def new(name: str, dtype: str = "float32"):
     model = MAKE[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5))
+            parameter.add_(
+                torch.randn(parameter.shape)
+                * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5)
+            )
     return in_dtype(model, dtype)
 
 
@@ -112,7 +125,9 @@ def test_the_number_of_cached_texts_is_bounded() -> None:
 @pytest.mark.parametrize("piece", [None, 8])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("name", ["gpt2", "gptneo"])
-def test_an_error_ends_one_row_and_does_not_change_the_others(name: str, dtype: str, piece: int | None) -> None:
+def test_an_error_ends_one_row_and_does_not_change_the_others(
+    name: str, dtype: str, piece: int | None
+) -> None:
     """Logits are NaN from position 30 on: in prompts, in new text and in targets."""
     model = new(name, dtype)
     with torch.no_grad():
@@ -134,14 +149,17 @@ def test_an_error_ends_one_row_and_does_not_change_the_others(name: str, dtype: 
         keys = []
         for number in numbers:
             ids, new_ids = rows[number]
-            keys.append(batch.admit(ids, generator=torch.Generator().manual_seed(number), **new_ids))
+            keys.append(
+                batch.admit(ids, generator=torch.Generator().manual_seed(number), **new_ids)
+            )
         result: dict[int, list[tuple]] = {}
         while len(batch):
             for event in batch.advance():
                 result.setdefault(event.row, []).append(
                     (event.id, event.logprob, event.end, event.top, str(event.error))
                 )
-        assert all(len(entry.ids) <= 30 for entry in batch.prefixes.entries)  # no other row may continue from NaN
+        # no other row may continue from NaN
+        assert all(len(entry.ids) <= 30 for entry in batch.prefixes.entries)
         return [result[key] for key in keys]
 
     alone = [outcomes([number])[0] for number in range(len(rows))]
@@ -154,13 +172,18 @@ def test_an_error_ends_one_row_and_does_not_change_the_others(name: str, dtype: 
         batch.step()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4", "int8+bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "int8", "nf4", "int8+bfloat16"]
+)
 @pytest.mark.parametrize("name", MAKE)
 def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str) -> None:
     """Rows are admitted while others continue, more than there are slots, and some are retired."""
     expected = alone(name, dtype)
     for seed in range(3):
-        order, chance = random.Random(seed).choices(range(len(ROWS)), k=12), random.Random(100 + seed)
+        order, chance = (
+            random.Random(seed).choices(range(len(ROWS)), k=12),
+            random.Random(100 + seed),
+        )
         batch = Batch(new(name, dtype), 3, 200)
         assert type(batch.runner) is RUNNER
         rows, actual, retired = {}, {}, set()
@@ -178,7 +201,11 @@ def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str
         assert rows.keys() == actual.keys()
         for row, number in rows.items():
             events = comparable(actual[row])
-            assert_same_tokens(events, expected[number][: len(events)] if row in retired else expected[number], dtype)
+            assert_same_tokens(
+                events,
+                expected[number][: len(events)] if row in retired else expected[number],
+                dtype,
+            )
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -193,9 +220,16 @@ def test_events_match_generate_and_score(alone, name: str) -> None:
         elif "stop" not in settings:
             how = settings["sampling"]
             [expected] = generate(
-                model, [ids], settings["max_new_tokens"], temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
-                repetition_penalty=how.repetition_penalty, seed=number, eos_id=None,
-            )  # fmt: skip
+                model,
+                [ids],
+                settings["max_new_tokens"],
+                temperature=how.temperature,
+                top_k=how.top_k,
+                top_p=how.top_p,
+                repetition_penalty=how.repetition_penalty,
+                seed=number,
+                eos_id=None,
+            )
             assert list(new_ids) == expected
             assert ends[-1] == "length"
         else:
@@ -207,7 +241,9 @@ def test_events_match_generate_and_score(alone, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4"])
 @pytest.mark.parametrize("name", MAKE)
-def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str, monkeypatch) -> None:
+def test_a_prefix_of_another_row_does_not_change_the_text(
+    name: str, dtype: str, monkeypatch
+) -> None:
     model = new(name, dtype)
     for length in (3, 9, 14):  # shorter than LONG_PROMPT
         prefix = text(8, length)
@@ -227,12 +263,19 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
             read = []
             with monkeypatch.context() as patch:
                 patch.setattr(batch.runner, "forward", spy(batch.runner.forward, read))
-                row = batch.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True, like=other)
+                row = batch.admit(
+                    [*prefix, *tail],
+                    10,
+                    sampling=Sampling(temperature=0),
+                    logprobs=True,
+                    like=other,
+                )
                 actual = [event for event in batch.step() if event.row == row]
             actual += run(batch)[row]
             assert_same_tokens(comparable(actual), expected, dtype)
             shared = [*prefix, *tail] not in [list(ids) for call in read for ids in call.values()]
-            # A state exists after the last token only, and a full ring has lost the beginning; PyTorch's are shorter.
+            # A state exists after the last token only, and a full ring has lost the beginning;
+            # PyTorch's are shorter.
             if EXACT or name in ("gpt2", "lstm"):
                 assert shared == (name == "gpt2" or (name != "lstm" and steps + length < 60))
 
@@ -253,24 +296,40 @@ def test_a_state_is_shared_where_it_is_that_of_the_whole_prefix() -> None:
     [event] = batch.step()
     longer = [*prefix, 5]
     row = batch.admit(longer, 5, sampling=Sampling(temperature=0), like=other)
-    # The other row has computed its next token in this step, so that its state is not the state after the prefix.
+    # The other row has computed its next token in this step, so that its state is not the state
+    # after the prefix.
     events = batch.step() + [event for _ in range(4) for event in batch.step()]
-    assert [event.id for event in events if event.row == row] == generate(model, [longer], 5, temperature=0)[0]
+    assert [event.id for event in events if event.row == row] == generate(
+        model, [longer], 5, temperature=0
+    )[0]
     assert event.row == other
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "nf4", "nf4+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
 def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
-    """Prompts in chunks share beginnings with finished texts and with each other; some rows are retired."""
+    """Prompts in chunks share beginnings with finished texts and with each other; some rows are
+    retired.
+    """
     model, chance = new(name, dtype), random.Random(5)
     system, turn = text(8, 21), text(9, 6)
-    prompts = [[*system, *turn], [*system, *text(10, 3)], system, [*text(11, 30)], [*system, *turn, *text(12, 4)]]
+    prompts = [
+        [*system, *turn],
+        [*system, *text(10, 3)],
+        system,
+        [*text(11, 30)],
+        [*system, *turn, *text(12, 4)],
+    ]
 
     def alone(ids: list[int]) -> list[tuple]:
         batch = Batch(model, 1, 200, chunk=1000)
-        batch.admit(ids, 12, sampling=Sampling(temperature=0.9), generator=torch.Generator().manual_seed(len(ids)),
-                    logprobs=True)  # fmt: skip
+        batch.admit(
+            ids,
+            12,
+            sampling=Sampling(temperature=0.9),
+            generator=torch.Generator().manual_seed(len(ids)),
+            logprobs=True,
+        )
         return comparable(run(batch)[1])
 
     expected = [alone(ids) for ids in prompts]
@@ -281,8 +340,15 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
         while order and len(batch) < 3:
             number = order.pop()
             ids = prompts[number]
-            rows[batch.admit(ids, 12, sampling=Sampling(temperature=0.9), logprobs=True,
-                             generator=torch.Generator().manual_seed(len(ids)))] = number  # fmt: skip
+            rows[
+                batch.admit(
+                    ids,
+                    12,
+                    sampling=Sampling(temperature=0.9),
+                    logprobs=True,
+                    generator=torch.Generator().manual_seed(len(ids)),
+                )
+            ] = number
         for event in batch.step():
             actual.setdefault(event.row, []).append(event)
         if chance.random() < 0.03 and batch.rows:
@@ -291,7 +357,9 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
             retired.add(row)
     for row, number in rows.items():
         events = comparable(actual.get(row, []))
-        assert_same_tokens(events, expected[number][: len(events)] if row in retired else expected[number], dtype)
+        assert_same_tokens(
+            events, expected[number][: len(events)] if row in retired else expected[number], dtype
+        )
     assert len(batch.cached_tokens) <= 3
     if name == "gpt2":  # a state exists after the last token only, and a ring loses its beginning
         prompt_ids = sum(len(prompts[number]) for number in rows.values())
@@ -324,7 +392,9 @@ def test_kept_texts_stay_within_their_bytes() -> None:
 @pytest.mark.parametrize("targets", [[], text(3, 7)])
 def test_the_most_likely_ids_match_the_logits(targets: list[int]) -> None:
     batch = Batch(new("gpt2"), 1, 40)
-    batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), targets=targets, logprobs=True, top=3)
+    batch.admit(
+        text(1, 4), 7, sampling=Sampling(temperature=0), targets=targets, logprobs=True, top=3
+    )
     for event in run(batch)[1]:
         values = [logprob for _, logprob in event.top]
         assert len(values) == 3
@@ -353,14 +423,19 @@ def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
         ids, logprobs, ends = zip(*comparable(result[row]), strict=True)
         wanted_ids, wanted_logprobs, wanted_ends = zip(*alone(name, "float32")[number], strict=True)
         assert (ids, ends) == (wanted_ids, wanted_ends)
-        torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(wanted_logprobs), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            torch.tensor(logprobs), torch.tensor(wanted_logprobs), rtol=1e-4, atol=1e-4
+        )
 
 
 @needs("decoder")
 def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
     """This is the exception to the rule of determinism in batch.py."""
-    has_tiles = library().has_bfloat16_tiles()  # without tiles, PyTorch's products are slower than the C decoder's
-    assert Batch(new("gpt2", "bfloat16"), 1, 40).runner.long_prompt == (LONG_PROMPT if has_tiles else None)
+    # without tiles, PyTorch's products are slower than the C decoder's
+    has_tiles = library().has_bfloat16_tiles()
+    assert Batch(new("gpt2", "bfloat16"), 1, 40).runner.long_prompt == (
+        LONG_PROMPT if has_tiles else None
+    )
     assert Batch(new("lstm", "bfloat16"), 1, 40).runner.long_prompt is None
 
 
@@ -368,8 +443,13 @@ def test_a_row_ends_at_a_stop_string() -> None:
     tokenizer = characters({chr(ord("a") + i): i for i in range(26)})
     model = gpt2(vocab_size=26, n_embd=8, n_layer=1, n_head=1, n_positions=64).eval()
     batch = Batch(model, 1, 64)
-    batch.admit([1], 60, sampling=Sampling(), generator=torch.Generator().manual_seed(1),
-                stop=StopCriteria(frozenset(), ("e",), tokenizer))  # fmt: skip
+    batch.admit(
+        [1],
+        60,
+        sampling=Sampling(),
+        generator=torch.Generator().manual_seed(1),
+        stop=StopCriteria(frozenset(), ("e",), tokenizer),
+    )
     events = run(batch)[1]
     assert [event.end for event in events] == [None] * (len(events) - 1) + ["stop"]
     assert [event.id for event in events].index(4) == len(events) - 1
@@ -395,13 +475,22 @@ class Digits:
 
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
-    """The output conforms to the matcher, with drafts and without; other rows are the same as alone."""
+    """The output conforms to the matcher, with drafts and without; other rows are the same as
+    alone.
+    """
     model = new("gpt2")
     [alone] = generate(model, [[3, 4, 5]], 12, seed=1, eos_id=None)
     batch, matcher = Batch(model, 2, 40), Digits()
     other = batch.admit([3, 4, 5], 12, generator=torch.Generator().manual_seed(1))
-    batch.admit([1, 3, 1, 3, 1], 9, sampling=Sampling(top_k=3), matcher=matcher, logprobs=True, speculate=speculate,
-                generator=torch.Generator().manual_seed(2))  # fmt: skip
+    batch.admit(
+        [1, 3, 1, 3, 1],
+        9,
+        sampling=Sampling(top_k=3),
+        matcher=matcher,
+        logprobs=True,
+        speculate=speculate,
+        generator=torch.Generator().manual_seed(2),
+    )
     result = run(batch)
     assert [event.id for event in result[other]] == alone
     [constrained] = [events for row, events in result.items() if row != other]
@@ -414,7 +503,9 @@ def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
 
 def test_rows_that_do_not_fit_are_rejected() -> None:
     batch = Batch(new("gpt2"), 2, 30)
-    with pytest.raises(ValueError, match="a sequence of 31 tokens does not fit a batch with max_length 30"):
+    with pytest.raises(
+        ValueError, match="a sequence of 31 tokens does not fit a batch with max_length 30"
+    ):
         batch.admit([1], 30)
     for ids, budget in (([], 5), ([1], 0)):
         with pytest.raises(ValueError, match="needs a prompt of at least one token"):
@@ -429,6 +520,7 @@ def test_rows_that_do_not_fit_are_rejected() -> None:
     batch.retire(1)  # a row that has not started
     batch.retire(77)  # and a number without a row
     assert len(batch) == 1
-    assert Batch(new("gpt2"), 1, 10**9).admit([1], 10**6) == 1  # longer than the context: see `context_start`
+    # longer than the context: see `context_start`
+    assert Batch(new("gpt2"), 1, 10**9).admit([1], 10**6) == 1
     assert Batch(new("lstm"), 1, 1).admit([1], 10**6) == 1
     assert run(Batch(new("lstm"), 1, 1)) == {}

@@ -39,7 +39,11 @@ def tolerance(kind: str) -> float:
 def in_floats(model: Any) -> Any:
     """A model with the same weights in float32."""
     unpacked = llama(**{name: getattr(model.config, name) for name in SIZES}).eval()
-    weights = {f"{name}.weight": layer.weight for name, layer in model.named_modules() if isinstance(layer, Quantized)}
+    weights = {
+        f"{name}.weight": layer.weight
+        for name, layer in model.named_modules()
+        if isinstance(layer, Quantized)
+    }
     unpacked.load_state_dict({**model.state_dict(), **weights}, strict=False)
     return unpacked
 
@@ -59,7 +63,11 @@ def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
     """By `forward`, and in C: for single tokens, and for as many as one product computes."""
     model = new_of_blocks(kind, tie_word_embeddings=kind == "Q6_K")
     ids = some_ids(model, 70)
-    expected = in_floats(model)(torch.tensor([ids]))[0] if kind != "Q6_K" else model(torch.tensor([ids]))[0]
+    expected = (
+        in_floats(model)(torch.tensor([ids]))[0]
+        if kind != "Q6_K"
+        else model(torch.tensor([ids]))[0]
+    )
     assert torch.equal(model(torch.tensor([ids]))[0], expected)
     runner = NativeRunner(model)
     for sizes in ([1], [64], [3, 5, 2, 7]):
@@ -76,19 +84,27 @@ def test_logits_of_blocks_do_not_depend_on_other_rows_and_pieces(kernel: str, ki
     texts = some_ids(model, 40, rows=5)
     expected = [read(model, text, [1]) for text in texts]
     assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), expected[0])
-    cache, runner, position = model.new_cache(5, 150, NativeRunner.lookahead), NativeRunner(model), 0
+    cache, runner, position = (
+        model.new_cache(5, 150, NativeRunner.lookahead),
+        NativeRunner(model),
+        0,
+    )
     while position < 40:
         size = min(1 + position % 7, 40 - position)
         rows = {row: text[position : position + size] for row, text in enumerate(texts)}
         actual = runner.forward(rows, cache, every=True, exact=True)
-        assert torch.equal(actual, torch.cat([logits[position : position + size] for logits in expected]))
+        assert torch.equal(
+            actual, torch.cat([logits[position : position + size] for logits in expected])
+        )
         position += size
 
 
 @pytest.mark.parametrize("byte", [0xFF, 0x80, 0x7F])
 @pytest.mark.parametrize("kind", FLOATS)
 def test_sums_of_the_largest_codes_do_not_overflow(kernel: str, kind: str, byte: int) -> None:
-    """All codes and integer scales are equal, and so are the first inputs. One token uses smaller integers."""
+    """All codes and integer scales are equal, and so are the first inputs. One token uses smaller
+    integers.
+    """
     model = new_of_blocks(kind)
     for module in model.modules():
         if isinstance(module, Quantized):
@@ -107,7 +123,9 @@ def test_sums_of_the_largest_codes_do_not_overflow(kernel: str, kind: str, byte:
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "IQ4_XS"])
 def test_experts_in_blocks_match_the_unpacked_weights(kernel: str, kind: str) -> None:
     """All experts are selected: another choice would exceed rounding."""
-    model = new_of_blocks(kind, partial(from_config, "mixtral"), num_experts=3, num_experts_per_tok=3)
+    model = new_of_blocks(
+        kind, partial(from_config, "mixtral"), num_experts=3, num_experts_per_tok=3
+    )
     ids = some_ids(model, 40)
     expected = model(torch.tensor([ids]))[0]
     actual = read(model, ids, [1])

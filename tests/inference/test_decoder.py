@@ -1,5 +1,5 @@
-"""The C decoder, compared with the model's forward: equal logits for every size, layout, dtype and kernel, and bitwise
-identical results for every division into calls.
+"""The C decoder, compared with the model's forward: equal logits for every size, layout, dtype and
+kernel, and bitwise identical results for every division into calls.
 
 The weights are large, as in test_parity.py, with random biases and norms.
 """
@@ -41,7 +41,9 @@ from minhub_py.inference.torch_runner import TorchRunner
 # --- Equal logits
 
 
-@pytest.mark.parametrize(("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"])
+@pytest.mark.parametrize(
+    ("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"]
+)
 def test_logits_match_forward(kernel, name, layout) -> None:
     model = new(name, layout)
     ids = some_ids(model, 145)
@@ -57,7 +59,9 @@ def test_logits_match_forward(kernel, name, layout) -> None:
     assert_close(extend(NativeRunner(model), [ids[140:141]], cache), expected[140:141])
 
 
-@pytest.mark.parametrize(("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"])
+@pytest.mark.parametrize(
+    ("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"]
+)
 def test_rows_at_different_positions_match_forward(kernel, name, layout) -> None:
     model = new(name, layout)
     texts = some_ids(model, 145, rows=4)
@@ -72,8 +76,12 @@ def test_rows_at_different_positions_match_forward(kernel, name, layout) -> None
     for step in range(12):
         sizes = [1 + (step + row) % 6 for row in range(4)]
         now = [slice(lengths[row], lengths[row] + sizes[row]) for row in rows]
-        actual = extend(runner, [texts[row][part] for row, part in zip(rows, now, strict=True)], cache)
-        assert_close(actual, torch.cat([expected[row][part] for row, part in zip(rows, now, strict=True)]))
+        actual = extend(
+            runner, [texts[row][part] for row, part in zip(rows, now, strict=True)], cache
+        )
+        assert_close(
+            actual, torch.cat([expected[row][part] for row, part in zip(rows, now, strict=True)])
+        )
         for row in rows:
             lengths[row] += sizes[row]
         if step == 6:
@@ -90,23 +98,40 @@ def test_removed_ids_do_not_change_a_ring_cache(kernel, window) -> None:
     runner, cache = NativeRunner(model), new_cache(model)
     assert cache.layers[0][0].size(2) == window + MAX_TOKENS
     for position, drafted in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
-        actual = extend(runner, [[ids[position], *wrong[position + 1 : position + 1 + drafted]]], cache)
+        actual = extend(
+            runner, [[ids[position], *wrong[position + 1 : position + 1 + drafted]]], cache
+        )
         assert_close(actual[:1], expected[position : position + 1])
         cache.truncate(0, len(actual) - 1)
 
 
 @needs("decoder")
 def test_prompt_chunks_of_forward_and_native_code_match_forward() -> None:
-    """Long bfloat16 prompts use `forward`, other tokens the C decoder, with one cache, also with rings."""
-    for name, dtype in itertools.product(("gpt2", "gptneo-all-local", "lstm-three-layers"), ("float32", "bfloat16")):
+    """Long bfloat16 prompts use `forward`, other tokens the C decoder, with one cache, also with
+    rings.
+    """
+    for name, dtype in itertools.product(
+        ("gpt2", "gptneo-all-local", "lstm-three-layers"), ("float32", "bfloat16")
+    ):
         model = new(name, dtype)
         ids = some_ids(model, 145)
         expected = forward(copy.deepcopy(model).float(), ids)
         runner, cache = NativeRunner(model), new_cache(model)
-        parts = [runner.forward({0: ids[position : position + size]}, cache, every=True).clone() for position, size in
-                 ((0, 100), (100, 3), (103, 20), (123, 1), (124, 15), (139, 1), (140, 5))]  # fmt: skip
+        parts = [
+            runner.forward({0: ids[position : position + size]}, cache, every=True).clone()
+            for position, size in (
+                (0, 100),
+                (100, 3),
+                (103, 20),
+                (123, 1),
+                (124, 15),
+                (139, 1),
+                (140, 5),
+            )
+        ]
         assert_close(torch.cat(parts), expected, TOLERANCE if dtype == "float32" else 0.1)
-        if name == "gptneo-all-local":  # one token by `forward`, with a ring that contains more than the window
+        # one token by `forward`, with a ring that contains more than the window
+        if name == "gptneo-all-local":
             mixed = new_cache(model)
             actual = torch.cat(
                 [
@@ -118,14 +143,17 @@ def test_prompt_chunks_of_forward_and_native_code_match_forward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "name", "dtype"), in_pairs(KERNELS, list(CASES), ["bfloat16", "float16"]), indirect=["kernel"]
+    ("kernel", "name", "dtype"),
+    in_pairs(KERNELS, list(CASES), ["bfloat16", "float16"]),
+    indirect=["kernel"],
 )
 def test_16_bit_logits_match_the_rounded_weights_in_float32(kernel, name, dtype) -> None:
     model = new(name, dtype)
     twin = copy.deepcopy(model).float()
     ids = some_ids(model, 145)
     sizes = [1, 5, 64]
-    exact = read(model, ids, sizes, new_cache(twin))  # keys and values in float32: bitwise identical
+    # keys and values in float32: bitwise identical
+    exact = read(model, ids, sizes, new_cache(twin))
     if dtype == "bfloat16" and kernel in ROUNDING:
         assert_close(exact, read(twin, ids, sizes), 0.05)  # GPT-Neo does not scale its scores
     else:
@@ -136,7 +164,9 @@ def test_16_bit_logits_match_the_rounded_weights_in_float32(kernel, name, dtype)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 7, 45, 128])
-@pytest.mark.parametrize(("columns", "rows"), [(1, 3), (31, 52), (64, 16), (700, 77), (5000, 9), (2100, 6)])
+@pytest.mark.parametrize(
+    ("columns", "rows"), [(1, 3), (31, 52), (64, 16), (700, 77), (5000, 9), (2100, 6)]
+)
 def test_bfloat16_products_match_float32_products(kernel, columns, rows, tokens) -> None:
     """Inputs are rounded where the processor multiplies bfloat16; sums are in float32."""
     generator = torch.Generator().manual_seed(columns + tokens)
@@ -160,7 +190,11 @@ def test_a_nan_token_does_not_change_earlier_logits(kernel, name, dtype) -> None
     in_dtype(model, dtype)
     for count in (3, 6, 13, 40):
         ids = [id % bad for id in some_ids(model, count)]
-        result = NativeRunner(model).forward({0: [*ids, bad]}, new_cache(model), every=True, exact=True).clone()
+        result = (
+            NativeRunner(model)
+            .forward({0: [*ids, bad]}, new_cache(model), every=True, exact=True)
+            .clone()
+        )
         assert torch.equal(result[:-1, :bad], read(model, ids, [1])[:, :bad])
         assert not result[-1].isfinite().all()
 
@@ -174,7 +208,9 @@ def test_non_finite_bfloat16_inputs_give_non_finite_outputs(kernel, bad) -> None
 
 
 def test_a_16_bit_cache_is_rounded_to_nearest(kernel) -> None:
-    for name, dtype in itertools.product(("gpt2", "gptneo", "lstm"), (torch.bfloat16, torch.float16)):
+    for name, dtype in itertools.product(
+        ("gpt2", "gptneo", "lstm"), (torch.bfloat16, torch.float16)
+    ):
         model = new(name)
         exact, rounded = new_cache(model), new_cache(copy.deepcopy(model).to(dtype))
         read(model, [3], [1], exact)
@@ -192,7 +228,13 @@ def test_a_16_bit_cache_is_rounded_to_nearest(kernel) -> None:
 @pytest.mark.parametrize(
     ("kernel", "name", "dtype"),
     in_pairs(
-        KERNELS, [*(f"gpt2-heads-of-{size}" for size in (5, 48, 72, 256)), "gptneo-heads-of-72", "lstm-wide"], DTYPES
+        KERNELS,
+        [
+            *(f"gpt2-heads-of-{size}" for size in (5, 48, 72, 256)),
+            "gptneo-heads-of-72",
+            "lstm-wide",
+        ],
+        DTYPES,
     ),
     indirect=["kernel"],
 )
@@ -210,7 +252,9 @@ def test_logits_do_not_depend_on_other_rows_and_pieces(kernel, name, dtype) -> N
         while position < 80:
             size = min(1 + position % 7, 80 - position)
             actual = extend(runner, [text[position : position + size] for text in texts], cache)
-            assert torch.equal(actual, torch.cat([logits[position : position + size] for logits in expected]))
+            assert torch.equal(
+                actual, torch.cat([logits[position : position + size] for logits in expected])
+            )
             position += size
 
 
@@ -218,8 +262,13 @@ def test_logits_do_not_depend_on_other_rows_and_pieces(kernel, name, dtype) -> N
     ("kernel", "name", "dtype"), in_pairs(KERNELS, ["gpt2", "gptneo"], DTYPES), indirect=["kernel"]
 )
 def test_a_long_text_has_the_logits_of_single_steps(kernel, name, dtype) -> None:
-    """Weights are unpacked in several parts for many tokens; tokens with the same keys attend together."""
-    sizes = {"gpt2": {"n_embd": 140, "n_inner": 1100}, "gptneo": {"hidden_size": 140, "intermediate_size": 1100}}
+    """Weights are unpacked in several parts for many tokens; tokens with the same keys attend
+    together.
+    """
+    sizes = {
+        "gpt2": {"n_embd": 140, "n_inner": 1100},
+        "gptneo": {"hidden_size": 140, "intermediate_size": 1100},
+    }
     model = new(name, dtype, vocab_size=301, **sizes[name])
     text = some_ids(model, 143)
     torch.set_num_threads(1)
@@ -232,8 +281,11 @@ def test_a_long_text_has_the_logits_of_single_steps(kernel, name, dtype) -> None
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "nf4"])
 def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
     """Results do not depend on PyTorch's products, whose sums depend on the number of tokens."""
-    for name, sizes in (("gpt2", {"n_embd": 120, "n_inner": 301}), ("gptneo", {"hidden_size": 120}),
-                        ("lstm", {"embedding_size": 122, "hidden_size": 246, "num_layers": 3})):  # fmt: skip
+    for name, sizes in (
+        ("gpt2", {"n_embd": 120, "n_inner": 301}),
+        ("gptneo", {"hidden_size": 120}),
+        ("lstm", {"embedding_size": 122, "hidden_size": 246, "num_layers": 3}),
+    ):
         model = new(name, dtype, vocab_size=1000, **sizes)
         prompts = [some_ids(model, length) for length in (10, 2, 100, 149)]
         torch.set_num_threads(1)

@@ -12,7 +12,17 @@ import weakref
 
 import pytest
 import torch
-from decoders import ARCHITECTURES, DTYPES, KERNELS, at_the_end_of_memory, extend, new, new_cache, read, some_ids
+from decoders import (
+    ARCHITECTURES,
+    DTYPES,
+    KERNELS,
+    at_the_end_of_memory,
+    extend,
+    new,
+    new_cache,
+    read,
+    some_ids,
+)
 from needs import needs, require
 from pairs import in_pairs
 from torch import nn
@@ -24,7 +34,10 @@ from minhub_py.inference.native_runner import NativeRunner
 def test_concurrent_threads_generate_the_same_texts() -> None:
     torch.set_num_threads(2)
     models = [
-        new(name, dtype) for name, dtype in itertools.product(("gpt2-heads-of-72", *ARCHITECTURES), ("float32", "int8"))
+        new(name, dtype)
+        for name, dtype in itertools.product(
+            ("gpt2-heads-of-72", *ARCHITECTURES), ("float32", "int8")
+        )
     ]
     expected = [generate(model, [[1, 2], [3]], 40, seed=5, speculate=3) for model in models]
     for count in (2, len(models)):
@@ -33,7 +46,9 @@ def test_concurrent_threads_generate_the_same_texts() -> None:
         def work(number, actual=actual):
             torch.set_num_threads(2)
             for _ in range(3):
-                actual[number].append(generate(models[number], [[1, 2], [3]], 40, seed=5, speculate=3))
+                actual[number].append(
+                    generate(models[number], [[1, 2], [3]], 40, seed=5, speculate=3)
+                )
 
         workers = [threading.Thread(target=work, args=[number]) for number in range(count)]
         for worker in workers:
@@ -54,7 +69,9 @@ def test_a_forked_process_continues() -> None:
     def right():
         runner, cache = NativeRunner(model), new_cache(model)
         runner.threads = 3
-        return torch.equal(torch.cat([extend(runner, [[id]], cache).clone() for id in ids]), expected)
+        return torch.equal(
+            torch.cat([extend(runner, [[id]], cache).clone() for id in ids]), expected
+        )
 
     assert right()  # the threads have started
     busy = threading.Event()
@@ -108,7 +125,8 @@ def test_a_woken_thread_does_not_run_on_the_processor_of_its_waker() -> None:
         cache = new_cache(model)
         for id in ids:
             extend(runner, [[id]], cache)
-            kept_off |= allowed() != own  # a thread that has not woken yet, because this thread did all the work
+            # a thread that has not woken yet, because this thread did all the work
+            kept_off |= allowed() != own
             time.sleep(0.004)  # they sleep after one
     assert kept_off
     while allowed() != own and time.monotonic() < deadline:
@@ -226,7 +244,11 @@ def test_an_interrupt_leaves_the_model_usable() -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "name", "dtype"),
-    in_pairs(KERNELS, [*ARCHITECTURES, *(f"gpt2-heads-of-{size}" for size in (1, 48, 72, 130, 256, 260))], DTYPES),
+    in_pairs(
+        KERNELS,
+        [*ARCHITECTURES, *(f"gpt2-heads-of-{size}" for size in (1, 48, 72, 130, 256, 260))],
+        DTYPES,
+    ),
     indirect=["kernel"],
 )
 def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None:
@@ -242,7 +264,9 @@ def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None
             setattr(module, buffer, at_the_end_of_memory(tensor))
     cache = new_cache(model)
     if not name.startswith("lstm"):
-        cache.layers = [[at_the_end_of_memory(tensor) for tensor in tensors] for tensors in cache.layers]
+        cache.layers = [
+            [at_the_end_of_memory(tensor) for tensor in tensors] for tensors in cache.layers
+        ]
     assert torch.equal(read(model, ids, sizes, cache), expected)
 
 

@@ -1,7 +1,9 @@
-"""The prefix cache on disk: a restored prefix is bitwise identical to a computed one; anything else is a miss.
+"""The prefix cache on disk: a restored prefix is bitwise identical to a computed one; anything else
+is a miss.
 
-One architecture for each kind of cache: keys and values of all positions (GPT-2), rings (GPT-Neo, Mistral), a recurrent
-state (LSTM), recurrent and attention layers (Qwen 3.5), an encoder cache (T5).
+One architecture for each kind of cache: keys and values of all positions (GPT-2), rings (GPT-Neo,
+Mistral), a recurrent state (LSTM), recurrent and attention layers (Qwen 3.5), an encoder cache
+(T5).
 """
 
 import os
@@ -24,19 +26,36 @@ from minhub_py.inference.sampling import Sampling
 
 V, CONTEXT = 61, 400
 SMALL = {"vocab_size": V, "hidden_size": 24, "max_position_embeddings": CONTEXT}
-QWEN35 = {**SMALL, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
-          "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-          "linear_value_head_dim": 8}  # fmt: skip
+QWEN35 = {
+    **SMALL,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 MAKE = {
-    "gpt2": lambda **more: gpt2(vocab_size=V, n_embd=24, n_layer=2, n_head=4, n_positions=CONTEXT, **more),
+    "gpt2": lambda **more: gpt2(
+        vocab_size=V, n_embd=24, n_layer=2, n_head=4, n_positions=CONTEXT, **more
+    ),
     "gptneo": lambda: gptneo(**SMALL, num_layers=2, num_heads=4, window_size=5),
     "mistral": lambda **more: from_config(
-        "mistral", **SMALL, **more, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=7,
+        "mistral",
+        **SMALL,
+        **more,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=7,
     ),
     "lstm": lambda: lstm(vocab_size=V, hidden_size=24, embedding_size=24),
     "qwen35": lambda: from_config("qwen3_5_text", **QWEN35),
-}  # fmt: skip
+}
 
 
 def new(name: str, dtype: str = "float32", seed: int = 0):
@@ -57,7 +76,9 @@ def text(seed: int, length: int) -> list[int]:
 def reply(batch: Batch, ids: list[int], count: int = 12) -> tuple[list[tuple], int]:
     """The new tokens with their log-probabilities, and the number of tokens from the prefix cache."""
     generator = torch.Generator().manual_seed(len(ids))
-    row = batch.admit(ids, count, sampling=Sampling(temperature=0.9), generator=generator, logprobs=True)
+    row = batch.admit(
+        ids, count, sampling=Sampling(temperature=0.9), generator=generator, logprobs=True
+    )
     events, cached = [], 0
     while len(batch):
         for event in batch.step():
@@ -66,11 +87,15 @@ def reply(batch: Batch, ids: list[int], count: int = 12) -> tuple[list[tuple], i
     return events, cached
 
 
-def restarted(model, folder: Path, prompts: list[list[int]], limit: int = 10**9, **settings) -> list[tuple]:
+def restarted(
+    model, folder: Path, prompts: list[list[int]], limit: int = 10**9, **settings
+) -> list[tuple]:
     """The replies of a new batch with a new cache of this folder, and the numbers of cached tokens."""
     need("decoder")  # PyTorch does not use this cache
     disk = DiskCache(folder, limit)
-    batch = Batch(model, 1, CONTEXT, **{"prefix_bytes": 10**7, "chunk": 50, "disk": disk, **settings})
+    batch = Batch(
+        model, 1, CONTEXT, **{"prefix_bytes": 10**7, "chunk": 50, "disk": disk, **settings}
+    )
     results = [reply(batch, ids) for ids in prompts]
     disk.close()
     return results
@@ -104,7 +129,8 @@ def test_replies_from_disk_match_computed_ones(name: str, dtype: str, tmp_path: 
             assert actual == events
             if name == "gpt2":  # whole blocks, and at least one token of the prompt is computed
                 assert cached == {150: 128, 164: 128, 102: 64}.get(len(ids), 0)
-            elif ids == turn:  # rings and states are restored completely: the first prompt with its reply
+            # rings and states are restored completely: the first prompt with its reply
+            elif ids == turn:
                 assert cached == len(first) + 11
 
 
@@ -158,7 +184,17 @@ def test_other_weights_dtypes_and_configs_miss(name: str, tmp_path: Path) -> Non
 def damages(path: Path, other: Path):
     """Every kind of invalid file, as a function that writes it."""
     content = path.read_bytes()
-    for offset in (0, 20, 50, 60, 70, 64 + 4 * 100, len(content) // 2, len(content) - 33, len(content) - 1):
+    for offset in (
+        0,
+        20,
+        50,
+        60,
+        70,
+        64 + 4 * 100,
+        len(content) // 2,
+        len(content) - 33,
+        len(content) - 1,
+    ):
         yield lambda offset=offset: path.write_bytes(
             content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :]
         )
@@ -209,12 +245,23 @@ def test_the_least_recently_used_files_are_deleted(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in files(tmp_path)) <= limit
         return cached
 
-    assert [ask(number) for number in (1, 2, 0, 3, 4, 0, 5, 0, 1)] == [0, 0, 128, 0, 0, 128, 0, 128, 0]
+    assert [ask(number) for number in (1, 2, 0, 3, 4, 0, 5, 0, 1)] == [
+        0,
+        0,
+        128,
+        0,
+        0,
+        128,
+        0,
+        128,
+        0,
+    ]
     disk.close()
     foreign = tmp_path / "notes.txt"
     foreign.write_text("x" * limit)
     restarted(model, tmp_path, [text(9, 300)], limit=1000)
-    assert files(tmp_path) == [foreign] or len(files(tmp_path)) == 2  # the last file may exceed the limit alone
+    # the last file may exceed the limit alone
+    assert files(tmp_path) == [foreign] or len(files(tmp_path)) == 2
 
 
 @needs("Linux")
@@ -282,7 +329,10 @@ def test_other_sequences_continue_while_a_prefix_is_read(tmp_path: Path) -> None
     disk, slow = DiskCache(tmp_path, 10**9), threading.Event()
     batch = Batch(model, 2, CONTEXT, prefix_bytes=10**7, chunk=50, disk=disk)
     disk.reader.submit(slow.wait)  # as a slow disk
-    rows = [batch.admit(prompt, count, sampling=Sampling(temperature=0)) for prompt, count in ((ids, 12), (other, 30))]
+    rows = [
+        batch.admit(prompt, count, sampling=Sampling(temperature=0))
+        for prompt, count in ((ids, 12), (other, 30))
+    ]
     events = [event.row for _ in range(10) for event in batch.step()]
     assert events == [rows[1]] * 10
     slow.set()
@@ -309,18 +359,33 @@ def test_abandoned_partial_files_are_removed(tmp_path: Path) -> None:
 
 
 def test_models_without_exact_prefixes_do_not_use_the_cache(tmp_path: Path, capfd) -> None:
-    """PyTorch's results depend on the number of tokens per call; an encoder-decoder has no prefixes."""
+    """PyTorch's results depend on the number of tokens per call; an encoder-decoder has no
+    prefixes.
+    """
     modified = new("gpt2")
     modified.register_forward_hook(lambda *_: None)
     encoder_decoder = from_config(
-        "t5", vocab_size=V, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_decoder_layers=2, num_heads=4
+        "t5",
+        vocab_size=V,
+        d_model=24,
+        d_kv=8,
+        d_ff=40,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
     ).eval()
-    for model, reason in ((modified, "PyTorch computes this model"), (encoder_decoder, "an encoder-decoder")):
+    for model, reason in (
+        (modified, "PyTorch computes this model"),
+        (encoder_decoder, "an encoder-decoder"),
+    ):
         ids = text(1, 200)
         disk = DiskCache(tmp_path, 10**9)
         for _ in range(2):
             batch = Batch(model, 1, CONTEXT, prefix_bytes=10**7, chunk=50, disk=disk)
-            assert reply(batch, ids)[0] == reply(Batch(model, 1, CONTEXT, prefix_bytes=10**7, chunk=50), ids)[0]
+            assert (
+                reply(batch, ids)[0]
+                == reply(Batch(model, 1, CONTEXT, prefix_bytes=10**7, chunk=50), ids)[0]
+            )
         disk.close()
         assert files(tmp_path) == []
         [line] = capfd.readouterr().err.splitlines()
@@ -331,5 +396,7 @@ def test_a_folder_that_cannot_be_written_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for folder in (file, file / "below"):
-        with pytest.raises(ValueError, match=r"the cache folder .* cannot be written .*: choose another folder"):
+        with pytest.raises(
+            ValueError, match=r"the cache folder .* cannot be written .*: choose another folder"
+        ):
             DiskCache(folder, 10**9)

@@ -23,20 +23,46 @@ def model_of(name: str) -> Bert | ModernBert | MPNet:
     """A small encoder. The number at the end of the name is its head size, or its window."""
     kind, number = name.split("-")
     if kind == "bert":
-        size = {"hidden_size": 2 * int(number), "num_attention_heads": 2, "max_position_embeddings": 300}
+        size = {
+            "hidden_size": 2 * int(number),
+            "num_attention_heads": 2,
+            "max_position_embeddings": 300,
+        }
         return Bert(BertConfig(**SMALL, **size, pad_token_id=None))
     if kind == "mpnet":
-        size = {"hidden_size": 2 * int(number), "num_attention_heads": 2, "max_position_embeddings": 300}
+        size = {
+            "hidden_size": 2 * int(number),
+            "num_attention_heads": 2,
+            "max_position_embeddings": 300,
+        }
         return MPNet(MPNetConfig(**SMALL, **size))
     return ModernBert(
-        ModernBertConfig(**SMALL, hidden_size=48, num_attention_heads=2, local_attention=int(number), pad_token_id=0)
+        ModernBertConfig(
+            **SMALL,
+            hidden_size=48,
+            num_attention_heads=2,
+            local_attention=int(number),
+            pad_token_id=0,
+        )
     )
 
 
 @pytest.mark.parametrize(
-    "name", ["bert-1", "bert-5", "bert-32", "bert-64", "bert-72", "bert-150", "mpnet-20", "modernbert-2",
-             "modernbert-8", "modernbert-100", "modernbert-1000"]
-)  # fmt: skip
+    "name",
+    [
+        "bert-1",
+        "bert-5",
+        "bert-32",
+        "bert-64",
+        "bert-72",
+        "bert-150",
+        "mpnet-20",
+        "modernbert-2",
+        "modernbert-8",
+        "modernbert-100",
+        "modernbert-1000",
+    ],
+)
 def test_texts_of_several_blocks_match_forward(kernel, name: str) -> None:  # noqa: F811
     model = model_of(name).eval()
     draw(model)
@@ -49,7 +75,9 @@ def test_texts_of_several_blocks_match_forward(kernel, name: str) -> None:  # no
     assert torch.equal(torch.cat([runner.hidden_states([ids]) for ids in texts]), result)
     order = sorted(range(len(texts)), key=lambda i: -i % 7)
     parts = result.split(list(LENGTHS))
-    assert torch.equal(runner.hidden_states([texts[i] for i in order]), torch.cat([parts[i] for i in order]))
+    assert torch.equal(
+        runner.hidden_states([texts[i] for i in order]), torch.cat([parts[i] for i in order])
+    )
 
 
 def test_a_nan_token_does_not_change_other_texts(kernel) -> None:  # noqa: F811
@@ -67,7 +95,13 @@ def test_a_nan_token_does_not_change_other_texts(kernel) -> None:  # noqa: F811
 
 def test_gelu_is_close_to_the_error_function(kernel) -> None:  # noqa: F811
     """Absolute error relative to the input; the sign of zero, infinity and NaN as in PyTorch."""
-    values = torch.cat((torch.linspace(-12, 12, 4001), torch.linspace(-0.01, 0.01, 101), torch.tensor([-3e38, 3e38])))
+    values = torch.cat(
+        (
+            torch.linspace(-12, 12, 4001),
+            torch.linspace(-0.01, 0.01, 101),
+            torch.tensor([-3e38, 3e38]),
+        )
+    )
     ends = torch.tensor([torch.inf, torch.nan, 0.0])
     result = gelu(torch.cat((values, ends)))
     exact = torch.nn.functional.gelu(values.double())
@@ -90,5 +124,6 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     call.tokens = len(x)
     library.library().decode(operations, 1, ctypes.byref(call))
     result = buffers[2, :, :64]
-    assert torch.equal(result[:, :1].expand(-1, 64).nan_to_num(), result.nan_to_num())  # each lane is the same
+    # each lane is the same
+    assert torch.equal(result[:, :1].expand(-1, 64).nan_to_num(), result.nan_to_num())
     return result[:, 0].clone()

@@ -1,4 +1,6 @@
-"""The sequences of a batch take turns: neither a long prompt nor an expensive grammar delays the others."""
+"""The sequences of a batch take turns: neither a long prompt nor an expensive grammar delays the
+others.
+"""
 
 import random
 from threading import Event
@@ -21,7 +23,10 @@ def model():
     model = gpt2(vocab_size=V, n_embd=24, n_layer=2, n_head=4, n_positions=1024).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5))
+            parameter.add_(
+                torch.randn(parameter.shape)
+                * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5)
+            )
     return model
 
 
@@ -59,7 +64,9 @@ def test_a_short_prompt_does_not_wait_for_long_ones(model, ahead: int) -> None:
 
 
 @pytest.mark.parametrize("prefix_bytes", [0, 2**26])
-def test_a_long_prompt_takes_at_most_twice_its_steps_behind_new_short_ones(model, prefix_bytes: int) -> None:
+def test_a_long_prompt_takes_at_most_twice_its_steps_behind_new_short_ones(
+    model, prefix_bytes: int
+) -> None:
     batch = Batch(model, 8, 1024, chunk=CHUNK, prefix_bytes=prefix_bytes)
     alone = steps_until_first(batch, batch.admit(text(0, LONG), 1))
     long, step, seeds = batch.admit(text(1, LONG), 1), 0, iter(range(2, 1000))
@@ -94,7 +101,9 @@ def test_a_common_beginning_is_computed_once(model, monkeypatch, ends: tuple[int
     while len(batch):
         tokens |= {event.row: event.id for event in batch.step()}
     assert sum(counts) == 600 + sum(ends)
-    assert [[tokens[row]] for row in rows] == [generate(model, [ids], 1, temperature=0)[0] for ids in prompts]
+    assert [[tokens[row]] for row in rows] == [
+        generate(model, [ids], 1, temperature=0)[0] for ids in prompts
+    ]
 
 
 def test_a_short_prompt_of_an_encoder_does_not_wait_for_long_ones(monkeypatch) -> None:
@@ -102,7 +111,9 @@ def test_a_short_prompt_of_an_encoder_does_not_wait_for_long_ones(monkeypatch) -
     model = from_config("t5", vocab_size=V, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     batch = Batch(model, 8, 1024, chunk=CHUNK)
     encode, lengths = batch.runner.encode, []
-    monkeypatch.setattr(batch.runner, "encode", lambda ids, *rest: (lengths.append(len(ids)), encode(ids, *rest)))
+    monkeypatch.setattr(
+        batch.runner, "encode", lambda ids, *rest: (lengths.append(len(ids)), encode(ids, *rest))
+    )
     long = [batch.admit(text(seed, LONG), 3, sampling=GREEDY) for seed in range(7)]
     assert steps_until_first(batch, batch.admit(text(9, SHORT), 3, sampling=GREEDY)) == 1
     assert lengths in ([SHORT], [SHORT, LONG]), "at most one long prompt in a step"

@@ -1,4 +1,6 @@
-"""Tests that need a GPU (`make gpu`): results of CUDA compared with the CPU, and several GPUs by NCCL."""
+"""Tests that need a GPU (`make gpu`): results of CUDA compared with the CPU, and several GPUs by
+NCCL.
+"""
 
 import os
 import subprocess
@@ -12,9 +14,17 @@ import torch
 from cases import ARCHITECTURES
 from needs import require
 
-from minhub_py import from_pretrained, generate, gpt2, save_pretrained, score, tokenizer_from_pretrained, train
-from minhub_py.config import read
-from minhub_py.registry import architecture_of
+from minhub_py import (
+    from_pretrained,
+    generate,
+    gpt2,
+    save_pretrained,
+    score,
+    tokenizer_from_pretrained,
+    train,
+)
+from minhub_py.models.config import read
+from minhub_py.models.registry import architecture_of
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +33,9 @@ COMMAND = ["minhub/shakespeare-gpt2", "ROMEO:", "-n", "40", "--temperature", "0"
 
 
 @pytest.fixture(scope="module", params=CASES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Any]:
     """A small model of each family on the CPU and on the GPU."""
     settings = deepcopy(CASES[request.param])
     family = architecture_of(settings["model_type"])
@@ -34,7 +46,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return from_pretrained(folder, device="cpu"), from_pretrained(folder, device="cuda")
 
 
-def test_a_family_gives_the_logits_of_the_cpu_with_and_without_a_cache(pair: tuple[Any, Any]) -> None:
+def test_a_family_gives_the_logits_of_the_cpu_with_and_without_a_cache(
+    pair: tuple[Any, Any],
+) -> None:
     one, other = pair
     ids = torch.randint(61, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -48,7 +62,9 @@ def test_a_family_gives_the_logits_of_the_cpu_with_and_without_a_cache(pair: tup
 
 @pytest.mark.parametrize("name", ["gpt2", "gptneo", "lstm"])
 def test_text_and_scores_of_a_trained_model_are_those_of_the_cpu(name: str) -> None:
-    one, other = (from_pretrained(f"minhub/shakespeare-{name}", device=device) for device in ("cpu", "cuda"))
+    one, other = (
+        from_pretrained(f"minhub/shakespeare-{name}", device=device) for device in ("cpu", "cuda")
+    )
     prompts = [[1, 2, 3], list(range(30))]
     for settings in ({"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 1}):
         assert generate(other, prompts, 40, **settings) == generate(one, prompts, 40, **settings)
@@ -69,8 +85,16 @@ def test_sixteen_bits_stay_close(dtype: str) -> None:
 def test_training_on_a_gpu_follows_training_on_the_cpu(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over a lazy dog and sees it run " * 120)
-    settings: dict[str, Any] = {"layers": 2, "width": 32, "context": 16, "batch": 8, "steps": 8, "evaluate_every": 4,
-                                "dropout": 0.0, "dtype": "float32"}  # fmt: skip
+    settings: dict[str, Any] = {
+        "layers": 2,
+        "width": 32,
+        "context": 16,
+        "batch": 8,
+        "steps": 8,
+        "evaluate_every": 4,
+        "dropout": 0.0,
+        "dtype": "float32",
+    }
     runs = [train(text, tmp_path / device, device=device, **settings) for device in ("cpu", "cuda")]
     one, other = (run.best["held_out_loss"] for run in runs)
     assert abs(one - other) < 1e-3
@@ -79,13 +103,27 @@ def test_training_on_a_gpu_follows_training_on_the_cpu(tmp_path: Path) -> None:
 def test_two_gpus_share_a_model(tmp_path: Path) -> None:
     require(torch.cuda.device_count() > 1, "there are fewer than two GPUs")
     tokenizer = tokenizer_from_pretrained(COMMAND[0])
-    model = gpt2(vocab_size=tokenizer.get_vocab_size(), n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    model = gpt2(
+        vocab_size=tokenizer.get_vocab_size(), n_positions=64, n_embd=32, n_layer=2, n_head=4
+    )
     save_pretrained(model, tmp_path, tokenizer)
     alone, both = (
         subprocess.run(
-            [sys.executable, "-m", "minhub_py", "generate", str(tmp_path), *COMMAND[1:], *arguments],
-            capture_output=True, text=True, timeout=250, check=False, env=dict(os.environ),
+            [
+                sys.executable,
+                "-m",
+                "minhub_py",
+                "generate",
+                str(tmp_path),
+                *COMMAND[1:],
+                *arguments,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+            env=dict(os.environ),
         )
         for arguments in (["--device", "cpu"], ["--device", "cuda", "--tensor-parallel", "2"])
-    )  # fmt: skip
+    )
     assert (both.returncode, both.stdout) == (0, alone.stdout), both.stderr

@@ -43,9 +43,15 @@ def wide(count: int) -> dict[str, Any]:
         ({"enum": []}, "Unsatisfiable schema"),
         ({"type": "string", "pattern": "("}, "regex parse error: unclosed group"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable schema"),
-        ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, "unsupported JSON schema: Schema intersection"),
+        (
+            {"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}},
+            "unsupported JSON schema: Schema intersection",
+        ),
         ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
-        ({"const": "x" * 100_000}, "invalid JSON schema: it has 100,0.. characters; at most 100,000 are supported"),
+        (
+            {"const": "x" * 100_000},
+            "invalid JSON schema: it has 100,0.. characters; at most 100,000 are supported",
+        ),
         ({"enum": ["y", "x" * 10_001]}, "a string of 10,001 characters"),
         ({"properties": {"x" * 10_001: {}}}, "a string of 10,001 characters"),
         ({"enum": [f"value {n}" for n in range(20_000)]}, "at most 100,000 are supported"),
@@ -67,7 +73,9 @@ def test_schemas_that_are_refused(vocabulary: Vocabulary, schema: Any, message: 
 
 def test_the_message_for_an_unsupported_tokenizer_names_supported_ones() -> None:
     tokenizer = characters(["a", "b"])
-    with pytest.raises(ValueError, match=r"^replies in JSON require a byte-level tokenizer \(.*use another model$"):
+    with pytest.raises(
+        ValueError, match=r"^replies in JSON require a byte-level tokenizer \(.*use another model$"
+    ):
         Vocabulary(tokenizer, tokenizer.get_vocab_size(), [0])
 
 
@@ -97,14 +105,20 @@ def test_a_client_cannot_change_the_white_space(vocabulary: Vocabulary) -> None:
     assert not matcher.allowed()[vocabulary._tokens.tokenize_str(" ")[0]]
 
 
-def test_a_text_that_cannot_continue_ends_with_a_short_message(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def test_a_text_that_cannot_continue_ends_with_a_short_message(
+    tokenizer: Tokenizer, vocabulary: Vocabulary
+) -> None:
     matcher = vocabulary.grammar(wide(700)).matcher()
-    with pytest.raises(GrammarError, match="cannot continue by its JSON schema or grammar: Parser Error") as caught:
+    with pytest.raises(
+        GrammarError, match="cannot continue by its JSON schema or grammar: Parser Error"
+    ) as caught:
         matcher.accept(vocabulary._tokens.tokenize_str("{")[0])
     assert len(str(caught.value)) < 400
     torch.manual_seed(0)
     vocab_size = tokenizer.get_vocab_size()
-    model = gpt2(vocab_size=vocab_size, n_embd=16, n_layer=1, n_head=2, n_positions=64, eos_token_id=0).eval()
+    model = gpt2(
+        vocab_size=vocab_size, n_embd=16, n_layer=1, n_head=2, n_positions=64, eos_token_id=0
+    ).eval()
     chat = Chat(model, tokenizer, max_new_tokens=20)
     with pytest.raises(ValueError, match="the reply cannot continue by its JSON schema"):
         chat.say("Hi", schema=wide(700))

@@ -1,4 +1,6 @@
-"""JSON texts that constrained decoding allows: escapes, bounds of numbers, closed objects and formats."""
+"""JSON texts that constrained decoding allows: escapes, bounds of numbers, closed objects and
+formats.
+"""
 
 import itertools
 import json
@@ -40,21 +42,40 @@ TEXTS = ["é", "ÿ", "€", "日本", "😀", "a\tb\n", "\x01\x1f", 'quo"te\\', 
 
 @pytest.mark.parametrize(
     "schema",
-    [{"type": "string"}, {}, {"type": "string", "minLength": 1, "maxLength": 8}, {"anyOf": [{"type": "string"}]}],
+    [
+        {"type": "string"},
+        {},
+        {"type": "string", "minLength": 1, "maxLength": 8},
+        {"anyOf": [{"type": "string"}]},
+    ],
     ids=repr,
 )
-def test_strings_can_have_every_unicode_escape(vocabulary: Vocabulary, tokenizer: Tokenizer, schema: Any) -> None:
+def test_strings_can_have_every_unicode_escape(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, schema: Any
+) -> None:
     grammar = vocabulary.grammar(schema)
     for text in TEXTS:
-        for written in (json.dumps(text), json.dumps(text).replace("\\u00e9", "\\u00E9"),
-                        json.dumps(text, ensure_ascii=False)):  # fmt: skip
+        for written in (
+            json.dumps(text),
+            json.dumps(text).replace("\\u00e9", "\\u00E9"),
+            json.dumps(text, ensure_ascii=False),
+        ):
             assert accepts(grammar, tokenizer, written), written
     assert accepts(grammar, tokenizer, '"\\u0041\\u0022"')
-    for invalid in ('"\\ud800"', '"\\ud83d\\u0041"', '"\\udc00"', '"\\x41"', '"\\u00g1"', '"\\u12"'):
+    for invalid in (
+        '"\\ud800"',
+        '"\\ud83d\\u0041"',
+        '"\\udc00"',
+        '"\\x41"',
+        '"\\u00g1"',
+        '"\\u12"',
+    ):
         assert not accepts(grammar, tokenizer, invalid), invalid
 
 
-def test_keys_and_nested_values_can_have_unicode_escapes(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+def test_keys_and_nested_values_can_have_unicode_escapes(
+    vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> None:
     value = {"größe": ["é", {"日": "😀"}]}
     for schema in (None, {"type": "object"}, {"type": "object", "additionalProperties": {}}):
         assert accepts(vocabulary.grammar(schema), tokenizer, json.dumps(value))
@@ -76,9 +97,41 @@ def test_a_string_with_a_pattern_is_not_forced_to_control_characters(
 
 
 BOUNDS = (None, -10, -1.5, -1, -0.5, -0.25, 0, 0.25, 0.5, 1, 1.5, 2, 10, 99.5, 100)
-NUMBERS = ("0", "-0", "0.0", "-0.0", "0.25", "0.5", "-0.5", "-0.25", "1", "-1", "1.0", "-1.0", "1.5", "-1.5", "2", "-2",
-           "10", "10.0", "-10", "99.5", "100", "100.0", "0.1", "-0.1", "1.25", "-1.25", "0e0", "1e1", "0.000001",
-           "0.24", "0.49", "-0.49", "99.49")  # fmt: skip
+NUMBERS = (
+    "0",
+    "-0",
+    "0.0",
+    "-0.0",
+    "0.25",
+    "0.5",
+    "-0.5",
+    "-0.25",
+    "1",
+    "-1",
+    "1.0",
+    "-1.0",
+    "1.5",
+    "-1.5",
+    "2",
+    "-2",
+    "10",
+    "10.0",
+    "-10",
+    "99.5",
+    "100",
+    "100.0",
+    "0.1",
+    "-0.1",
+    "1.25",
+    "-1.25",
+    "0e0",
+    "1e1",
+    "0.000001",
+    "0.24",
+    "0.49",
+    "-0.49",
+    "99.49",
+)
 
 
 def is_valid(text: str, schema: dict[str, Any]) -> bool:
@@ -97,7 +150,9 @@ def bounded(kind: str, low: tuple[str, Any], high: tuple[str, Any]) -> dict[str,
 
 
 @pytest.mark.parametrize("kind", ["number", "integer"])
-@pytest.mark.parametrize("keys", itertools.product(("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")))
+@pytest.mark.parametrize(
+    "keys", itertools.product(("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+)
 def test_numbers_are_within_all_combinations_of_bounds(
     vocabulary: Vocabulary, tokenizer: Tokenizer, kind: str, keys: tuple[str, str]
 ) -> None:
@@ -105,9 +160,14 @@ def test_numbers_are_within_all_combinations_of_bounds(
         schema = bounded(kind, (keys[0], low), (keys[1], high))
         try:
             grammar = vocabulary.grammar(schema)
-        except GrammarError:  # no number is within the bounds, or the library cannot show that one is
+        # no number is within the bounds, or the library cannot show that one is
+        except GrammarError:
             continue
-        invalid = [text for text in NUMBERS if accepts(grammar, tokenizer, text) and not is_valid(text, schema)]
+        invalid = [
+            text
+            for text in NUMBERS
+            if accepts(grammar, tokenizer, text) and not is_valid(text, schema)
+        ]
         assert not invalid, schema
     for text in ("-1.25", "0.1", "1.25", "99.5"):
         wide = bounded("number", (keys[0], -10), (keys[1], 100))
@@ -118,14 +178,34 @@ def test_numbers_are_within_all_combinations_of_bounds(
     ("schema", "valid", "invalid"),
     [
         ({"type": "number", "exclusiveMinimum": 0}, ["0.5", "7"], ["0", "0.0", "-1"]),
-        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0.25", "0.5", "0.001"], ["0", "0.0", "0.51"]),
+        (
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+            ["0.25", "0.5", "0.001"],
+            ["0", "0.0", "0.51"],
+        ),
         ({"type": "number", "exclusiveMinimum": 3, "minimum": 5}, ["5", "5.5"], ["4", "3"]),
         ({"type": "number", "exclusiveMinimum": 5, "minimum": 3}, ["5.5"], ["5", "4"]),
-        ({"type": "number", "exclusiveMaximum": 123456.75, "minimum": 123456}, ["123456.6"], ["123456.75", "123457"]),
-        ({"type": "number", "exclusiveMinimum": 0, "multipleOf": 0.5, "maximum": 1}, ["0.5", "1"], ["0", "0.25"]),
+        (
+            {"type": "number", "exclusiveMaximum": 123456.75, "minimum": 123456},
+            ["123456.6"],
+            ["123456.75", "123457"],
+        ),
+        (
+            {"type": "number", "exclusiveMinimum": 0, "multipleOf": 0.5, "maximum": 1},
+            ["0.5", "1"],
+            ["0", "0.25"],
+        ),
         ({"allOf": [{"type": "number", "exclusiveMinimum": 0}, {"maximum": 0.5}]}, ["0.5"], ["0"]),
-        ({"type": "number", "exclusiveMinimum": 7, "exclusiveMaximum": 7.5}, ["7.2", "7.4"], ["7", "7.0", "7.5"]),
-        ({"type": "number", "exclusiveMinimum": -0.5, "exclusiveMaximum": 0}, ["-0.4", "-0.1"], ["0", "-0", "-0.5"]),
+        (
+            {"type": "number", "exclusiveMinimum": 7, "exclusiveMaximum": 7.5},
+            ["7.2", "7.4"],
+            ["7", "7.0", "7.5"],
+        ),
+        (
+            {"type": "number", "exclusiveMinimum": -0.5, "exclusiveMaximum": 0},
+            ["-0.4", "-0.1"],
+            ["0", "-0", "-0.5"],
+        ),
     ],
     ids=repr,
 )
@@ -137,12 +217,25 @@ def test_exclusive_bounds(
     assert [text for text in invalid if accepts(grammar, tokenizer, text)] == []
 
 
-A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}
+A, B = (
+    {"properties": {"a": {"type": "integer"}}},
+    {"properties": {"b": {"type": "integer"}}, "required": ["b"]},
+)
 DEFS = {"$defs": {"A": {"type": "object", **A}, "B": {"type": "object", **B}}}
 REF_A, REF_B = {"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}
-TREE = {"$defs": {"T": {"type": "object", "properties": {"v": {"type": "integer"},
-                                                         "next": {"anyOf": [{"$ref": "#/$defs/T"}, {"type": "null"}]}},
-                        "required": ["v"]}}, "$ref": "#/$defs/T"}  # fmt: skip
+TREE = {
+    "$defs": {
+        "T": {
+            "type": "object",
+            "properties": {
+                "v": {"type": "integer"},
+                "next": {"anyOf": [{"$ref": "#/$defs/T"}, {"type": "null"}]},
+            },
+            "required": ["v"],
+        }
+    },
+    "$ref": "#/$defs/T",
+}
 OBJECTS: list[tuple[Any, list[Any], list[Any]]] = [
     (A, [{"a": 1}, {}], [{"a": 1, "x": 2}, {"x": 2}]),
     ({**A, "type": "object", "additionalProperties": True}, [{"a": 1, "x": 2}], [{"a": "1"}]),
@@ -192,14 +285,22 @@ def test_objects_that_list_properties_are_closed(
     "schema",
     [
         {"$defs": {"T": {"allOf": [{"$ref": "#/$defs/T"}, A]}}, "$ref": "#/$defs/T"},
-        {"$defs": {"T": {"type": "object", "properties": {"n": {"allOf": [{"$ref": "#/$defs/T"}, A]}}}},
-         "$ref": "#/$defs/T"},
+        {
+            "$defs": {
+                "T": {"type": "object", "properties": {"n": {"allOf": [{"$ref": "#/$defs/T"}, A]}}}
+            },
+            "$ref": "#/$defs/T",
+        },
         {"allOf": [{"$ref": "#/missing"}, A]},
-        {"$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2, **A} for n in range(60)},
-         "$ref": "#/$defs/d0"},
+        {
+            "$defs": {
+                f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2, **A} for n in range(60)
+            },
+            "$ref": "#/$defs/d0",
+        },
     ],
     ids=["a cycle", "recursion", "a missing definition", "many copies"],
-)  # fmt: skip
+)
 def test_a_combination_that_cannot_be_closed_remains_open(schema: dict[str, Any]) -> None:
     assert closed(schema) == schema
 
@@ -213,8 +314,12 @@ def test_an_unknown_format_is_an_annotation(vocabulary: Vocabulary, tokenizer: T
     assert not accepts(dated, tokenizer, '{"format": "x"}')
 
 
-@pytest.mark.parametrize("schema", [{"type": "string", "pattern": "^(?!a)b"}, {"type": "string", "pattern": "(?<=a)b"}])
-def test_the_message_for_look_ahead_has_the_reason(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "schema", [{"type": "string", "pattern": "^(?!a)b"}, {"type": "string", "pattern": "(?<=a)b"}]
+)
+def test_the_message_for_look_ahead_has_the_reason(
+    vocabulary: Vocabulary, schema: dict[str, Any]
+) -> None:
     reason = "look-around, including look-ahead and look-behind, is not supported"
     message = f"^unsupported JSON schema: regex parse error: {reason}$"
     with pytest.raises(GrammarError, match=message):

@@ -1,7 +1,7 @@
 """The memory of loading and converting, in addition to that of the imports, in separate processes.
 
-Measured are VmHWM, VmRSS and RssAnon of /proc/self/status. Not ru_maxrss: a child that was started by vfork begins
-with its parent's maximum, which is too large under pytest.
+Measured are VmHWM, VmRSS and RssAnon of /proc/self/status. Not ru_maxrss: a child that was started
+by vfork begins with its parent's maximum, which is too large under pytest.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ import minhub_py
 import weights_map
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.models.gpt2 import GPT2Config
+from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import ARCHITECTURES
 
 pytestmark = needs("Linux")
 
@@ -40,7 +40,7 @@ def gpt2_124m(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 VERIFY_AND_LOAD = """
-from minhub_py.inspection import inspect, verify
+from minhub_py.loading.inspection import inspect, verify
 for check in (inspect, verify):
     assert not check(sys.argv[1]).get("problems")
 report()
@@ -54,14 +54,16 @@ report()
 def test_verifying_needs_one_tensor_and_loading_makes_no_copy(gpt2_124m: Path) -> None:
     """`verify` reads every value, one tensor at a time: the largest has 154 MB. Measured: 250 MB.
 
-    The weights of a model are the file's pages. Measured: 526 MB for a file of 498 MB, 19 MB of them private.
+    The weights of a model are the file's pages. Measured: 526 MB for a file of 498 MB, 19 MB of
+    them private.
     """
     size = (gpt2_124m / "model.safetensors").stat().st_size
     verified, loaded = growths(VERIFY_AND_LOAD, gpt2_124m)
     assert verified["VmHWM"] < 350 * MB
     assert loaded["VmHWM"] < size + 100 * MB
     assert loaded["RssAnon"] < 100 * MB  # private memory: a copy of the weights would be 498 MB
-    assert loaded["VmRSS"] > 0.9 * size  # otherwise nothing was measured: the head alone reads the complete embedding
+    # otherwise nothing was measured: the head alone reads the complete embedding
+    assert loaded["VmRSS"] > 0.9 * size
 
 
 # --- Converting
@@ -106,9 +108,11 @@ for source, out, to, dtype in zip(*[iter(sys.argv[1:])] * 4):
 
 
 def test_converting_needs_no_memory_of_the_whole(large: Path) -> None:
-    """405 MB to our layout, back, and to bfloat16, in less than 200 MB: the largest tensor has 61 MB; a cast copies it.
+    """405 MB to our layout, back, and to bfloat16, in less than 200 MB: the largest tensor has 61
+    MB; a cast copies it.
 
-    Measured for 2 GB with a tensor of 154 MB: 162, 161 and 240 MB. Converting back is bitwise identical.
+    Measured for 2 GB with a tensor of 154 MB: 162, 161 and 240 MB. Converting back is bitwise
+    identical.
     """
     native, back, half = (large.parent / name for name in ("native", "back", "half"))
     files = shards(large)
@@ -142,5 +146,9 @@ def tensor_digests(folder: Path) -> dict[str, Any]:
             for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
                 start, end = about["data_offsets"]
                 assert stream.tell() == 8 + length + start
-                digests[name] = (about["dtype"], about["shape"], hashlib.sha256(stream.read(end - start)).hexdigest())
+                digests[name] = (
+                    about["dtype"],
+                    about["shape"],
+                    hashlib.sha256(stream.read(end - start)).hexdigest(),
+                )
     return digests

@@ -31,7 +31,8 @@ class Mine(nn.Module):
     def __init__(self, inner) -> None:
         super().__init__()
         self.inner = inner
-        self.weight, self.bias = inner.weight, inner.bias  # all attributes that the C decoder checks
+        # all attributes that the C decoder checks
+        self.weight, self.bias = inner.weight, inner.bias
 
     def forward(self, x):
         return -self.inner(x)
@@ -205,7 +206,8 @@ def test_only_unmodified_models_on_the_cpu_use_native_code(plain) -> None:
     assert isinstance(runner_of(model), NativeRunner)
     assert type(plain(lambda: runner_of(model))) is TorchRunner
     assert type(runner_of(copy.deepcopy(model).to("meta"))) is TorchRunner
-    assert type(runner_of(torch.compile(model))) is TorchRunner  # not compiled before its first call
+    # not compiled before its first call
+    assert type(runner_of(torch.compile(model))) is TorchRunner
     assert type(runner_of(nn.Sequential(model))) is TorchRunner
     handle = model.register_forward_hook(lambda *_: None)
     assert type(runner_of(model)) is TorchRunner
@@ -217,13 +219,16 @@ def test_only_unmodified_models_on_the_cpu_use_native_code(plain) -> None:
 def test_hooks_receive_every_id() -> None:
     for name in ARCHITECTURES:
         model, recorded = new(name), []
-        model.register_forward_hook(lambda _, inputs, __, recorded=recorded: recorded.extend(inputs[0][0].tolist()))
+        model.register_forward_hook(
+            lambda _, inputs, __, recorded=recorded: recorded.extend(inputs[0][0].tolist())
+        )
         [ids] = generate(model, [[1, 2, 3]], 10, seed=0)
         assert recorded == [1, 2, 3, *ids[:-1]]
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), in_pairs(list(CASES), [{"temperature": 0}, {}, {"top_k": 9, "repetition_penalty": 1.3}])
+    ("name", "settings"),
+    in_pairs(list(CASES), [{"temperature": 0}, {}, {"top_k": 9, "repetition_penalty": 1.3}]),
 )
 def test_without_native_code_the_ids_are_the_same(plain, name, settings) -> None:
     model = new(name)
@@ -240,9 +245,13 @@ def test_scores_of_long_prompts_match_pytorch(plain) -> None:
         context = {"gpt2": {"n_positions": 600}, "gptneo": {"max_position_embeddings": 600}}
         model = new(name, **context.get(name.split("-")[0], {}))
         prompts = [some_ids(model, length) for length in (1, 2, CHUNK, CHUNK + 1, 1500)]
-        for actual, expected in zip(score(model, prompts), plain(lambda: score(model, prompts)), strict=True):  # noqa: B023
+        for actual, expected in zip(
+            score(model, prompts), plain(lambda: score(model, prompts)), strict=True
+        ):  # noqa: B023
             assert torch.allclose(actual, expected, atol=2e-3)
-        assert generate(model, prompts, 8, temperature=0) == plain(lambda: generate(model, prompts, 8, temperature=0))  # noqa: B023
+        assert generate(model, prompts, 8, temperature=0) == plain(
+            lambda: generate(model, prompts, 8, temperature=0)
+        )  # noqa: B023
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
@@ -264,12 +273,17 @@ def test_nan_weights_are_reported_by_name(kernel, dtype, bad) -> None:
         else:
             model.to(getattr(torch, dtype))
         assert isinstance(runner_of(model), NativeRunner)
-        for call in (lambda: generate(model, [[1, 2]], 3), lambda: score(model, [[1, 2]])):  # noqa: B023
+        for call in (
+            lambda: generate(model, [[1, 2]], 3),
+            lambda: score(model, [[1, 2]]),
+        ):  # noqa: B023
             with pytest.raises(ValueError, match="logits are NaN or infinite"):
                 call()
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}]
+)
 def test_nan_logits_are_reported_for_every_sampling(settings) -> None:
     model = new("gpt2")
     with torch.no_grad():
@@ -281,8 +295,17 @@ def test_nan_logits_are_reported_for_every_sampling(settings) -> None:
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm", "llama"])
 def test_defaults_of_pytorch_do_not_change_results(family) -> None:
     """The C decoder's memory is float32 on the CPU, independent of PyTorch's defaults."""
-    model = new(family) if family != "llama" else llama(vocab_size=61, hidden_size=24, num_attention_heads=4,
-                                                        intermediate_size=40, num_hidden_layers=2).eval()  # fmt: skip
+    model = (
+        new(family)
+        if family != "llama"
+        else llama(
+            vocab_size=61,
+            hidden_size=24,
+            num_attention_heads=4,
+            intermediate_size=40,
+            num_hidden_layers=2,
+        ).eval()
+    )
     expected = generate(model, [[1, 2, 3]], 20, temperature=0)
     for dtype in (torch.float64, torch.bfloat16):
         torch.set_default_dtype(dtype)

@@ -1,4 +1,6 @@
-"""The head for multi-token prediction of Qwen 3.5 and Qwen 3 Next, and its use as a source of draft tokens."""
+"""The head for multi-token prediction of Qwen 3.5 and Qwen 3 Next, and its use as a source of draft
+tokens.
+"""
 
 import json
 from copy import deepcopy
@@ -19,20 +21,24 @@ from transformers.modeling_layers import MtpLayer
 import minhub_py
 from minhub_py import generate, stream
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
-from minhub_py.config import changed, read
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import PredictionRunner, runner_of
 from minhub_py.inference.speculative import PredictedSequence, PredictionHead
+from minhub_py.loading.pretrained import read_config, save_pretrained
 from minhub_py.models.cache import Cache
-from minhub_py.pretrained import read_config, save_pretrained
-from minhub_py.registry import architecture_of
+from minhub_py.models.config import changed, read
+from minhub_py.models.registry import architecture_of
 
 # Of each model type, with DeltaNet in most layers, and with a tied embedding.
 NAMES = ("qwen3_5_text", "qwen3_5_text-bias-tied", "qwen3_5_moe_text", "qwen3_next")
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [7, 8, 9] * 4]
 LONG = ids_of(1, MAX_TOKENS + 50)[0].tolist()  # more than one call of the decoder
 GREEDY = {"temperature": 0, "eos_id": None}
-SETTINGS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.7, "top_k": 20}, {"repetition_penalty": 1.3}]
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.7, "top_k": 20},
+    {"repetition_penalty": 1.3},
+]
 
 
 def new(name: str, **changes: Any) -> Any:
@@ -46,7 +52,9 @@ def new(name: str, **changes: Any) -> Any:
 
 @torch.no_grad()
 def informed(model: Any, effect: float) -> Any:
-    """The model, changed such that its head predicts the model's next token, except for the effect of layers."""
+    """The model, changed such that its head predicts the model's next token, except for the effect
+    of layers.
+    """
     for block in [*model.layers, *model.mtp.layers]:
         for path, parameter in block.named_parameters():
             if "o_proj" in path or "out_proj" in path or "down_proj" in path:
@@ -93,15 +101,24 @@ def expected_head(
         rms_norm(hidden, w["pre_fc_norm_hidden.weight"], eps),
     )
     x = torch.cat(both, dim=1) @ w["fc.weight"].T
-    layer = {name.removeprefix("layers.0."): tensor for name, tensor in w.items() if name.startswith("layers.0.")}
+    layer = {
+        name.removeprefix("layers.0."): tensor
+        for name, tensor in w.items()
+        if name.startswith("layers.0.")
+    }
 
     def product(name: str, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, layer[f"{name}.weight"], layer.get(f"{name}.bias"))
 
     h = rms_norm(x, layer["input_layernorm.weight"], eps)
     q, gate = product("self_attn.q_proj", h).view(-1, H, 2, D).unbind(2)
-    k, v = product("self_attn.k_proj", h).view(-1, G, D), product("self_attn.v_proj", h).view(-1, G, D)
-    angles = torch.arange(len(x))[:, None, None] * config.rope["rope_theta"] ** (-torch.arange(0, R, 2) / R)
+    k, v = (
+        product("self_attn.k_proj", h).view(-1, G, D),
+        product("self_attn.v_proj", h).view(-1, G, D),
+    )
+    angles = torch.arange(len(x))[:, None, None] * config.rope["rope_theta"] ** (
+        -torch.arange(0, R, 2) / R
+    )
 
     def rotate(heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         heads = rms_norm(heads, weight, eps)
@@ -120,7 +137,10 @@ def expected_head(
     h = rms_norm(x, layer["post_attention_layernorm.weight"], eps)
 
     def mlp(name: str, h: torch.Tensor) -> torch.Tensor:
-        return product(f"{name}.down_proj", F.silu(product(f"{name}.gate_proj", h)) * product(f"{name}.up_proj", h))
+        return product(
+            f"{name}.down_proj",
+            F.silu(product(f"{name}.gate_proj", h)) * product(f"{name}.up_proj", h),
+        )
 
     if config.model_type == "qwen3_5_text":
         x = x + mlp("mlp", h)
@@ -136,11 +156,17 @@ def expected_head(
 @needs("decoder")
 @torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
-def test_predictions_follow_the_formulas(models: dict[str, Any], folders: dict[str, Path], name: str) -> None:
-    """Of `predict` and of the C decoder, at once and in pieces; further predictions from the head's own states."""
+def test_predictions_follow_the_formulas(
+    models: dict[str, Any], folders: dict[str, Path], name: str
+) -> None:
+    """Of `predict` and of the C decoder, at once and in pieces; further predictions from the head's
+    own states.
+    """
     model = models[name]
     stored = load_file(folders[name] / "model.safetensors")
-    w = {key.removeprefix("mtp."): tensor for key, tensor in stored.items() if key.startswith("mtp.")}
+    w = {
+        key.removeprefix("mtp."): tensor for key, tensor in stored.items() if key.startswith("mtp.")
+    }
     ids = ids_of(1, 40)
     hidden = model.hidden(ids)[:, :-1]  # of all positions whose next token is known
     following = ids[:, 1:]
@@ -152,7 +178,10 @@ def test_predictions_follow_the_formulas(models: dict[str, Any], folders: dict[s
     assert_close(logits[0], expected)
     assert_close(states[0], state)
     cache = Cache(model.mtp_layout(), 1, 60, 0, hidden)
-    pieces = [model.predict(following[:, a:b], hidden[:, a:b], cache)[0] for a, b in ((0, 1), (1, 30), (30, 39))]
+    pieces = [
+        model.predict(following[:, a:b], hidden[:, a:b], cache)[0]
+        for a, b in ((0, 1), (1, 30), (30, 39))
+    ]
     assert_close(torch.cat(pieces, dim=1)[0], expected)
     runner = PredictionRunner(model)
     native = runner.new_cache(1, 60)
@@ -163,9 +192,11 @@ def test_predictions_follow_the_formulas(models: dict[str, Any], folders: dict[s
     # The prediction after the next one: the head's state and its own token continue the sequence.
     token = int(expected[-1].argmax())
     more = expected_head(
-        w, model.config, torch.cat((embedded, stored["model.embed_tokens.weight"][[token]])),
+        w,
+        model.config,
+        torch.cat((embedded, stored["model.embed_tokens.weight"][[token]])),
         torch.cat((hidden[0], state[-1:])),
-    )[-1]  # fmt: skip
+    )[-1]
     assert_close(runner.predict([token], buffer[-1:], native), more @ head.T)
 
 
@@ -179,19 +210,28 @@ def test_predictions_equal_those_of_transformers_mtp_layer(
     config = deepcopy(AutoConfig.for_model(**settings))
     config.layer_types = ["full_attention"]
     theirs = MtpLayer(config, type(reference.model.layers[0]), type(reference.model.norm), 0).eval()
-    names = {"pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm.", "fc.": "eh_proj.",
-             "layers.0.": "mtp_block.", "norm.": "post_norm."}  # fmt: skip
+    names = {
+        "pre_fc_norm_embedding.": "enorm.",
+        "pre_fc_norm_hidden.": "hnorm.",
+        "fc.": "eh_proj.",
+        "layers.0.": "mtp_block.",
+        "norm.": "post_norm.",
+    }
     weights, experts = {}, {"gate_proj": [], "up_proj": [], "down_proj": []}
     stored = load_file(folders[name] / "model.safetensors")
-    for key, tensor in ((key[4:], tensor) for key, tensor in stored.items() if key.startswith("mtp.")):
+    for key, tensor in (
+        (key[4:], tensor) for key, tensor in stored.items() if key.startswith("mtp.")
+    ):
         if ".mlp.experts." in key:
             experts[key.split(".")[-2]].append((int(key.split(".")[4]), tensor))
         else:
             old, new_name = next((old, new) for old, new in names.items() if key.startswith(old))
             weights[new_name + key.removeprefix(old)] = tensor
     if experts["gate_proj"]:
-        gate, up, down = (torch.stack([tensor for _, tensor in sorted(parts, key=lambda part: part[0])])
-                          for parts in experts.values())  # fmt: skip
+        gate, up, down = (
+            torch.stack([tensor for _, tensor in sorted(parts, key=lambda part: part[0])])
+            for parts in experts.values()
+        )
         weights["mtp_block.mlp.experts.gate_up_proj"] = torch.cat((gate, up), dim=1)
         weights["mtp_block.mlp.experts.down_proj"] = down
     theirs.load_state_dict(weights)
@@ -201,28 +241,39 @@ def test_predictions_equal_those_of_transformers_mtp_layer(
     positions = torch.arange(T)[None]
     mask = torch.full((T, T), float("-inf")).triu(1)[None, None]
     rotation = reference.model.rotary_emb(hidden, positions)
-    state = theirs(reference.model.embed_tokens(ids[:, 1:]), hidden, rotation, mask, positions, None)
+    state = theirs(
+        reference.model.embed_tokens(ids[:, 1:]), hidden, rotation, mask, positions, None
+    )
     assert_close(models[name].predict(ids[:, 1:], hidden)[0], reference.lm_head(state))
 
 
-def test_a_checkpoint_is_loaded_with_its_head_on_request_only(models: dict[str, Any], folders: dict[str, Path]) -> None:
+def test_a_checkpoint_is_loaded_with_its_head_on_request_only(
+    models: dict[str, Any], folders: dict[str, Path]
+) -> None:
     for name, folder in folders.items():
-        plain, full = (minhub_py.from_pretrained(folder, device="cpu", mtp=mtp) for mtp in (False, True))
+        plain, full = (
+            minhub_py.from_pretrained(folder, device="cpu", mtp=mtp) for mtp in (False, True)
+        )
         assert plain.mtp is None
         assert not any(key.startswith("mtp.") for key in plain.state_dict())
         assert plain.config.mtp_layers == 0
         assert_identical(full.state_dict(), models[name].state_dict())
         assert read_config(folder)[1].mtp_layers == 0
         assert json.loads((folder / "config.json").read_text())["mtp_num_hidden_layers"] == 1
-        with pytest.raises(ValueError, match=r"^draft='mtp': the model has no head .* with mtp=True$"):
+        with pytest.raises(
+            ValueError, match=r"^draft='mtp': the model has no head .* with mtp=True$"
+        ):
             generate(plain, PROMPTS, 3, draft="mtp")
 
 
-def test_missing_heads_are_reported(models: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
+def test_missing_heads_are_reported(
+    models: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
     plain = minhub_py.from_pretrained(folders["qwen3_5_text"], device="cpu")
     save_pretrained(plain, tmp_path / "plain")
     with pytest.raises(
-        ValueError, match=r"no head for multi-token prediction \(no mtp\.\* tensors\): .* omit draft='mtp'$"
+        ValueError,
+        match=r"no head for multi-token prediction \(no mtp\.\* tensors\): .* omit draft='mtp'$",
     ):
         minhub_py.from_pretrained(tmp_path / "plain", mtp=True)
     with pytest.raises(ValueError, match="no head for multi-token prediction"):
@@ -237,7 +288,9 @@ def test_missing_heads_are_reported(models: dict[str, Any], folders: dict[str, P
 @needs("decoder")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("effect", [None, 0.1, 0.0])
-def test_drafts_of_the_head_do_not_change_the_tokens(models: dict[str, Any], name: str, effect: float | None) -> None:
+def test_drafts_of_the_head_do_not_change_the_tokens(
+    models: dict[str, Any], name: str, effect: float | None
+) -> None:
     """With a random head, one that is often right, and one that is always right."""
     model = models[name] if effect is None else informed(deepcopy(models[name]), effect)
     prompts, rates = [*PROMPTS, LONG], []
@@ -250,7 +303,10 @@ def test_drafts_of_the_head_do_not_change_the_tokens(models: dict[str, Any], nam
             if settings == {"temperature": 0}:
                 rates.append(drafts.accepted / drafts.proposed)
         for row in (0, 3):
-            assert list(stream(model, prompts[row], 40, seed=7, eos_id=None, draft="mtp", **settings)) == expected[row]
+            assert (
+                list(stream(model, prompts[row], 40, seed=7, eos_id=None, draft="mtp", **settings))
+                == expected[row]
+            )
     if effect == 0:
         assert rates == [1, 1, 1]
     elif effect is None:
@@ -275,8 +331,12 @@ def drafts_from_scratch(model: Any, tokens: list[int], count: int) -> list[int]:
 
 @needs("decoder")
 @pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_5_moe_text"])
-def test_drafts_after_rejections_equal_those_of_a_new_cache(models: dict[str, Any], name: str) -> None:
-    """The head's cache contains the accepted tokens with the model's hidden states, in each row of a batch."""
+def test_drafts_after_rejections_equal_those_of_a_new_cache(
+    models: dict[str, Any], name: str
+) -> None:
+    """The head's cache contains the accepted tokens with the model's hidden states, in each row of
+    a batch.
+    """
     model, recorded = informed(deepcopy(models[name]), 0.1), []
 
     class RecordedSequence(PredictedSequence):
@@ -315,13 +375,16 @@ def test_pytorch_defaults_do_not_change_drafts(models: dict[str, Any]) -> None:
 
 def test_a_head_of_another_model_is_rejected(models: dict[str, Any]) -> None:
     drafts = PredictionHead(models["qwen3_next"])
-    with pytest.raises(ValueError, match=r"is of another model: create PredictionHead\(model\) or pass draft='mtp'"):
+    with pytest.raises(
+        ValueError, match=r"is of another model: create PredictionHead\(model\) or pass draft='mtp'"
+    ):
         generate(models["qwen3_5_text"], PROMPTS, 3, draft=drafts)
 
 
 def test_predictions_without_a_head_are_rejected() -> None:
     model = minhub_py.from_config(
-        "qwen3_5_text", **{**CASES["qwen3_5_text"].settings("qwen3_5_text"), "model_type": "qwen3_5_text"}
+        "qwen3_5_text",
+        **{**CASES["qwen3_5_text"].settings("qwen3_5_text"), "model_type": "qwen3_5_text"},
     )
     idx = torch.tensor([[1, 2]])
     for call in (lambda: model.predict(idx, model.hidden(idx)), lambda: list(model.mtp_steps())):
@@ -335,7 +398,8 @@ def test_accepted_tokens_save_steps(models: dict[str, Any]) -> None:
     drafts = PredictionHead(model)
     [text] = generate(model, [[1, 2, 3]], 41, temperature=0, eos_id=None, draft=drafts, speculate=1)
     assert len(text) == 41
-    assert drafts.accepted == drafts.proposed == 20  # 1 token after the prompt, 20 steps of 1 + 1 tokens
+    # 1 token after the prompt, 20 steps of 1 + 1 tokens
+    assert drafts.accepted == drafts.proposed == 20
 
 
 def test_a_context_restarts_with_drafts(models: dict[str, Any]) -> None:
@@ -343,20 +407,29 @@ def test_a_context_restarts_with_drafts(models: dict[str, Any]) -> None:
         model = new("qwen3_5_text", max_position_embeddings=length)
         for variant in (model, informed(deepcopy(model), 0.0)):
             expected = generate(variant, [*PROMPTS, LONG], 60, temperature=0, eos_id=None)
-            assert generate(variant, [*PROMPTS, LONG], 60, temperature=0, eos_id=None, draft="mtp") == expected
+            assert (
+                generate(variant, [*PROMPTS, LONG], 60, temperature=0, eos_id=None, draft="mtp")
+                == expected
+            )
 
 
 @needs("decoder")
 @pytest.mark.parametrize(
-    "loading", [{"dtype": "bfloat16"}, {"quantize": "int8"}, {"quantize": "nf4", "dtype": "bfloat16"}]
+    "loading",
+    [{"dtype": "bfloat16"}, {"quantize": "int8"}, {"quantize": "nf4", "dtype": "bfloat16"}],
 )
-def test_heads_in_other_formats_do_not_change_the_tokens(folders: dict[str, Path], loading: dict[str, str]) -> None:
+def test_heads_in_other_formats_do_not_change_the_tokens(
+    folders: dict[str, Path], loading: dict[str, str]
+) -> None:
     for name in ("qwen3_5_text", "qwen3_5_moe_text"):
         model = minhub_py.from_pretrained(folders[name], device="cpu", mtp=True, **loading)
         expected = generate(model, [*PROMPTS, LONG], 30, temperature=0, eos_id=None)
         drafts = PredictionHead(model)
         assert drafts.runner is not None
-        assert generate(model, [*PROMPTS, LONG], 30, temperature=0, eos_id=None, draft=drafts) == expected
+        assert (
+            generate(model, [*PROMPTS, LONG], 30, temperature=0, eos_id=None, draft=drafts)
+            == expected
+        )
         assert drafts.proposed > 0
 
 
@@ -379,7 +452,10 @@ def test_hidden_states_of_a_call_are_those_of_forward(models: dict[str, Any]) ->
     for model in models.values():
         runner = runner_of(model)
         texts = {0: LONG, 1: [3], 2: LONG[:9]}
-        cache, hidden = runner.new_cache(3, 300), torch.empty(len(LONG) + 10, model.config.hidden_size)
+        cache, hidden = (
+            runner.new_cache(3, 300),
+            torch.empty(len(LONG) + 10, model.config.hidden_size),
+        )
         with torch.inference_mode():
             runner.forward(texts, cache, hidden=hidden)
             expected = torch.cat([model.hidden(torch.tensor([ids]))[0] for ids in texts.values()])
@@ -390,7 +466,9 @@ def test_hidden_states_of_a_call_are_those_of_forward(models: dict[str, Any]) ->
 def test_commands_draft_with_the_head(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = folders["qwen3_5_text"]
     expected = json.loads(done("generate", folder, "ABCDE", "--temperature", 0, "-n", 20, "--json"))
-    actual = json.loads(done("generate", folder, "ABCDE", "--temperature", 0, "-n", 20, "--json", "--draft", "mtp"))
+    actual = json.loads(
+        done("generate", folder, "ABCDE", "--temperature", 0, "-n", 20, "--json", "--draft", "mtp")
+    )
     assert actual["ids"] == expected["ids"]
     assert actual["proposed"] > 0
     table = tmp_path / "in.csv"

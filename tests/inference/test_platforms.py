@@ -16,7 +16,10 @@ import minhub_py
 from minhub_py.training import checkpoint
 
 LIBRARY = (
-    Path(minhub_py.__file__).parent / "inference" / "native" / ("_decoder.dll" if os.name == "nt" else "_decoder.so")
+    Path(minhub_py.__file__).parent
+    / "inference"
+    / "native"
+    / ("_decoder.dll" if os.name == "nt" else "_decoder.so")
 )
 
 
@@ -26,26 +29,39 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("replay") / "replay"
     need("decoder", "C compiler")
     command = compiler() or []
-    subprocess.run([*command, "-O1", PROGRAMS / "replay.c", "-o", program, "-ldl", "-lm"], check=True)
+    subprocess.run(
+        [*command, "-O1", PROGRAMS / "replay.c", "-o", program, "-ldl", "-lm"], check=True
+    )
     return program
 
 
 def test_recorded_calls_give_the_same_again(replay: Path, tmp_path: Path) -> None:
     """With each kernel; a different logit, and one that should be bitwise identical, are detected."""
-    models = {"gpt2": new("gpt2"), "lstm": new("lstm-one-layer", "int8"), "llama": new_of_blocks("Q4_K")}
-    cases = [record(name, model, threads) for threads, (name, model) in enumerate(models.items(), 1)]
+    models = {
+        "gpt2": new("gpt2"),
+        "lstm": new("lstm-one-layer", "int8"),
+        "llama": new_of_blocks("Q4_K"),
+    }
+    cases = [
+        record(name, model, threads) for threads, (name, model) in enumerate(models.items(), 1)
+    ]
     file = tmp_path / "calls"
     file.write_bytes(b"".join(cases))
     for kernel in kernels():
-        result = subprocess.run([replay, LIBRARY, file, kernel], capture_output=True, text=True, check=True)
+        result = subprocess.run(
+            [replay, LIBRARY, file, kernel], capture_output=True, text=True, check=True
+        )
         assert result.stdout.startswith(f"{kernel} kernels: 3 passed, 0 failed")
     length = 45 + 45 + 47 + 6  # tokens, as in `record`
     equals, logits = 24 * length, 4 * 61 * length
-    for position in (-equals - 1, -equals - logits + 3, -24):  # the last logit, the first one, the first of equal ones
+    # the last logit, the first one, the first of equal ones
+    for position in (-equals - 1, -equals - logits + 3, -24):
         damaged = bytearray(cases[0])
         damaged[position] ^= 0x41
         file.write_bytes(damaged)
-        result = subprocess.run([replay, LIBRARY, file], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [replay, LIBRARY, file], capture_output=True, text=True, check=False
+        )
         assert (result.returncode, "0 passed, 1 failed" in result.stdout) == (1, True)
 
 
@@ -54,8 +70,14 @@ def test_a_wheel_is_for_a_known_platform() -> None:
         ("win_amd64", ""),
         ("beos_x86", "MINHUB_PLATFORM=beos_x86 is not one of manylinux_2_17_x86_64"),
     ):
-        result = subprocess.run([sys.executable, "setup.py", "--name"], cwd=ROOT, capture_output=True, text=True,
-                               check=False, env={**os.environ, "MINHUB_PLATFORM": platform})  # fmt: skip
+        result = subprocess.run(
+            [sys.executable, "setup.py", "--name"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "MINHUB_PLATFORM": platform},
+        )
         assert error in result.stderr
         assert (result.returncode == 0) == (not error)
 

@@ -33,10 +33,23 @@ from minhub_py.inference.torch_runner import TorchRunner
 from minhub_py.models.llama import Llama, LlamaConfig
 
 COLUMNS = [1, 2, 15, 31, 32, 33, 127, 128, 129, 200, 256, 500]
-MODELS = ["gpt2", "gpt2-heads-of-5", "gpt2-heads-of-72", "gpt2-heads-of-130", "gpt2-untied", "gptneo",
-          "gptneo-heads-of-72", "gptneo-untied", "gptneo-window-2", "lstm-one-layer", "lstm-three-layers", "lstm-tied",
-          "lstm-wide"]  # fmt: skip
-# Of the largest logit: products with such weights round their inputs to 16 and 15 bits, and an LSTM accumulates it.
+MODELS = [
+    "gpt2",
+    "gpt2-heads-of-5",
+    "gpt2-heads-of-72",
+    "gpt2-heads-of-130",
+    "gpt2-untied",
+    "gptneo",
+    "gptneo-heads-of-72",
+    "gptneo-untied",
+    "gptneo-window-2",
+    "lstm-one-layer",
+    "lstm-three-layers",
+    "lstm-tied",
+    "lstm-wide",
+]
+# Of the largest logit: products with such weights round their inputs to 16 and 15 bits, and an LSTM
+# accumulates it.
 ROUNDED = {"int8": 1e-3, "nf4": 2e-3}
 
 
@@ -59,7 +72,12 @@ def groups_of(weight):
 def test_int8_is_the_nearest_of_255_steps(columns) -> None:
     weight = weights(columns)
     codes, scales = pack(weight, "int8")
-    assert (codes.dtype, codes.shape, scales.dtype, scales.shape) == (torch.int8, (7, columns), torch.float32, (7,))
+    assert (codes.dtype, codes.shape, scales.dtype, scales.shape) == (
+        torch.int8,
+        (7, columns),
+        torch.float32,
+        (7,),
+    )
     assert codes.abs().amax(dim=1).eq(127).all()
     result = unpack(codes, scales, columns)
     assert ((result - weight).abs() <= scales[:, None] * 0.50001).all()
@@ -83,14 +101,21 @@ def test_nf4_is_the_nearest_of_16_values(columns) -> None:
     levels = NF4[headers >> 7].unsqueeze(2)  # of each group
     best = (groups.unsqueeze(-1) - levels * steps.unsqueeze(-1)).abs().amin(dim=-1)
     assert ((groups - rounded).abs() <= best + 1e-5 * steps.abs()).all()
-    # No other candidate has a smaller error, including the scale that maps the largest weight to the largest level.
+    # No other candidate has a smaller error, including the scale that maps the largest weight to
+    # the largest level.
     result = (groups - rounded).square().sum(dim=2)
     high, low = groups.amax(dim=2).clamp_min(0), groups.amin(dim=2).clamp_max(0)
     for number, table in enumerate((NF4[0], -NF4[0], NF4[1], -NF4[1])):
         largest = torch.maximum(high / table.amax(), low / table.amin()) / scales[:, None]
         for factor in FACTORS.tolist():
             tried = (largest * factor).round().clamp(1, 63) * scales[:, None]
-            other = (groups.unsqueeze(-1) - table * tried[:, :, None, None]).abs().amin(dim=-1).square().sum(dim=2)
+            other = (
+                (groups.unsqueeze(-1) - table * tried[:, :, None, None])
+                .abs()
+                .amin(dim=-1)
+                .square()
+                .sum(dim=2)
+            )
             assert (result <= 1.0001 * other).all()
             if factor == 1 and number == 0 and columns >= 200:
                 assert (result.sum(dim=1) / other.sum(dim=1)).mean() < 0.8
@@ -107,12 +132,16 @@ def test_nf4_without_native_code_matches_native_code(columns) -> None:
 def test_nf4_values_survive_a_round_trip() -> None:
     for columns in (16, 32, 48, 128, 208):
         for table in (*NF4, *-NF4):
-            weight = table.repeat(columns // 16 + 1)[:columns].repeat(3, 1) * torch.tensor([[1.0], [3.0], [2.0**-20]])
+            weight = table.repeat(columns // 16 + 1)[:columns].repeat(3, 1) * torch.tensor(
+                [[1.0], [3.0], [2.0**-20]]
+            )
             assert torch.allclose(unpack(*pack(weight, "nf4"), columns), weight, rtol=2e-7, atol=0)
 
 
 def test_nf4_codes_have_the_documented_order() -> None:
-    """Input 32 * part + j of a unit of 128 is half byte `part` of word j. Four bytes with scales precede the words."""
+    """Input 32 * part + j of a unit of 128 is half byte `part` of word j. Four bytes with scales
+    precede the words.
+    """
     for unit, part, j in ((0, 0, 0), (0, 1, 31), (1, 2, 9), (2, 3, 5)):
         weight = torch.zeros(2, 300 + 84)
         weight[1, 128 * unit + 32 * part + j] = -3.0
@@ -147,7 +176,8 @@ def test_nan_weights_stay_nan(kind, bad) -> None:
     assert torch.allclose(result[[0, 2]], weight[[0, 2]], rtol=2e-7, atol=0)
     assert not result[1].isfinite().all()
     model = new("gpt2")
-    model.h[0].mlp.c_fc.weight.data[3, 3] = bad  # not in attention: PyTorch's ignores keys that are NaN
+    # not in attention: PyTorch's ignores keys that are NaN
+    model.h[0].mlp.c_fc.weight.data[3, 3] = bad
     quantize(model, kind)
     with pytest.raises(ValueError, match="logits are NaN or infinite"):
         generate(model, [[1, 2]], 3)
@@ -158,7 +188,12 @@ def test_nan_weights_stay_nan(kind, bad) -> None:
 def test_any_layout_and_dtype_can_be_packed(kind, dtype) -> None:
     weight = weights(70).clamp(-6e4, 6e4).to(dtype)
     codes = pack(weight.float(), kind)
-    for source in (weight, weight.t().contiguous().t(), nn.Parameter(weight), weight.repeat(2, 2)[:7, :70]):
+    for source in (
+        weight,
+        weight.t().contiguous().t(),
+        nn.Parameter(weight),
+        weight.repeat(2, 2)[:7, :70],
+    ):
         for actual, expected in zip(pack(source, kind), codes, strict=True):
             assert torch.equal(actual, expected)
 
@@ -176,7 +211,11 @@ def dequantized(model):
                 module = nn.LSTM(sizes[1], sizes[0], layer.num_layers, batch_first=True)
                 for path, parameter in module.named_parameters():
                     stored = getattr(layer, path)
-                    parameter.data = (stored.weight if isinstance(stored, Quantized) else stored).detach().float()
+                    parameter.data = (
+                        (stored.weight if isinstance(stored, Quantized) else stored)
+                        .detach()
+                        .float()
+                    )
             elif isinstance(layer, QuantizedEmbedding):
                 module = nn.Embedding.from_pretrained(layer.weight.float())
             elif isinstance(layer, QuantizedLinear):
@@ -202,7 +241,9 @@ def test_logits_match_the_dequantized_weights(kernel, plain, name, kind) -> None
     sizes = [1] if name.startswith("lstm") else [1, 7, 64, 2, 3]
     assert isinstance(runner_of(model), NativeRunner)
     assert_close(read(model, ids, sizes), expected, ROUNDED[kind])
-    assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), expected, ROUNDED[kind])
+    assert_close(
+        NativeRunner(model).forward({0: ids}, new_cache(model), every=True), expected, ROUNDED[kind]
+    )
     assert_close(forward(model, ids), expected)  # `forward`, without the C decoder
 
     def greedy(of):
@@ -213,9 +254,13 @@ def test_logits_match_the_dequantized_weights(kernel, plain, name, kind) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 17, 41, 128])
-@pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34), (32767, 6)])
+@pytest.mark.parametrize(
+    ("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34), (32767, 6)]
+)
 def test_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) -> None:
-    """Bitwise identical by tiles, fused and separate sums, parts of sums, and sums of more than 32 bits."""
+    """Bitwise identical by tiles, fused and separate sums, parts of sums, and sums of more than 32
+    bits.
+    """
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator)
     weight = torch.randn(rows, columns, generator=generator)
@@ -224,7 +269,8 @@ def test_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) 
     layer.codes, layer.scales = pack(weight, kind)
     wholes = unpack(layer.codes, torch.ones(rows), columns).long()
     most = x.abs().amax(dim=1, keepdim=True)
-    steps = torch.tensor([[32767.0 if kind == "int8" else 16383.0]])  # `/ most` would multiply by a reciprocal
+    # `/ most` would multiply by a reciprocal
+    steps = torch.tensor([[32767.0 if kind == "int8" else 16383.0]])
     codes = (x * (steps / most)).round().long()
     scales = (most / steps).double() * layer.scales.double()
     assert torch.equal(product(layer, x), ((codes @ wholes.t()).double() * scales).float())
@@ -234,9 +280,14 @@ def test_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) 
 @pytest.mark.parametrize("tokens", [1, 11, 12, 20, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34)])
 def test_bfloat16_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) -> None:
-    """32 inputs have a scale that is a multiple of the token's scale, so that sums are sums of integers."""
+    """32 inputs have a scale that is a multiple of the token's scale, so that sums are sums of
+    integers.
+    """
     generator = torch.Generator().manual_seed(columns + tokens)
-    x = torch.randn(tokens, columns, generator=generator) * torch.randn(columns, generator=generator).exp()
+    x = (
+        torch.randn(tokens, columns, generator=generator)
+        * torch.randn(columns, generator=generator).exp()
+    )
     weight = torch.randn(rows, columns, generator=generator)
     x[0], weight[0], weight[1] = 1, -1, 1  # the largest codes, all of one sign
     x[-1, : min(columns, 32)] = 0
@@ -246,7 +297,11 @@ def test_bfloat16_products_match_integer_arithmetic(kernel, columns, rows, token
     groups, most = groups_of(x), x.abs().amax(dim=1, keepdim=True)
     share = torch.tensor([[31.0]]) / most
     times = (groups.abs().amax(dim=2) * share).ceil().clamp(1, 31)
-    codes = ((groups * (127 * share / times).unsqueeze(2)).round() * times.unsqueeze(2)).flatten(1)[:, :columns].long()
+    codes = (
+        ((groups * (127 * share / times).unsqueeze(2)).round() * times.unsqueeze(2))
+        .flatten(1)[:, :columns]
+        .long()
+    )
     scales = (most / (31 * 127)).double() * layer.scales.double()
     result = product(layer, x)
     assert torch.equal(result, ((codes @ wholes.t()).double() * scales).float())
@@ -278,7 +333,9 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
         model = copy.deepcopy(exact).to(dtype)
         layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
         for layer, before in zip(
-            layers, [module for module in exact.modules() if isinstance(module, Quantized)], strict=True
+            layers,
+            [module for module in exact.modules() if isinstance(module, Quantized)],
+            strict=True,
         ):
             assert torch.equal(layer.codes, before.codes)
             assert torch.equal(layer.scales, before.scales)
@@ -290,14 +347,18 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
         assert_close(forward(model, ids), expected, 0.3)
         assert model(torch.tensor([ids])).dtype == dtype
         assert_close(
-            plain(lambda: runner_of(model).forward({0: ids}, model.new_cache(1, 40), every=True)).float(),  # noqa: B023
+            plain(
+                lambda: runner_of(model).forward({0: ids}, model.new_cache(1, 40), every=True)
+            ).float(),  # noqa: B023
             expected,
             0.3,
         )
         generate(model, [[1, 2]], 5)
         back = model.to(torch.float32)
         for layer, before in zip(
-            layers, [module for module in exact.modules() if isinstance(module, Quantized)], strict=True
+            layers,
+            [module for module in exact.modules() if isinstance(module, Quantized)],
+            strict=True,
         ):
             assert torch.equal(layer.weight, before.weight)
         assert forward(back, ids).dtype == torch.float32
@@ -305,31 +366,58 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
 
 def test_matrices_and_embeddings_are_quantized() -> None:
     model = new("gpt2", "nf4")
-    kinds = {path: module.kind for path, module in model.named_modules() if isinstance(module, Quantized)}
+    kinds = {
+        path: module.kind for path, module in model.named_modules() if isinstance(module, Quantized)
+    }
     blocks = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    expected = {"wte": "int8", **{f"h.{layer}.{name}": "nf4" for layer in range(2) for name in blocks}}
+    expected = {
+        "wte": "int8",
+        **{f"h.{layer}.{name}": "nf4" for layer in range(2) for name in blocks},
+    }
     assert kinds == expected | {"h.1.mlp.c_proj": "int8"}
     assert isinstance(new("gpt2-untied", "nf4").lm_head, QuantizedLinear)
     assert new("gpt2-untied", "nf4").lm_head.kind == "int8"
-    assert {module.kind for module in new("gptneo", "int8").modules() if isinstance(module, Quantized)} == {"int8"}
+    assert {
+        module.kind for module in new("gptneo", "int8").modules() if isinstance(module, Quantized)
+    } == {"int8"}
     untied, tied = new("lstm", "nf4"), new("lstm-tied", "nf4")
-    assert (untied.embedding.kind, untied.head.kind, untied.lstm.weight_hh_l1.kind) == ("int8", "int8", "nf4")
+    assert (untied.embedding.kind, untied.head.kind, untied.lstm.weight_hh_l1.kind) == (
+        "int8",
+        "int8",
+        "nf4",
+    )
     assert (tied.embedding.kind, type(tied.head), tied.head.weight) == ("int8", nn.Linear, None)
 
 
 def test_the_layers_that_lose_most_in_4_bits_have_8() -> None:
-    """Values of grouped heads, and the outputs of the MLPs in the first eighth of the blocks and in the last one."""
+    """Values of grouped heads, and the outputs of the MLPs in the first eighth of the blocks and in
+    the last one.
+    """
 
     def kinds_of(layers, kv_heads):
-        sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 50}
+        sizes = {
+            "hidden_size": 8,
+            "intermediate_size": 16,
+            "num_attention_heads": 2,
+            "vocab_size": 50,
+        }
         model = Llama(LlamaConfig(**sizes, num_hidden_layers=layers, num_key_value_heads=kv_heads))
         quantize(model, "nf4")
-        return {path: module.kind for path, module in model.named_modules() if isinstance(module, Quantized)}
+        return {
+            path: module.kind
+            for path, module in model.named_modules()
+            if isinstance(module, Quantized)
+        }
 
     kinds = kinds_of(layers=16, kv_heads=1)
     outputs = {f"layers.{layer}.mlp.down_proj" for layer in (0, 1, 15)}
     values = {f"layers.{layer}.self_attn.v_proj" for layer in range(16)}
-    assert {path for path, kind in kinds.items() if kind == "int8"} == {"embed_tokens", "lm_head", *outputs, *values}
+    assert {path for path, kind in kinds.items() if kind == "int8"} == {
+        "embed_tokens",
+        "lm_head",
+        *outputs,
+        *values,
+    }
     assert len(kinds) == 2 + 7 * 16
     assert kinds_of(layers=1, kv_heads=2)["layers.0.self_attn.v_proj"] == "nf4"
 
@@ -352,7 +440,9 @@ def test_embedding_rows_match_the_dequantized_weights() -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_a_quantized_lstm_matches_pytorch(kind, layers) -> None:
     torch.manual_seed(0)
-    layer = QuantizedLSTM(nn.LSTM(10, 37, layers, batch_first=True, dropout=0.5 if layers > 1 else 0), kind)
+    layer = QuantizedLSTM(
+        nn.LSTM(10, 37, layers, batch_first=True, dropout=0.5 if layers > 1 else 0), kind
+    )
     other = nn.LSTM(10, 37, layers, batch_first=True)
     for path, parameter in other.named_parameters():
         stored = getattr(layer, path)
@@ -374,8 +464,16 @@ def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> 
         model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind, **options)
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
         operations = NativeRunner(model).operations
-        weights = [operation.linear.weight for operation in operations if operation.kind == library.KINDS["linear"]]
-        weights += [operation.add.linear.weight for operation in operations if operation.kind == library.KINDS["add"]]
+        weights = [
+            operation.linear.weight
+            for operation in operations
+            if operation.kind == library.KINDS["linear"]
+        ]
+        weights += [
+            operation.add.linear.weight
+            for operation in operations
+            if operation.kind == library.KINDS["add"]
+        ]
         assert len(weights) == 8
         assert {weight.int8_inputs for weight in weights} == {int(dtype == torch.bfloat16)}
         assert not operations[-1].logits.linear.weight.int8_inputs
@@ -390,12 +488,18 @@ def test_from_pretrained_quantizes_a_checkpoint(tmp_path, family, kind) -> None:
     assert not model.training
     expected = new(family, kind)
     assert_identical(model.state_dict(), expected.state_dict())
-    by_family = getattr(minhub_py, f"{family}_from_pretrained")(str(tmp_path), device="cpu", quantize=kind)
+    by_family = getattr(minhub_py, f"{family}_from_pretrained")(
+        str(tmp_path), device="cpu", quantize=kind
+    )
     prompts = [[1, 2, 3], [4]]
     assert generate(by_family, prompts, 30, seed=1) == generate(expected, prompts, 30, seed=1)
     # The codes are computed from the file's weights, not from weights in another dtype.
-    rounded = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind, dtype="bfloat16")
-    for (name, layer), (_, before) in zip(rounded.named_modules(), model.named_modules(), strict=True):
+    rounded = minhub_py.from_pretrained(
+        str(tmp_path), device="cpu", quantize=kind, dtype="bfloat16"
+    )
+    for (name, layer), (_, before) in zip(
+        rounded.named_modules(), model.named_modules(), strict=True
+    ):
         if isinstance(layer, Quantized):
             assert torch.equal(layer.codes, before.codes), name
             assert torch.equal(layer.scales, before.scales), name
@@ -411,7 +515,9 @@ def test_what_a_quantized_model_is_smaller_by() -> None:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     sizes = {"vocab_size": 64, "n_positions": 2, "n_embd": 256, "n_head": 2}
-    complete, eight, four = (size(new("gpt2", kind, **sizes)) for kind in ("float32", "int8", "nf4"))
+    complete, eight, four = (
+        size(new("gpt2", kind, **sizes)) for kind in ("float32", "int8", "nf4")
+    )
     assert eight < 0.27 * complete
     assert four < 0.18 * complete
 
@@ -423,7 +529,10 @@ def test_a_quantized_model_is_not_saved(tmp_path, family, kind) -> None:
     for save in (minhub_py.save_pretrained, save_torchscript):
         with pytest.raises(
             ValueError,
-            match="a quantized model cannot be (saved|written as TorchScript): load it again with quantize = .none.",
+            match=(
+                "a quantized model cannot be (saved|written as TorchScript): load it again with"
+                " quantize = .none."
+            ),
         ):
             save(model, tmp_path / "there")
     assert not (tmp_path / "there").exists()
@@ -431,7 +540,11 @@ def test_a_quantized_model_is_not_saved(tmp_path, family, kind) -> None:
 
 @pytest.mark.parametrize("kind", ["int4", "", "INT8", 8])
 def test_an_unknown_kind_is_named_before_anything_is_fetched(kind) -> None:
-    for load in (minhub_py.from_pretrained, minhub_py.gpt2_from_pretrained, minhub_py.lstm_from_pretrained):
+    for load in (
+        minhub_py.from_pretrained,
+        minhub_py.gpt2_from_pretrained,
+        minhub_py.lstm_from_pretrained,
+    ):
         with pytest.raises(ValueError, match="quantize must be auto, none, int8 or nf4, not"):
             load("nobody/nowhere", quantize=kind)
     with pytest.raises(ValueError, match="quantize must be int8 or nf4, not"):
@@ -447,4 +560,6 @@ def test_a_hook_on_a_quantized_layer_is_called() -> None:
 def test_quantized_models_have_native_code_for_all_cases() -> None:
     for name in CASES:
         for kind in KINDS:
-            assert type(runner_of(new(name, kind))) is (NativeRunner if library.library() else TorchRunner)
+            assert type(runner_of(new(name, kind))) is (
+                NativeRunner if library.library() else TorchRunner
+            )

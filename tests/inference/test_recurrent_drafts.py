@@ -19,7 +19,11 @@ from minhub_py.models.cache import State
 pytestmark = needs("decoder")  # without it, nothing is drafted
 
 MODELS = {name: random_model(name) for name in (*FEW, "lfm2", "lfm2-convolves")}
-NAMES = [name for name, model in MODELS.items() if any(isinstance(layer, State) for layer in model.cache_layout())]
+NAMES = [
+    name
+    for name, model in MODELS.items()
+    if any(isinstance(layer, State) for layer in model.cache_layout())
+]
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [7, 8, 9] * 8]
 
 
@@ -38,8 +42,12 @@ def states_of(cache: Any, row: int) -> list[torch.Tensor]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", [*NAMES, "lstm"])
-def test_states_after_a_rejection_equal_those_without_drafts(models: dict[str, Any], name: str) -> None:
-    """Bitwise, for each number of rejected tokens, in rows of different lengths and over several calls."""
+def test_states_after_a_rejection_equal_those_without_drafts(
+    models: dict[str, Any], name: str
+) -> None:
+    """Bitwise, for each number of rejected tokens, in rows of different lengths and over several
+    calls.
+    """
     runner = NativeRunner(models[name])
     ids = torch.randint(61, (90,), generator=torch.Generator().manual_seed(3)).tolist()
     wrong = [(id + 1) % 61 for id in ids]
@@ -60,14 +68,20 @@ def test_states_after_a_rejection_equal_those_without_drafts(models: dict[str, A
             ends[row] += 1 + count
         assert drafted.lengths == plain.lengths == ends
         for row in range(3):
-            for actual, expected in zip(states_of(drafted, row), states_of(plain, row), strict=True):
+            for actual, expected in zip(
+                states_of(drafted, row), states_of(plain, row), strict=True
+            ):
                 assert torch.equal(actual, expected)
     # One token per call, as a draft model adds them.
     for token in wrong[:4]:
         runner.forward({1: [token]}, drafted)
     drafted.truncate(1, 4)
-    assert all(torch.equal(a, b) for a, b in zip(states_of(drafted, 1), states_of(plain, 1), strict=True))
-    following = [runner.forward({row: [7] for row in range(3)}, cache).clone() for cache in (plain, drafted)]
+    assert all(
+        torch.equal(a, b) for a, b in zip(states_of(drafted, 1), states_of(plain, 1), strict=True)
+    )
+    following = [
+        runner.forward({row: [7] for row in range(3)}, cache).clone() for cache in (plain, drafted)
+    ]
     assert torch.equal(*following)
 
 
@@ -83,12 +97,17 @@ def test_states_are_kept_across_calls_of_the_decoder(name: str, models: dict[str
         runner.forward({0: ids}, cache)
         cache.truncate(0, removed)
         runner.forward({0: ids[: length - removed]}, expected)
-        assert all(torch.equal(a, b) for a, b in zip(states_of(cache, 0), states_of(expected, 0), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(states_of(cache, 0), states_of(expected, 0), strict=True)
+        )
 
 
 @torch.inference_mode()
 def test_rows_of_a_ring_of_states_are_copied_and_moved(models: dict[str, Any]) -> None:
-    """`set_row`, `copy_of` and `leave` copy the current state, between caches with different numbers of slots."""
+    """`set_row`, `copy_of` and `leave` copy the current state, between caches with different
+    numbers of slots.
+    """
     runner = NativeRunner(models["qwen3_5_text"])
     cache, plain = runner.new_cache(3, 50, 4), runner.new_cache(3, 50)
     runner.forward({row: [row + 1] * (5 + row) for row in range(3)}, cache)
@@ -108,7 +127,9 @@ def test_rows_of_a_ring_of_states_are_copied_and_moved(models: dict[str, Any]) -
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2_moe"])
 def test_forward_uses_a_ring_of_states(name: str, models: dict[str, Any]) -> None:
-    """PyTorch continues from the states of the native runner, and stores its own where the native runner expects it."""
+    """PyTorch continues from the states of the native runner, and stores its own where the native
+    runner expects it.
+    """
     model = models[name]
     runner, ids = NativeRunner(model), [*range(1, 30)]
     expected = runner.forward({0: ids, 1: ids[3:]}, runner.new_cache(2, 60), every=True).clone()
@@ -117,23 +138,41 @@ def test_forward_uses_a_ring_of_states(name: str, models: dict[str, Any]) -> Non
     model(torch.tensor([ids[11:15], ids[9:13]]), cache)
     actual = runner.forward({0: ids[15:], 1: ids[13:]}, cache, every=True)
     places = [*range(15, 29), *range(29 + 10, 29 + 26)]
-    torch.testing.assert_close(actual, expected[places], rtol=0, atol=5e-5 * expected.abs().max().item())
+    torch.testing.assert_close(
+        actual, expected[places], rtol=0, atol=5e-5 * expected.abs().max().item()
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_do_not_change_the_tokens(models: dict[str, Any], name: str) -> None:
     """Prompt lookup, the model itself as draft model, and another recurrent draft model."""
-    model, other = models[name], random_model("lfm2-types" if name.startswith("qwen") else "qwen3_5_text-types")
-    for settings in ({"temperature": 0}, {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1}):
+    model, other = (
+        models[name],
+        random_model("lfm2-types" if name.startswith("qwen") else "qwen3_5_text-types"),
+    )
+    for settings in (
+        {"temperature": 0},
+        {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1},
+    ):
         expected = generate(model, PROMPTS, 40, seed=7, eos_id=None, **settings)
         for most in (1, 3, 100):
-            assert generate(model, PROMPTS, 40, seed=7, eos_id=None, speculate=most, **settings) == expected
+            assert (
+                generate(model, PROMPTS, 40, seed=7, eos_id=None, speculate=most, **settings)
+                == expected
+            )
         for draft in (model, other):
             drafts = DraftModel(draft)
-            assert generate(model, PROMPTS, 40, seed=7, eos_id=None, draft=drafts, **settings) == expected
+            assert (
+                generate(model, PROMPTS, 40, seed=7, eos_id=None, draft=drafts, **settings)
+                == expected
+            )
             assert drafts.proposed > 0
         assert (
-            list(stream(model, PROMPTS[2], 40, seed=7, eos_id=None, draft=other, speculate=3, **settings))
+            list(
+                stream(
+                    model, PROMPTS[2], 40, seed=7, eos_id=None, draft=other, speculate=3, **settings
+                )
+            )
             == expected[2]
         )
 
@@ -166,7 +205,9 @@ class Mixed(DraftSource):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_drafts_of_maximum_length_are_rejected_at_any_position(models: dict[str, Any], name: str) -> None:
+def test_drafts_of_maximum_length_are_rejected_at_any_position(
+    models: dict[str, Any], name: str
+) -> None:
     [expected] = generate(models[name], PROMPTS[:1], 70, seed=5, eos_id=None)
     drafts = Mixed(PROMPTS[0] + expected)
     assert generate(models[name], PROMPTS[:1], 70, seed=5, eos_id=None, draft=drafts) == [expected]
@@ -177,9 +218,12 @@ def test_drafts_of_maximum_length_are_rejected_at_any_position(models: dict[str,
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_drafts_of_the_model_itself_are_accepted(models: dict[str, Any], name: str) -> None:
     drafts = DraftModel(models[name])
-    [text] = generate(models[name], [[1, 2, 3]], 41, temperature=0, eos_id=None, draft=drafts, speculate=4)
+    [text] = generate(
+        models[name], [[1, 2, 3]], 41, temperature=0, eos_id=None, draft=drafts, speculate=4
+    )
     assert len(text) == 41
-    assert drafts.accepted == drafts.proposed == 32  # 1 token after the prompt, 8 steps of 1 + 4 tokens
+    # 1 token after the prompt, 8 steps of 1 + 4 tokens
+    assert drafts.accepted == drafts.proposed == 32
 
 
 def test_states_use_memory_for_drafts_only(models: dict[str, Any]) -> None:
@@ -197,4 +241,6 @@ def test_states_use_memory_for_drafts_only(models: dict[str, Any]) -> None:
 
 def test_cases_have_recurrent_layers() -> None:
     for name in NAMES:
-        assert any(isinstance(layer, State) for layer in random_model(name).cache_layout()), CASES[name]
+        assert any(isinstance(layer, State) for layer in random_model(name).cache_layout()), CASES[
+            name
+        ]

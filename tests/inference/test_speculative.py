@@ -69,7 +69,9 @@ def calls(monkeypatch):
 # --- equal output ---
 
 
-@pytest.mark.parametrize(("model", "settings", "most"), in_pairs(list(MODELS), SETTINGS, MOST), indirect=["model"])
+@pytest.mark.parametrize(
+    ("model", "settings", "most"), in_pairs(list(MODELS), SETTINGS, MOST), indirect=["model"]
+)
 def test_drafts_do_not_change_the_ids(model, settings, most) -> None:
     expected = generate(model, PROMPTS, 60, seed=7, **settings)
     assert generate(model, PROMPTS, 60, seed=7, speculate=most, **settings) == expected
@@ -91,7 +93,9 @@ def test_drafts_do_not_change_texts_of_any_length() -> None:
     model = new("gpt2", n_positions=30)
     expected = generate(model, PROMPTS, 70, temperature=0)
     for count in range(1, 70, 3):
-        assert generate(model, PROMPTS, count, temperature=0, speculate=9) == [row[:count] for row in expected]
+        assert generate(model, PROMPTS, count, temperature=0, speculate=9) == [
+            row[:count] for row in expected
+        ]
 
 
 def test_a_text_ends_at_an_end_token_within_a_draft() -> None:
@@ -101,7 +105,10 @@ def test_a_text_ends_at_an_end_token_within_a_draft() -> None:
         for end in sorted({id for row in complete for id in row}):
             expected = [row[: row.index(end) + 1] if end in row else row for row in complete]
             for most in (3, 31):
-                assert generate(model, PROMPTS, 90, seed=2, eos_id=end, speculate=most, **settings) == expected
+                assert (
+                    generate(model, PROMPTS, 90, seed=2, eos_id=end, speculate=most, **settings)
+                    == expected
+                )
 
 
 def test_a_text_ends_at_a_stop_string_within_a_draft() -> None:
@@ -112,9 +119,12 @@ def test_a_text_ends_at_a_stop_string_within_a_draft() -> None:
     for position in range(0, 80, 3):
         stop = texts[0][position : position + 4]
         expected = [
-            row[: text.index(stop) + 4] if stop in text else row for row, text in zip(complete, texts, strict=True)
+            row[: text.index(stop) + 4] if stop in text else row
+            for row, text in zip(complete, texts, strict=True)
         ]
-        actual = generate(model, PROMPTS, 90, temperature=0, stop=stop, tokenizer=tokenizer, speculate=20)
+        actual = generate(
+            model, PROMPTS, 90, temperature=0, stop=stop, tokenizer=tokenizer, speculate=20
+        )
         assert actual == expected
 
 
@@ -122,7 +132,9 @@ def test_drafts_of_many_rows_fit_one_call(calls) -> None:
     model = new("gpt2")
     for count in (20, MAX_TOKENS // 2, MAX_TOKENS // 2 + 1, MAX_TOKENS):
         prompts = [PROMPTS[i % 5] for i in range(count)]
-        assert generate(model, prompts, 12, seed=1, speculate=50) == generate(model, prompts, 12, seed=1)
+        assert generate(model, prompts, 12, seed=1, speculate=50) == generate(
+            model, prompts, 12, seed=1
+        )
     assert max(calls) <= MAX_TOKENS
 
 
@@ -155,7 +167,9 @@ def test_text_that_repeats_takes_fewer_readings(calls) -> None:
     for name in ("gpt2", "gptneo"):
         model = new(name)
         texts = generate(model, [PROMPTS[0]], 130, temperature=0)[0]
-        assert texts[-20:-10] == texts[-10:] or texts[-24:-12] == texts[-12:], "the test's own text does not repeat"
+        assert texts[-20:-10] == texts[-10:] or texts[-24:-12] == texts[-12:], (
+            "the test's own text does not repeat"
+        )
         without = len(calls)
         assert without == 130
         calls.clear()
@@ -192,7 +206,9 @@ def test_an_invalid_number_is_rejected_at_the_call(bad) -> None:
 
 
 def expected_draft(text, length):
-    """A simple implementation: the tokens after the latest occurrence of the last 3 tokens, else of the last 2."""
+    """A simple implementation: the tokens after the latest occurrence of the last 3 tokens, else of
+    the last 2.
+    """
     for size in PromptLookup.SIZES:
         for end in range(len(text) - 1, size - 1, -1):
             if len(text) > size - 1 and text[end - size : end] == text[-size:]:
@@ -272,22 +288,33 @@ def test_a_text_that_grows_is_looked_through_once() -> None:
 def test_a_draft_model_does_not_change_the_tokens(name: str) -> None:
     """The model itself as draft, and another one with another context."""
     case, changes = MODELS[name]
-    model, other = new(case, **changes), new(case.partition("-")[0], **{**changes, "vocab_size": 50})
+    model, other = (
+        new(case, **changes),
+        new(case.partition("-")[0], **{**changes, "vocab_size": 50}),
+    )
     for settings in (SETTINGS[0], SETTINGS[5]):
         expected = generate(model, PROMPTS, 40, seed=7, **settings)
         for draft in (model, other):
             assert generate(model, PROMPTS, 40, seed=7, draft=draft, **settings) == expected
-        assert list(stream(model, PROMPTS[2], 40, seed=7, draft=other, speculate=3, **settings)) == expected[2]
+        assert (
+            list(stream(model, PROMPTS[2], 40, seed=7, draft=other, speculate=3, **settings))
+            == expected[2]
+        )
 
 
 def test_a_draft_model_counts_its_tokens(calls, monkeypatch) -> None:
     """Greedy drafts of the model itself are all accepted: fewer steps of the model."""
     model, messages = new("gpt2"), []
     draft = DraftModel(model)
-    monkeypatch.setattr(logging.getLogger("minhub_py.inference.generate"), "info", lambda *args: messages.append(args))
+    monkeypatch.setattr(
+        logging.getLogger("minhub_py.inference.generate"),
+        "info",
+        lambda *args: messages.append(args),
+    )
     [text] = generate(model, [[1, 2, 3]], 41, temperature=0, eos_id=None, draft=draft, speculate=4)
     assert len(text) == 41
-    assert draft.accepted == draft.proposed == 32  # 1 token after the prompt, 8 steps of 1 + 4 tokens
+    # 1 token after the prompt, 8 steps of 1 + 4 tokens
+    assert draft.accepted == draft.proposed == 32
     assert calls.count(5) == 8
     assert messages == [("%d of %d draft tokens accepted", 32, 32)]
     poor = DraftModel(new("gpt2", n_layer=1))
@@ -296,5 +323,7 @@ def test_a_draft_model_counts_its_tokens(calls, monkeypatch) -> None:
 
 
 def test_an_lstm_as_a_draft_model_is_rejected() -> None:
-    with pytest.raises(ValueError, match="the draft model must be an unmodified decoder, except LSTM"):
+    with pytest.raises(
+        ValueError, match="the draft model must be an unmodified decoder, except LSTM"
+    ):
         generate(new("gpt2"), [[1]], 3, draft=new("lstm"))

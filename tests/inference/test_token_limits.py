@@ -59,9 +59,13 @@ def test_end_tokens_follow_the_minimum_number_of_tokens() -> None:
 
 def test_a_grammar_takes_precedence() -> None:
     """Where it allows only excluded tokens, such as the end after a complete text."""
-    limits = TokenLimits(8, banned=((1,),), minimum=9, ends=frozenset((7,)), grammar=Only({1, 2, 7}))
+    limits = TokenLimits(
+        8, banned=((1,),), minimum=9, ends=frozenset((7,)), grammar=Only({1, 2, 7})
+    )
     assert allowed(limits) == [2]
-    limits = TokenLimits(8, banned=((1,),), minimum=9, ends=frozenset((7,)), grammar=Only({1, 7}, 2))
+    limits = TokenLimits(
+        8, banned=((1,),), minimum=9, ends=frozenset((7,)), grammar=Only({1, 7}, 2)
+    )
     matcher = limits.matcher()
     assert matcher.allowed().nonzero().flatten().tolist() == [1, 7]
     assert [matcher.accept(1), matcher.accept(1)] == [False, True]

@@ -18,7 +18,14 @@ from job_runs import LETTERS, MEASURES, fail, random_texts, read_csv, write_csv
 from needs import needs
 from tokenizers.processors import TemplateProcessing
 
-from minhub_py import activations, from_config, from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
+from minhub_py import (
+    activations,
+    from_config,
+    from_pretrained,
+    gpt2,
+    save_pretrained,
+    tokenizer_from_pretrained,
+)
 from minhub_py import score as score_ids
 from minhub_py.analysis.embeddings import embed
 from minhub_py.analysis.surprisal import target_logprobs, word_logprobs
@@ -77,42 +84,63 @@ def test_words_are_written_one_per_row(tmp_path: Path, model: str) -> None:
     texts = ["ab cd  bad", "", "cab", " \n"]
     out = tmp_path / "out.csv"
     (tmp_path / "more.csv").write_text("text\nab cd\nbad ab cd\n")
-    assert "w.csv: 5 rows from 2\n" in done("words", model, tmp_path / "more.csv", "--out", tmp_path / "w.csv")
-    counts = json.loads(done("words", model, tmp_path / "more.csv", "--out", tmp_path / "x.csv", "--json"))
+    assert "w.csv: 5 rows from 2\n" in done(
+        "words", model, tmp_path / "more.csv", "--out", tmp_path / "w.csv"
+    )
+    counts = json.loads(
+        done("words", model, tmp_path / "more.csv", "--out", tmp_path / "x.csv", "--json")
+    )
     assert (counts["rows"], counts["read"], counts["missing"]) == (5, 2, 0)
     assert "6 rows from 4, 2 without a result" in done(
         "words", model, write_csv(tmp_path / "in.csv", texts), "--out", out
     )
     rows = read_csv(out)
     assert [(row["id"], row["word_n"], row["word"]) for row in rows] == [
-        ("0000", "1", "ab"), ("0000", "2", "cd"), ("0000", "3", "bad"), ("0001", "", ""), ("0002", "1", "cab"),
+        ("0000", "1", "ab"),
+        ("0000", "2", "cd"),
+        ("0000", "3", "bad"),
+        ("0001", "", ""),
+        ("0002", "1", "cab"),
         ("0003", "", ""),
-    ]  # fmt: skip
-    alone = word_logprobs(from_pretrained(model), tokenizer_from_pretrained(model), ["ab", "cd", "bad"])
+    ]
+    alone = word_logprobs(
+        from_pretrained(model), tokenizer_from_pretrained(model), ["ab", "cd", "bad"]
+    )
     for name in ("tokens", "logprob", "surprisal", "entropy"):
         numbers = [float(row[name] or "nan") for row in rows[:3]]
         assert str(numbers) == str(list(map(float, alone[name])))
 
 
 def test_further_measures_of_words_are_columns(tmp_path: Path, model: str) -> None:
-    """Also for rows that are words. Tokens of this model do not mark words, so that --correct is an error."""
+    """Also for rows that are words. Tokens of this model do not mark words, so that --correct is an
+    error.
+    """
     out, lines = tmp_path / "out.jsonl", tmp_path / "in.txt"
     lines.write_text("ab cd bad\ncab\n")
     options = ["--renyi", "0.5", "--premise", "ab", "--lags", "1"]
     printed = json.loads(done("words", model, lines, *options, "--json"))
     expected = word_logprobs(
-        from_pretrained(model), tokenizer_from_pretrained(model), ["ab", "cd", "bad", "cab"], by=[0, 0, 0, 1],
-        renyi=0.5, premise="ab", lags=1,
-    )  # fmt: skip
+        from_pretrained(model),
+        tokenizer_from_pretrained(model),
+        ["ab", "cd", "bad", "cab"],
+        by=[0, 0, 0, 1],
+        renyi=0.5,
+        premise="ab",
+        lags=1,
+    )
     names = ["renyi_0.5", "pmi", "surprisal_lag1", "entropy_lag1"]
     assert [*printed[0]][-4:] == names
     for name in names:
-        assert str([math.nan if row[name] is None else row[name] for row in printed]) == str(expected[name].tolist())
+        assert str([math.nan if row[name] is None else row[name] for row in printed]) == str(
+            expected[name].tolist()
+        )
     words = write_csv(tmp_path / "words.csv", ["ab", "cd", "bad"])
     done("words", model, words, "--column", "text", "--by", "group", *options, "--out", out)
     assert [*json.loads(out.read_text().splitlines()[0])][-4:] == names
     assert "leave --correct unset" in fail("words", model, lines, "--correct", "oh")
-    assert "remove --ignore-regex" in fail("words", model, lines, "--correct", "oh", "--ignore-regex", ",", status=2)
+    assert "remove --ignore-regex" in fail(
+        "words", model, lines, "--correct", "oh", "--ignore-regex", ",", status=2
+    )
 
 
 def test_words_without_out_are_printed(tmp_path: Path, model: str) -> None:
@@ -134,8 +162,10 @@ def test_words_without_out_are_printed(tmp_path: Path, model: str) -> None:
     assert json.loads(result.stdout) == printed
     rows = json.loads(done("words", model, table, "--column", "text", "--prefix", "x_", "--json"))
     assert [(row["id"], row["group"], row["x_word"]) for row in rows] == [
-        ("0000", "g,0", "ab"), ("0000", "g,0", "cd"), ("0001", "g,1", "bad"),
-    ]  # fmt: skip
+        ("0000", "g,0", "ab"),
+        ("0000", "g,0", "cd"),
+        ("0001", "g,1", "bad"),
+    ]
     by = json.loads(done("words", model, table, "--column", "text", "--by", "group", "--json"))
     assert [row["text"] for row in by] == ["ab cd", "bad"]
     assert "--overwrite is for the rows" in fail("words", model, lines, "--overwrite", status=2)
@@ -152,7 +182,10 @@ SENTENCES: dict[str, list[Any]] = {  # 3 texts by the columns text and who
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_rows_as_words_match_word_logprobs(tmp_path: Path, model: str, kind: str) -> None:
     file, out = tmp_path / f"in.{kind}", tmp_path / "out.jsonl"
-    rows = [dict(zip(SENTENCES, values, strict=True)) for values in zip(*SENTENCES.values(), strict=True)]
+    rows = [
+        dict(zip(SENTENCES, values, strict=True))
+        for values in zip(*SENTENCES.values(), strict=True)
+    ]
     if kind == "parquet":
         table = pa.table(SENTENCES)
         pq.write_table(table.set_column(1, "who", table.column("who").dictionary_encode()), file)
@@ -163,11 +196,27 @@ def test_rows_as_words_match_word_logprobs(tmp_path: Path, model: str, kind: str
             writer = csv.DictWriter(opened, SENTENCES)
             writer.writeheader()
             writer.writerows(rows)
-    result = minhub("words", model, file, "--column", "word", "--by", "text", "--by", "who", "--sep", ",", "--out", out)
+    result = minhub(
+        "words",
+        model,
+        file,
+        "--column",
+        "word",
+        "--by",
+        "text",
+        "--by",
+        "who",
+        "--sep",
+        ",",
+        "--out",
+        out,
+    )
     assert result.exit_code == 0, result.output
     assert result.stderr.count("not in the tokenizer's vocabulary, and left out: 'X'") == 1
     rows_out = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [list(row) for row in rows_out] == [[*SENTENCES, "tokens", "logprob", "surprisal", "entropy"]] * 10
+    assert [list(row) for row in rows_out] == [
+        [*SENTENCES, "tokens", "logprob", "surprisal", "entropy"]
+    ] * 10
     words = [word or None for word in SENTENCES["word"]] if kind == "csv" else SENTENCES["word"]
     assert [row["word"] for row in rows_out] == words
     by: list[str | None] = ["a", "a", "a", None, None if kind == "csv" else "1 NA", "b", *["c"] * 4]
@@ -175,14 +224,18 @@ def test_rows_as_words_match_word_logprobs(tmp_path: Path, model: str, kind: str
     with pytest.warns(UserWarning, match="left out: 'X'"):
         expected = word_logprobs(network, tokenizer, SENTENCES["word"], by=by, sep=",")
     for row, *values in zip(
-        rows_out, *(expected[name].tolist() for name in ("logprob", "surprisal", "entropy")), strict=True
+        rows_out,
+        *(expected[name].tolist() for name in ("logprob", "surprisal", "entropy")),
+        strict=True,
     ):
-        assert [math.nan if row[name] is None else row[name] for name in ("logprob", "surprisal", "entropy")] == (
-            pytest.approx(values, nan_ok=True, abs=0)
-        )
+        assert [
+            math.nan if row[name] is None else row[name]
+            for name in ("logprob", "surprisal", "entropy")
+        ] == (pytest.approx(values, nan_ok=True, abs=0))
     has_value = [bool(word and text) for word, text in zip(SENTENCES["word"], by, strict=True)]
     assert [row["tokens"] for row in rows_out] == [
-        n if there else None for n, there in zip(expected["tokens"].tolist(), has_value, strict=True)
+        n if there else None
+        for n, there in zip(expected["tokens"].tolist(), has_value, strict=True)
     ]
 
 
@@ -193,10 +246,13 @@ def test_rows_of_a_text_must_be_consecutive(tmp_path: Path, model: str) -> None:
     command = ["words", model, file, "--out", out]
     message = fail(*command, "--by", "item")
     assert (
-        "in.jsonl, row 5: the rows of item 1 are not consecutive: sort the rows, or add another --by column" in message
+        "in.jsonl, row 5: the rows of item 1 are not consecutive: sort the rows, or add another"
+        " --by column" in message
     )
     assert "has no column text: set --column" in fail(*command)
-    assert "has no column id: set --by to one of its columns (item, word)" in fail(*command, "--by", "id")
+    assert "has no column id: set --by to one of its columns (item, word)" in fail(
+        *command, "--by", "id"
+    )
     assert "--sep joins rows that are words: add --by" in fail(*command, "--sep", "", status=2)
     command = ("words", "no/such-model", file, "--out", out, "--ignore-regex", "(")
     assert "is not a valid regular expression" in fail(*command, status=2)
@@ -204,39 +260,67 @@ def test_rows_of_a_text_must_be_consecutive(tmp_path: Path, model: str) -> None:
     (tmp_path / "in2.jsonl").write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
     (tmp_path / "in3.jsonl").write_text((tmp_path / "in2.jsonl").read_text())
     done("words", model, tmp_path / "in[23].jsonl", "--by", "item", "--out", out)
-    assert [row["logprob"] == "" for row in read_csv(out)] == [True, True, False, True] * 2  # a text ends with its file
+    # a text ends with its file
+    assert [row["logprob"] == "" for row in read_csv(out)] == [True, True, False, True] * 2
 
 
 def test_targets_are_scored_from_a_column(tmp_path: Path, model: str) -> None:
-    """The target is a causal model's continuation after --sep, or an encoder-decoder's answer, which is required."""
+    """The target is a causal model's continuation after --sep, or an encoder-decoder's answer,
+    which is required.
+    """
     torch.manual_seed(1)
     answering = str(tmp_path / "t5")
-    network = from_config("t5", vocab_size=len(LETTERS), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
+    network = from_config(
+        "t5", vocab_size=len(LETTERS), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4
+    )
     save_pretrained(network, answering, characters(LETTERS))
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     rows: list[dict[str, Any]] = [
-        {"text": "abc", "answer": "d ea"}, {"text": "abc", "answer": None}, {"text": "", "answer": "a"},
-        {"text": "fg", "answer": "h"}, {"text": "a", "answer": "X"},
-    ]  # fmt: skip
+        {"text": "abc", "answer": "d ea"},
+        {"text": "abc", "answer": None},
+        {"text": "", "answer": "a"},
+        {"text": "fg", "answer": "h"},
+        {"text": "a", "answer": "X"},
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in (model, answering):
-        assert "3 without a result" in done("score", name, file, "--target", "answer", "--out", out, "--overwrite")
+        assert "3 without a result" in done(
+            "score", name, file, "--target", "answer", "--out", out, "--overwrite"
+        )
         rows_out = [json.loads(line) for line in out.read_text().splitlines()]
         tokenizer = tokenizer_from_pretrained(name)
         sep = "" if name == answering else " "
-        ids = [[tokenizer.encode(before + rows[n][column]).ids for n in (0, 3)]
-               for before, column in (("", "text"), (sep, "answer"))]  # fmt: skip
-        expected = [-math.fsum(scores.tolist()) for scores in score_ids(from_pretrained(name), ids[0], targets=ids[1])]
+        ids = [
+            [tokenizer.encode(before + rows[n][column]).ids for n in (0, 3)]
+            for before, column in (("", "text"), (sep, "answer"))
+        ]
+        expected = [
+            -math.fsum(scores.tolist())
+            for scores in score_ids(from_pretrained(name), ids[0], targets=ids[1])
+        ]
         assert [row["nats"] for row in rows_out] == [expected[0], None, None, expected[1], None]
         assert [row["tokens"] for row in rows_out] == [4 + len(sep), None, None, 1 + len(sep), None]
-        assert [row["characters"] for row in rows_out] == [4 + len(sep), None, None, 1 + len(sep), None]
+        assert [row["characters"] for row in rows_out] == [
+            4 + len(sep),
+            None,
+            None,
+            1 + len(sep),
+            None,
+        ]
     new = tmp_path / "new.csv"
-    message = "predicts the answer to a prompt, not the prompt: use minhub score --target COLUMN --out OUT"
+    message = (
+        "predicts the answer to a prompt, not the prompt: use minhub score --target COLUMN"
+        " --out OUT"
+    )
     assert message in fail("score", answering, file, "--out", new)
     assert message in fail("score", answering, file)
     assert message in fail("words", answering, file, "--out", new)
-    assert "--target is for the rows of files" in fail("score", answering, file, "--target", "answer", status=2)
-    assert "no column reply: set --target" in fail("score", answering, file, "--target", "reply", "--out", new)
+    assert "--target is for the rows of files" in fail(
+        "score", answering, file, "--target", "answer", status=2
+    )
+    assert "no column reply: set --target" in fail(
+        "score", answering, file, "--target", "reply", "--out", new
+    )
     (tmp_path / "n.jsonl").write_text('{"text": "a", "answer": 5}\n')
     assert "line 1: answer is 5, not a string: set --target to another column" in fail(
         "score", answering, tmp_path / "n.jsonl", "--target", "answer", "--out", new
@@ -247,11 +331,15 @@ def test_targets_are_scored_from_a_column(tmp_path: Path, model: str) -> None:
 def test_no_special_tokens_around_the_target_of_a_causal_model(model: str) -> None:
     """The tokenizer adds special tokens at both ends of a text, as T5's does."""
     tokenizer = tokenizer_from_pretrained(model)
-    tokenizer.post_processor = TemplateProcessing(single="a $A b", special_tokens=[("a", 0), ("b", 1)])
+    tokenizer.post_processor = TemplateProcessing(
+        single="a $A b", special_tokens=[("a", 0), ("b", 1)]
+    )
     network = from_pretrained(model)
     text = Text(0, "cd", tokenizer.encode("cd").ids, "ef")
     [[result]] = TASKS["score_targets"].run(network, tokenizer, [text], sep="")
-    context, target = (tokenizer.encode(part, add_special_tokens=False).ids for part in ("acd", "ef"))
+    context, target = (
+        tokenizer.encode(part, add_special_tokens=False).ids for part in ("acd", "ef")
+    )
     [expected] = score_ids(network, [context], targets=[target])
     assert result["tokens"] == 2
     assert result["nats"] == -math.fsum(expected.tolist())
@@ -261,8 +349,13 @@ def test_score_target_matches_target_logprobs(tmp_path: Path) -> None:
     """With tokens that contain the space before a word, and a token that crosses the boundary."""
     name = "minhub/shakespeare-gpt2"
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    contexts, targets = ["My good", "My lord, the king is", "To be,"], ["lord", "dead.", "or not to be"]
-    rows = [{"text": context, "word": target} for context, target in zip(contexts, targets, strict=True)]
+    contexts, targets = (
+        ["My good", "My lord, the king is", "To be,"],
+        ["lord", "dead.", "or not to be"],
+    )
+    rows = [
+        {"text": context, "word": target} for context, target in zip(contexts, targets, strict=True)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     network, tokenizer = from_pretrained(name), tokenizer_from_pretrained(name)
     for sep, options in ((" ", []), ("", ["--sep", ""]), ("\n", ["--sep", "\n"])):
@@ -270,23 +363,39 @@ def test_score_target_matches_target_logprobs(tmp_path: Path) -> None:
         shell = [json.loads(line) for line in out.read_text().splitlines()]
         expected = target_logprobs(network, tokenizer, contexts, targets, sep=sep)
         assert [row["tokens"] for row in shell] == expected["tokens"].tolist()
-        assert [-row["nats"] for row in shell] == pytest.approx(expected["logprob"].tolist(), rel=1e-6)
+        assert [-row["nats"] for row in shell] == pytest.approx(
+            expected["logprob"].tolist(), rel=1e-6
+        )
         assert [row["characters"] for row in shell] == [len(sep + target) for target in targets]
 
 
 def test_a_target_that_shares_a_token_with_its_context_has_no_result(model: str) -> None:
     tokenizer = tokenizer_from_pretrained(model)
     tokenizer.add_tokens(["cd"])
-    network = gpt2(vocab_size=tokenizer.get_vocab_size(), n_positions=16, n_embd=16, n_layer=1, n_head=2).eval()
-    with pytest.warns(UserWarning, match="1 word has no log-probability, because a token.*'abc' and 'd'"):
-        assert TASKS["score_targets"].run(network, tokenizer, [Text(0, "abc", [0], "d")], sep="") == [[]]
+    network = gpt2(
+        vocab_size=tokenizer.get_vocab_size(), n_positions=16, n_embd=16, n_layer=1, n_head=2
+    ).eval()
+    with pytest.warns(
+        UserWarning, match="1 word has no log-probability, because a token.*'abc' and 'd'"
+    ):
+        assert TASKS["score_targets"].run(
+            network, tokenizer, [Text(0, "abc", [0], "d")], sep=""
+        ) == [[]]
 
 
-@pytest.mark.parametrize(("row", "message"), [
-    ({"text": "The cat sat on the", "word": " mat"}, "' mat' starts with white space"),
-    ({"text": "The cat sat on the ", "word": "mat"}, "'The cat sat on the ' ends with white space"),
-])  # fmt: skip
-def test_double_space_is_rejected_before_the_computation(tmp_path: Path, row: dict[str, str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "The cat sat on the", "word": " mat"}, "' mat' starts with white space"),
+        (
+            {"text": "The cat sat on the ", "word": "mat"},
+            "'The cat sat on the ' ends with white space",
+        ),
+    ],
+)
+def test_double_space_is_rejected_before_the_computation(
+    tmp_path: Path, row: dict[str, str], message: str
+) -> None:
     file, out = tmp_path / "in.jsonl", tmp_path / "out.csv"
     rows = [{"text": "The", "word": "cat"}, {"text": None, "word": " "}, row]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -295,7 +404,9 @@ def test_double_space_is_rejected_before_the_computation(tmp_path: Path, row: di
     assert f"{file}, row 3: {message}, and --sep is a space" in error
     assert not Parts(out).folder.exists()
     assert "2 rows" not in done(*command, "--sep", "")
-    assert "--sep joins a text and its target: add --target" in fail(*command[:3], "--sep", "", status=2)
+    assert "--sep joins a text and its target: add --target" in fail(
+        *command[:3], "--sep", "", status=2
+    )
 
 
 def test_word_with_white_space_next_to_the_separator_is_rejected(tmp_path: Path) -> None:
@@ -308,8 +419,13 @@ def test_word_with_white_space_next_to_the_separator_is_rejected(tmp_path: Path)
     done(*command, "--overwrite", "--sep", "")
 
 
-def test_vector_width_is_known_if_the_first_chunk_has_no_vectors(tmp_path: Path, model: str) -> None:
-    file, out = write_csv(tmp_path / "in.csv", [""] * TASKS["embed"].chunk + ["ab"]), tmp_path / "out.csv"
+def test_vector_width_is_known_if_the_first_chunk_has_no_vectors(
+    tmp_path: Path, model: str
+) -> None:
+    file, out = (
+        write_csv(tmp_path / "in.csv", [""] * TASKS["embed"].chunk + ["ab"]),
+        tmp_path / "out.csv",
+    )
     done("embed", model, file, "--out", out)
     rows = read_csv(out)
     assert list(rows[0])[-1] == "embedding_16"
@@ -321,15 +437,26 @@ def test_embeddings_in_each_format_match_embed(tmp_path: Path, model: str) -> No
     texts = ["ab cd", "", "b" * 40, "a"]
     file = write_csv(tmp_path / "in.csv", texts)
     for kind in ("csv", "parquet", "jsonl"):
-        done("embed", model, file, "--out", tmp_path / f"out.{kind}", "--layer", 1, "--pool", "last")
-    vectors = embed(from_pretrained(model), tokenizer_from_pretrained(model), texts[::2], layer=1, pool="last")
+        done(
+            "embed", model, file, "--out", tmp_path / f"out.{kind}", "--layer", 1, "--pool", "last"
+        )
+    vectors = embed(
+        from_pretrained(model), tokenizer_from_pretrained(model), texts[::2], layer=1, pool="last"
+    )
     rows = pq.read_table(tmp_path / "out.parquet").column("embedding").to_pylist()
     assert rows[1] is None
     assert torch.allclose(torch.tensor(rows[::2]), vectors, atol=1e-6)
-    cells = [[row[f"embedding_{position}"] for position in range(1, 17)] for row in read_csv(tmp_path / "out.csv")]
+    cells = [
+        [row[f"embedding_{position}"] for position in range(1, 17)]
+        for row in read_csv(tmp_path / "out.csv")
+    ]
     assert cells[1] == [""] * 16
-    assert torch.equal(torch.tensor([[float(cell) for cell in row] for row in cells[::2]]), torch.tensor(rows[::2]))
-    lines = [json.loads(line)["embedding"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert torch.equal(
+        torch.tensor([[float(cell) for cell in row] for row in cells[::2]]), torch.tensor(rows[::2])
+    )
+    lines = [
+        json.loads(line)["embedding"] for line in (tmp_path / "out.jsonl").read_text().splitlines()
+    ]
     assert torch.equal(torch.tensor(lines[::2]), torch.tensor(rows[::2]))
     assert "layer" in fail("embed", model, file, "--out", tmp_path / "other.csv", "--layer", 9)
 
@@ -340,10 +467,23 @@ def test_activations_of_a_point_match_the_function(tmp_path: Path, model: str) -
     file, out = write_csv(tmp_path / "in.csv", texts), tmp_path / "out.npy"
     network, tokenizer = from_pretrained(model), tokenizer_from_pretrained(model)
     for pool in ("last", "mean", "none"):
-        shown = minhub("activations", model, file, "--at", "layers.2.mlp", "--pool", pool, "--out", out, "--overwrite")
+        shown = minhub(
+            "activations",
+            model,
+            file,
+            "--at",
+            "layers.2.mlp",
+            "--pool",
+            pool,
+            "--out",
+            out,
+            "--overwrite",
+        )
         assert shown.exit_code == 0, shown.output
         assert "row 3 has no result: the text has more than 16 tokens" in shown.stderr
-        expected = activations(network, tokenizer, ["ab cd", "bad"], "layers.2.mlp", pool=pool)["layers.2.mlp"].numpy()
+        expected = activations(network, tokenizer, ["ab cd", "bad"], "layers.2.mlp", pool=pool)[
+            "layers.2.mlp"
+        ].numpy()
         matrix = np.load(out)
         np.testing.assert_array_equal(matrix[~np.isnan(matrix).any(axis=1)], expected)
         assert len(matrix) == (4 if pool != "none" else 10)
@@ -359,7 +499,10 @@ def test_activations_of_a_point_match_the_function(tmp_path: Path, model: str) -
 
 
 def test_memory_batches_limit_the_number_of_tokens() -> None:
-    texts = [Text(row, "", [0] * length) for row, length in enumerate([10, 20_000, 4000, 4000, 4000, 4000, 1])]
+    texts = [
+        Text(row, "", [0] * length)
+        for row, length in enumerate([10, 20_000, 4000, 4000, 4000, 4000, 1])
+    ]
     batches = list(memory_batches(texts, 90))
     assert [text for batch in batches for text in batch] == texts
     assert list(map(len, batches)) == [1, 1, 4, 1]

@@ -34,7 +34,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A character-level GPT-2 whose context has room for prompts."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model")
-    network = gpt2(vocab_size=len(LETTERS), n_positions=96, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4)
+    network = gpt2(
+        vocab_size=len(LETTERS),
+        n_positions=96,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        initializer_range=0.4,
+    )
     save_pretrained(network, folder, characters(LETTERS))
     return str(folder)
 
@@ -44,13 +51,23 @@ def job(tmp_path: Path, model: str) -> Path:
     """The manifest of a `score` job whose model is in the same folder."""
     shutil.copytree(model, tmp_path / "model")
     file = write_csv(tmp_path / "in.csv", random_texts(30))
-    done("score", tmp_path / "model", file, "--out", tmp_path / "out.csv", "--manifest", tmp_path / "job.json")
+    done(
+        "score",
+        tmp_path / "model",
+        file,
+        "--out",
+        tmp_path / "out.csv",
+        "--manifest",
+        tmp_path / "job.json",
+    )
     return tmp_path / "job.json"
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_replayed_jobs_have_the_guaranteed_results(tmp_path: Path, model: str, task: str, kind: str) -> None:
+def test_replayed_jobs_have_the_guaranteed_results(
+    tmp_path: Path, model: str, task: str, kind: str
+) -> None:
     manifest, out = tmp_path / "job.json", tmp_path / f"out.{kind}"
     file = write_csv(tmp_path / "in.csv", random_texts(20))
     options = ["--out", out, "--manifest", manifest, "--prefix", "x_"]
@@ -67,18 +84,24 @@ def test_replayed_jobs_have_the_guaranteed_results(tmp_path: Path, model: str, t
         assert result.identical
         assert "0 rows differ, results are bitwise identical" in str(result)
     else:
-        assert max(run.largest for run in result.runs) < (1e-5 if task == "embed" else ROUNDING["float32"])
+        assert max(run.largest for run in result.runs) < (
+            1e-5 if task == "embed" else ROUNDING["float32"]
+        )
     assert json.loads(json.dumps(result.to_dict()))["identical"] == result.identical
 
 
-def test_rows_that_are_words_and_targets_and_matrices_are_replayed(tmp_path: Path, model: str) -> None:
+def test_rows_that_are_words_and_targets_and_matrices_are_replayed(
+    tmp_path: Path, model: str
+) -> None:
     """Also several inputs in a folder, and a number of rows within a text."""
     manifest = tmp_path / "job.json"
     folder = tmp_path / "in"
     folder.mkdir()
     for name in ("a.csv", "b.csv"):
         write_csv(folder / name, ["ab", "cd", "bad", "cab", "ace", "bed"])
-    (folder / "a.csv").write_text((folder / "a.csv").read_text().replace(",1", ",0").replace(",2", ",0"))
+    (folder / "a.csv").write_text(
+        (folder / "a.csv").read_text().replace(",1", ",0").replace(",2", ",0")
+    )
     rows = "id,word,text\nab,ab,x\ncd,cd,x\nba,ba,x\nab,ab,y\n"
     words = tmp_path / "words.csv"
     words.write_text(rows)
@@ -102,7 +125,10 @@ def test_a_manifest_is_an_in_toto_statement_that_lists_everything(job: Path, mod
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
     assert [entry["name"] for entry in statement["subject"]] == ["out.csv"]
-    definition, details = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
+    definition, details = (
+        statement["predicate"]["buildDefinition"],
+        statement["predicate"]["runDetails"],
+    )
     parameters = definition["externalParameters"]
     assert (parameters["task"], parameters["model"], parameters["files"], parameters["column"]) == (
         "score",
@@ -110,12 +136,19 @@ def test_a_manifest_is_an_in_toto_statement_that_lists_everything(job: Path, mod
         ["in.csv"],
         "text",
     )
-    assert parameters["loading"] == {"revision": "main", "device": "auto", "dtype": "auto", "quantize": None}
+    assert parameters["loading"] == {
+        "revision": "main",
+        "device": "auto",
+        "dtype": "auto",
+        "quantize": None,
+    }
     [computed] = definition["internalParameters"]["computed"]
     assert computed["runner"] == ("decoder in C" if EXACT else "PyTorch")
     assert computed["dtype"] == "float32"
     network, text = definition["resolvedDependencies"]
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(network["annotations"]["files"])
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(
+        network["annotations"]["files"]
+    )
     assert text["annotations"] == {"rows": 30}
     digests = [entry["digest"]["sha256"] for entry in (network, text, *statement["subject"])]
     assert all(len(digest) == 64 for digest in digests)
@@ -172,7 +205,9 @@ def test_changed_inputs_models_and_manifests_are_refused(job: Path) -> None:
     (folder / "in.csv").write_bytes(content)
     config = (folder / "model" / "config.json").read_text()
     (folder / "model" / "config.json").write_text(config + " ")
-    assert "have changed since the job: use the files that the manifest lists" in fail("replay", job)
+    assert "have changed since the job: use the files that the manifest lists" in fail(
+        "replay", job
+    )
     (folder / "model" / "config.json").write_text(config)
     (folder / "other.json").write_text('{"_type": "x"}')
     assert "other.json is not the manifest of a job" in fail("replay", folder / "other.json")
@@ -187,19 +222,39 @@ def test_changed_inputs_models_and_manifests_are_refused(job: Path) -> None:
 ARCHITECTURES: dict[str, Callable[..., Any]] = {
     "gpt2": lambda **sizes: gpt2(n_positions=128, n_embd=64, n_layer=3, n_head=4, **sizes),
     "gptneo": lambda **sizes: gptneo(
-        max_position_embeddings=128, hidden_size=64, num_layers=4, num_heads=4, window_size=9, **sizes
+        max_position_embeddings=128,
+        hidden_size=64,
+        num_layers=4,
+        num_heads=4,
+        window_size=9,
+        **sizes,
     ),
     "lstm": lambda **sizes: lstm(embedding_size=48, hidden_size=64, num_layers=2, **sizes),
     "llama": lambda **sizes: llama(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=128, **sizes,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        **sizes,
     ),
     "qwen35": lambda **sizes: from_config(
-        "qwen3_5_text", hidden_size=64, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
-        intermediate_size=96, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16,
-        linear_value_head_dim=16, max_position_embeddings=128, **sizes,
+        "qwen3_5_text",
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=96,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        max_position_embeddings=128,
+        **sizes,
     ),
-}  # fmt: skip
+}
 
 
 PRECISIONS = {
@@ -215,11 +270,15 @@ PRECISIONS = {
 def test_no_row_differs_for_any_batch_size_and_number_of_threads(
     tmp_path: Path, architecture: str, precision: str
 ) -> None:
-    """300 texts of up to 300 words; each task is repeated with three batch sizes and with 1 and 2 threads."""
+    """300 texts of up to 300 words; each task is repeated with three batch sizes and with 1 and 2
+    threads.
+    """
     torch.manual_seed(0)
     text = TEXT.read_text(encoding="utf-8")
     tokenizer = train_byte_level_bpe([text], 600)
-    network = ARCHITECTURES[architecture](vocab_size=tokenizer.get_vocab_size(), bos_token_id=0, eos_token_id=0)
+    network = ARCHITECTURES[architecture](
+        vocab_size=tokenizer.get_vocab_size(), bos_token_id=0, eos_token_id=0
+    )
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     folder, manifest = tmp_path / "model", tmp_path / "job.json"
@@ -227,13 +286,30 @@ def test_no_row_differs_for_any_batch_size_and_number_of_threads(
     draw, words = random.Random(0), text.split()
     lengths = [min(int(draw.expovariate(1 / 30)), 300) for _ in range(300)]
     starts = [draw.randrange(len(words) - length) for length in lengths]
-    texts = [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+    texts = [
+        " ".join(words[start : start + length])
+        for start, length in zip(starts, lengths, strict=True)
+    ]
     file = write_csv(tmp_path / "in.csv", texts)
-    tasks = {**TASKS, "words": ["--correct", "pimentel", "--lags", "1"], "generate": ["--max-new-tokens", "8"]}
+    tasks = {
+        **TASKS,
+        "words": ["--correct", "pimentel", "--lags", "1"],
+        "generate": ["--max-new-tokens", "8"],
+    }
     del tasks["embed"]
     for task, options in tasks.items():
         out = tmp_path / f"{task}.jsonl"
-        done(task, folder, file, *options, *PRECISIONS[precision], "--out", out, "--manifest", manifest)
+        done(
+            task,
+            folder,
+            file,
+            *options,
+            *PRECISIONS[precision],
+            "--out",
+            out,
+            "--manifest",
+            manifest,
+        )
         result = replay(manifest, variants=list(itertools.product((1, 13, 256), (1, 2))))
         if result.guarantee == "bitwise":
             assert result.identical, str(result)

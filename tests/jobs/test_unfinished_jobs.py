@@ -47,7 +47,9 @@ def test_killed_words_job_resumes_with_complete_texts(tmp_path: Path, model: str
     assert "--by or --target changed" in fail(*command, out, "--by", "side")
     done(*command, out, "--workers", 2)
     assert out.read_bytes() == complete.read_bytes()
-    expected = word_logprobs(from_pretrained(model), tokenizer_from_pretrained(model), words, by=by)["logprob"]
+    expected = word_logprobs(
+        from_pretrained(model), tokenizer_from_pretrained(model), words, by=by
+    )["logprob"]
     logprobs = [float(row["logprob"] or "nan") for row in read_csv(out)]
     assert logprobs == pytest.approx(expected.tolist(), nan_ok=True, abs=0)
 
@@ -81,7 +83,10 @@ def test_killed_job_resumes_with_identical_output(tmp_path: Path, model: str, la
         interrupt(model, large, out, signal.SIGKILL, parts=parts)
     parts_before = {path.name: path.stat().st_mtime_ns for path in Parts(out).folder.glob("part-*")}
     interrupt(model, large, out, signal.SIGKILL, parts=len(parts_before) + 1)
-    assert parts_before.items() <= {p.name: p.stat().st_mtime_ns for p in Parts(out).folder.glob("part-*")}.items()
+    assert (
+        parts_before.items()
+        <= {p.name: p.stat().st_mtime_ns for p in Parts(out).folder.glob("part-*")}.items()
+    )
     done("score", model, large, "--out", out)
     assert out.read_bytes() == complete.read_bytes()
     assert not Parts(out).folder.exists()
@@ -128,7 +133,10 @@ def test_unfinished_job_rejects_other_settings(tmp_path: Path, model: str, large
 
 
 def test_resumed_job_keeps_the_drawn_seed(tmp_path: Path, model: str) -> None:
-    file, out = write_csv(tmp_path / "in.csv", [text or "a" for text in random_texts(300)]), tmp_path / "out.csv"
+    file, out = (
+        write_csv(tmp_path / "in.csv", [text or "a" for text in random_texts(300)]),
+        tmp_path / "out.csv",
+    )
     process = start("generate", model, file, "--out", out, "-n", 8, most=1)
     wait_for(process, lambda: count_parts(out) >= 1)
     os.kill(process.pid, signal.SIGKILL)
@@ -162,7 +170,10 @@ def test_kill_before_the_final_rename_is_recovered(
 def test_an_output_that_appears_during_a_job_is_kept(
     tmp_path: Path, model: str, out: str, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = [write_csv(tmp_path / name, ["abc"]) for name in ("in.csv", "other.csv")[: 1 + (out == "folder")]]
+    files = [
+        write_csv(tmp_path / name, ["abc"])
+        for name in ("in.csv", "other.csv")[: 1 + (out == "folder")]
+    ]
     command = ["score", model, *files, "--out", tmp_path / out]
     target = tmp_path / out / "in.csv" if out == "folder" else tmp_path / out
     write = Parts.write
@@ -201,7 +212,9 @@ def test_full_disk_keeps_completed_parts(tmp_path: Path, model: str, large: Path
     subprocess.run(mount, check=True)
     try:
         message = fail("score", model, large, "--out", disk / "out.csv")
-        assert "out.csv.parts cannot be written (No space left on device): free disk space" in message
+        assert (
+            "out.csv.parts cannot be written (No space left on device): free disk space" in message
+        )
         assert "rows are complete" in message
         assert count_parts(disk / "out.csv") >= 1
         subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
@@ -215,14 +228,18 @@ def test_full_disk_keeps_completed_parts(tmp_path: Path, model: str, large: Path
 # Processes
 
 
-def test_workers_match_one_process_and_end_with_their_parent(tmp_path: Path, model: str, large: Path) -> None:
+def test_workers_match_one_process_and_end_with_their_parent(
+    tmp_path: Path, model: str, large: Path
+) -> None:
     complete, out, killed = tmp_path / "complete.csv", tmp_path / "out.csv", tmp_path / "killed.csv"
     done("score", model, large, "--out", complete)
     command = ["score", model, large, "--out", out, "--workers", "2"]
     process = start(*command, errors=tmp_path / "errors", most=2)
     wait_for(process, lambda: count_parts(out) >= 1)
     parent = psutil.Process(process.pid)
-    workers = [process for process in parent.children() if "spawn_main" in " ".join(process.cmdline())]
+    workers = [
+        process for process in parent.children() if "spawn_main" in " ".join(process.cmdline())
+    ]
     assert len(workers) == 2
     workers[0].kill()
     (tmp_path / "go on").touch()
@@ -234,7 +251,9 @@ def test_workers_match_one_process_and_end_with_their_parent(tmp_path: Path, mod
     done(*command[:-2])
     assert out.read_bytes() == complete.read_bytes()
 
-    process = start("score", model, large, "--out", killed, "--workers", "2", errors=tmp_path / "errors", most=2)
+    process = start(
+        "score", model, large, "--out", killed, "--workers", "2", errors=tmp_path / "errors", most=2
+    )
     wait_for(process, lambda: count_parts(killed) >= 1)
     workers = psutil.Process(process.pid).children()
     os.kill(process.pid, signal.SIGKILL)
@@ -266,7 +285,8 @@ def test_memory_is_constant_for_100000_rows(tmp_path: Path, model: str, kind: st
             file = tmp_path / f"{count}.parquet"
         ours, peer = SERVER.Pipe()
         process = SERVER.Process(
-            target=measured, args=(["score", model, file, "--out", tmp_path / f"{count}-out.{kind}"], peer)
+            target=measured,
+            args=(["score", model, file, "--out", tmp_path / f"{count}-out.{kind}"], peer),
         )
         process.start()
         peaks[count] = ours.recv()
@@ -278,13 +298,26 @@ def test_memory_is_constant_for_100000_rows(tmp_path: Path, model: str, kind: st
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_job_killed_20_times_has_identical_output(tmp_path: Path, model: str, workers: int) -> None:
+def test_a_job_killed_20_times_has_identical_output(
+    tmp_path: Path, model: str, workers: int
+) -> None:
     """Includes kills before the first row and at the end."""
     file = write_csv(tmp_path / "in.csv", random_texts(100_000, 16))
     complete, out = tmp_path / "complete.csv", tmp_path / "out.csv"
     done("score", model, file, "--out", complete)
     draw, rows = random.Random(3), []
-    command = [sys.executable, "-m", "minhub_py", "score", model, file, "--out", out, "--workers", workers]
+    command = [
+        sys.executable,
+        "-m",
+        "minhub_py",
+        "score",
+        model,
+        file,
+        "--out",
+        out,
+        "--workers",
+        workers,
+    ]
     for kill in range(20):
         process = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
         there = count_parts(out) + draw.randrange(1, 16)
@@ -317,7 +350,9 @@ def test_ray_job_completes_after_a_node_failure(tmp_path: Path, model: str) -> N
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
         lost_node = cluster.add_node(num_cpus=2)
-        process = start("score", model, file, "--out", out, "--ray", cluster.address, errors=tmp_path / "errors")
+        process = start(
+            "score", model, file, "--out", out, "--ray", cluster.address, errors=tmp_path / "errors"
+        )
         wait_for(process, lambda: count_parts(out) >= 5)
         assert process.exitcode is None
         before = count_parts(out)

@@ -12,7 +12,9 @@ import minhub_py
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(name): the reference, and our model of its saved file. They are shared: do not change them."""
+    """load(name): the reference, and our model of its saved file. They are shared: do not change
+    them.
+    """
     loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any, Path]:

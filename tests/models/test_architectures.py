@@ -1,7 +1,9 @@
-"""Each architecture compared with transformers: the same files, the same logits. The cases are in tests/support/cases.
+"""Each architecture compared with transformers: the same files, the same logits. The cases are in
+tests/support/cases.
 
-The weights are large, so that attention is far from uniform: a wrong angle, window or group of heads changes the logits
-by thousands of times the tolerance. All positions are compared, most of them beyond the windows.
+The weights are large, so that attention is far from uniform: a wrong angle, window or group of
+heads changes the logits by thousands of times the tolerance. All positions are compared, most of
+them beyond the windows.
 """
 
 import json
@@ -36,12 +38,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import minhub_py
 import weights_map
 from minhub_py import attention_weights, embed
-from minhub_py.config import read as read_settings
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native_runner import NativeRunner, runner_of
-from minhub_py.inspection import inspect
+from minhub_py.loading.inspection import inspect
 from minhub_py.models.cache import State
-from minhub_py.registry import ENTRIES, architecture_of, entry_of
+from minhub_py.models.config import read as read_settings
+from minhub_py.models.registry import ENTRIES, architecture_of, entry_of
 
 GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradients]
 
@@ -49,11 +51,18 @@ GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradient
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
 def test_logits_match_transformers(load, name: str) -> None:
-    """Logits of one row and of three; in one call, and with a cache in chunks, token by token beyond any window."""
+    """Logits of one row and of three; in one call, and with a cache in chunks, token by token
+    beyond any window.
+    """
     reference, model, _ = load(name)
-    reach = max(8 if isinstance(layout, State) else layout.window or 0 for layout in model.cache_layout())
+    reach = max(
+        8 if isinstance(layout, State) else layout.window or 0 for layout in model.cache_layout()
+    )
     single = min(reach, 20) + 4
-    for rows, several in ((1, ([*[1] * single, LENGTH - single], [41, 1, 1, 27])), (3, ([3, 1, 11, 1, 30],))):
+    for rows, several in (
+        (1, ([*[1] * single, LENGTH - single], [41, 1, 1, 27])),
+        (3, ([3, 1, 11, 1, 30],)),
+    ):
         ids = ids_of(rows)
         expected = reference(ids).logits
         assert expected.abs().max() > 3
@@ -69,7 +78,9 @@ def test_hidden_states_match_transformers(load, name: str) -> None:
     texts = texts_of(3, 40)
     expected = [states_of(reference, ids) for ids in texts]
     for layer in range(len(expected[0])):
-        for matrix, states in zip(embed(model, None, texts, layer=layer, pool="none"), expected, strict=True):
+        for matrix, states in zip(
+            embed(model, None, texts, layer=layer, pool="none"), expected, strict=True
+        ):
             assert matrix.dtype == torch.float32
             assert_close(matrix, states[layer])
 
@@ -85,7 +96,8 @@ def test_attention_weights_match_transformers(load, name: str) -> None:
     attentions = reference(torch.tensor([ids]), output_attentions=True).attentions
     reference.set_attn_implementation(before)
     expected = [weights for weights in attentions if weights is not None]
-    tolerance = TOLERANCE if name.startswith("gpt_neo-") else 2e-5  # its scores are not scaled, so that they are large
+    # its scores are not scaled, so that they are large
+    tolerance = TOLERANCE if name.startswith("gpt_neo-") else 2e-5
     torch.testing.assert_close(actual.weights, torch.cat(expected), rtol=0, atol=tolerance)
     assert actual.weights.dtype == torch.float32
     assert actual.ids == ids
@@ -110,7 +122,9 @@ def test_rows_of_different_lengths_match_single_rows(load, name: str) -> None:
             model(ids[row : row + 1, :length], one)
             cache.set_row(row, one)
     for size in (1, 4, 1, 9):
-        pieces = torch.stack([ids[row, length : length + size] for row, length in enumerate(lengths)])
+        pieces = torch.stack(
+            [ids[row, length : length + size] for row, length in enumerate(lengths)]
+        )
         actual = model(pieces, cache)
         for row, length in enumerate(lengths):
             assert_close(actual[row], expected[row, length : length + size])
@@ -123,7 +137,9 @@ def test_rows_of_different_lengths_match_single_rows(load, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> None:
-    """transformers reads equal settings from our file and from the reference's, and then an equal model."""
+    """transformers reads equal settings from our file and from the reference's, and then an equal
+    model.
+    """
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path)
     assert_identical(*(load_file(path / "model.safetensors") for path in (tmp_path, folder)))
@@ -142,13 +158,17 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
 
 def settings_in(folder: Path) -> dict[str, Any]:
     """The settings of a config.json as transformers reads them, without its version and dtype."""
-    return {key: value for key, value in AutoConfig.from_pretrained(folder).to_dict().items()
-            if key not in ("transformers_version", "_name_or_path", "architectures", "dtype")}  # fmt: skip
+    return {
+        key: value
+        for key, value in AutoConfig.from_pretrained(folder).to_dict().items()
+        if key not in ("transformers_version", "_name_or_path", "architectures", "dtype")
+    }
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_match_transformers(name: str) -> None:
-    settings = {**CASES[name].settings(name), "pad_token_id": None}  # whose embedding has no gradient in transformers
+    # whose embedding has no gradient in transformers
+    settings = {**CASES[name].settings(name), "pad_token_id": None}
     reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).double().eval()
     reference.set_experts_implementation("eager")  # their grouped products have no float64
     draw(reference)
@@ -163,17 +183,21 @@ def test_gradients_match_transformers(name: str) -> None:
     gradients = {key: value.grad for key, value in reference.named_parameters()}
     expected = weights_map.to_native(family.model_type, gradients, config)
     for key, parameter in model.named_parameters():
-        # The gradient of a bias of k is zero without rotary embedding: it adds the same to all scores. Experts without
-        # a token have none.
+        # The gradient of a bias of k is zero without rotary embedding: it adds the same to all
+        # scores. Experts without a token have none.
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         error = (gradient - expected[key]).abs().max() / expected[key].abs().max().clamp_min(1e-9)
         assert error < 1e-5, (key, error)  # the rotations are float32 in both
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", [f"{name}-all-experts" if f"{name}-all-experts" in CASES else name for name in FEW])
+@pytest.mark.parametrize(
+    "name", [f"{name}-all-experts" if f"{name}-all-experts" in CASES else name for name in FEW]
+)
 def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype) -> None:
-    """With experts, all are selected: rounding changes the choice, which differs by more than rounding."""
+    """With experts, all are selected: rounding changes the choice, which differs by more than
+    rounding.
+    """
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -187,24 +211,38 @@ def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("name", FEW)
 def test_generated_texts_and_scores_match_transformers(load, name: str) -> None:
-    """Greedy text equals transformers'; rows of a batch equal single runs; scores follow from the logits."""
+    """Greedy text equals transformers'; rows of a batch equal single runs; scores follow from the
+    logits.
+    """
     reference, model, _ = load(name)
     reference.generation_config.eos_token_id = None
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17, 30)]
     texts = minhub_py.generate(model, prompts, 25, temperature=0, eos_id=None)
     for prompt, text in zip(prompts, texts, strict=True):
         ids = torch.tensor([prompt])
-        expected = reference.generate(ids, max_new_tokens=25, do_sample=False, pad_token_id=0,
-                                    attention_mask=torch.ones_like(ids))  # fmt: skip
+        expected = reference.generate(
+            ids,
+            max_new_tokens=25,
+            do_sample=False,
+            pad_token_id=0,
+            attention_mask=torch.ones_like(ids),
+        )
         assert text == expected[0, len(prompt) :].tolist()
         assert minhub_py.generate(model, [prompt], 25, temperature=0, eos_id=None) == [text]
     rows = minhub_py.generate(model, prompts, 12, seed=[1, 2, 3], eos_id=None)
-    assert rows == [minhub_py.generate(model, [prompt], 12, seed=seed, eos_id=None)[0]
-                    for seed, prompt in enumerate(prompts, 1)]  # fmt: skip
+    assert rows == [
+        minhub_py.generate(model, [prompt], 12, seed=seed, eos_id=None)[0]
+        for seed, prompt in enumerate(prompts, 1)
+    ]
     [scores] = minhub_py.score(model, [prompts[2]])
     with torch.no_grad():
         logits = reference(torch.tensor([prompts[2]])).logits[0]
-    expected = logits[:-1].log_softmax(dim=-1).gather(1, torch.tensor(prompts[2][1:]).unsqueeze(1)).squeeze(1)
+    expected = (
+        logits[:-1]
+        .log_softmax(dim=-1)
+        .gather(1, torch.tensor(prompts[2][1:]).unsqueeze(1))
+        .squeeze(1)
+    )
     torch.testing.assert_close(scores, expected, rtol=0, atol=LOGPROBS * logits.abs().max().item())
 
 
@@ -220,7 +258,12 @@ def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> No
     error = ((actual - expected).square().mean() / expected.square().mean()).sqrt()
     assert 0 < error < (0.1 if kind == "int8" else 0.6)
     [text] = minhub_py.generate(model, ids[:, :5].tolist(), 12, temperature=0, eos_id=None)
-    assert text == minhub_py.generate(model, ids[:, :5].tolist(), 12, temperature=0, eos_id=None, speculate=4)[0]
+    assert (
+        text
+        == minhub_py.generate(
+            model, ids[:, :5].tolist(), 12, temperature=0, eos_id=None, speculate=4
+        )[0]
+    )
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -244,22 +287,30 @@ def test_functions_of_an_architecture_reject_others(load, name: str) -> None:
     entry = entry_of(model.config.to_hub()["model_type"])
     for family in minhub_py.FAMILIES:
         from_pretrained, from_config = (
-            getattr(minhub_py, f"{family}_{function}") for function in ("from_pretrained", "from_config")
+            getattr(minhub_py, f"{family}_{function}")
+            for function in ("from_pretrained", "from_config")
         )
         if family == entry.name:
             assert torch.equal(from_pretrained(folder, device="cpu")(ids_of(1)), model(ids_of(1)))
             assert from_config(folder).config == model.config
         else:
             for function in (from_pretrained, from_config):
-                with pytest.raises(ValueError, match=rf"architecture {entry.name}, not {family}: use from_pretrained"):
+                with pytest.raises(
+                    ValueError,
+                    match=rf"architecture {entry.name}, not {family}: use from_pretrained",
+                ):
                     function(folder)
 
 
 REFUSED = [(cases, *refusal) for cases in ARCHITECTURES.values() for refusal in cases.refused]
 
 
-@pytest.mark.parametrize(("cases", "settings", "message"), REFUSED, ids=[str(refusal[1]) for refusal in REFUSED])
-def test_unsupported_settings_are_rejected(load, tmp_path: Path, cases: Any, settings: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    ("cases", "settings", "message"), REFUSED, ids=[str(refusal[1]) for refusal in REFUSED]
+)
+def test_unsupported_settings_are_rejected(
+    load, tmp_path: Path, cases: Any, settings: Any, message: str
+) -> None:
     first = next(iter(cases.cases))
     (tmp_path / "model.safetensors").symlink_to(load(first)[2] / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({**cases.settings(first), **settings}))
@@ -284,7 +335,9 @@ def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize(("kernel", "name"), in_pairs(KERNELS, list(CASES)), indirect=["kernel"])
 def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -> None:
-    """The logits of `forward`, with each kernel; bitwise identical in one call, in chunks, and with other rows."""
+    """The logits of `forward`, with each kernel; bitwise identical in one call, in chunks, and with
+    other rows.
+    """
     model = load(name)[1]
     runner = runner_of(model)
     assert type(runner) is NativeRunner
@@ -293,7 +346,9 @@ def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -
     assert_close(result, model(torch.tensor([ids]))[0])
     cache = runner.new_cache(1, LENGTH)
     positions = pairwise((0, 13, 14, 15, LENGTH))
-    pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in positions]
+    pieces = [
+        runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in positions
+    ]
     assert torch.equal(torch.cat(pieces), result)
     cache = runner.new_cache(3, LENGTH)
     first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()

@@ -1,4 +1,6 @@
-"""Decoders with a sequence classification head, such as Qwen3 rerankers, compared with transformers."""
+"""Decoders with a sequence classification head, such as Qwen3 rerankers, compared with
+transformers.
+"""
 
 import json
 from pathlib import Path
@@ -19,14 +21,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 import minhub_py
 from minhub_py import classify, embed, generate, rerank, save_pretrained
-from minhub_py.adapters.heads import classifier_config
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
-from minhub_py.inspection import inspect, verify
+from minhub_py.loading.adapters.heads import classifier_config
+from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.encoder import Classifier
+from minhub_py.models.registry import ENTRIES, architecture_of
 from minhub_py.models.steps import DeltaRule, Rotate
-from minhub_py.registry import ENTRIES, architecture_of
 from minhub_py.training.settings import Settings
 
 LABELS = {"num_labels": 3, "pad_token_id": 0}
@@ -34,10 +36,17 @@ LABELS = {"num_labels": 3, "pad_token_id": 0}
 EXTRA: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "qwen2": {"problem_type": "multi_label_classification"},
-    "mistral": {"id2label": {0: "no", 1: "yes", 2: "perhaps"}, "label2id": {"no": 0, "yes": 1, "perhaps": 2}},
+    "mistral": {
+        "id2label": {0: "no", 1: "yes", 2: "perhaps"},
+        "label2id": {"no": 0, "yes": 1, "perhaps": 2},
+    },
 }
-DECODERS = {kind: entry.architecture for entry in ENTRIES.values() for kind in entry.model_types
-            if not entry.architecture.is_encoder and not entry.architecture.encoder_class}  # fmt: skip
+DECODERS = {
+    kind: entry.architecture
+    for entry in ENTRIES.values()
+    for kind in entry.model_types
+    if not entry.architecture.is_encoder and not entry.architecture.encoder_class
+}
 TYPES = [kind for kind in DECODERS if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES]
 
 
@@ -57,7 +66,9 @@ def write(folder: Path, model_type: str, **settings: Any) -> Any:
 
 
 @pytest.fixture(scope="module", params=TYPES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Any, Path]:
     """transformers' model, ours, and the folder."""
     folder = tmp_path_factory.mktemp("classifier")
     reference = write(folder, request.param)
@@ -76,7 +87,9 @@ def test_decoders_that_transformers_classifies_with_can_have_a_head() -> None:
 
 @torch.no_grad()
 def test_scores_equal_transformers(pair: tuple[Any, Any, Path]) -> None:
-    """With padding, with and without a mask; a padding token at the end of a text is not its last token."""
+    """With padding, with and without a mask; a padding token at the end of a text is not its last
+    token.
+    """
     reference, model, _ = pair
     assert isinstance(model, Classifier)
     ids, mask = rows_of()
@@ -93,7 +106,10 @@ def test_scores_equal_transformers(pair: tuple[Any, Any, Path]) -> None:
 def test_gradients_equal_transformers(pair: tuple[Any, Any, Path], tmp_path: Path) -> None:
     reference, model, _ = pair
     ids, mask = rows_of()
-    for network, scores in ((model, model(ids, mask)), (reference, reference(ids, attention_mask=mask).logits)):
+    for network, scores in (
+        (model, model(ids, mask)),
+        (reference, reference(ids, attention_mask=mask).logits),
+    ):
         network.zero_grad()
         torch.nn.functional.cross_entropy(scores, torch.arange(3)).backward()
     head, expected = model.head.out.weight.grad, reference.score.weight.grad
@@ -133,9 +149,13 @@ def test_transformers_loads_what_is_saved(pair: tuple[Any, Any, Path], tmp_path:
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in again.state_dict().items())
     assert again.config.id2label == reference.config.id2label
     assert again.config.problem_type == reference.config.problem_type
-    assert minhub_py.from_pretrained(tmp_path, device="cpu").config.to_hub() == model.config.to_hub()
+    assert (
+        minhub_py.from_pretrained(tmp_path, device="cpu").config.to_hub() == model.config.to_hub()
+    )
     assert verify(str(folder))["problems"] == []
-    assert inspect(str(folder))["parameters"]["total"] == sum(weight.numel() for weight in model.parameters())
+    assert inspect(str(folder))["parameters"]["total"] == sum(
+        weight.numel() for weight in model.parameters()
+    )
 
 
 @torch.no_grad()
@@ -164,7 +184,9 @@ def test_a_language_model_is_not_a_classifier(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     config["architectures"] = ["Qwen3ForSequenceClassification"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="has no weights of the head of Qwen3ForSequenceClassification"):
+    with pytest.raises(
+        ValueError, match="has no weights of the head of Qwen3ForSequenceClassification"
+    ):
         minhub_py.from_pretrained(tmp_path)
 
 
@@ -186,7 +208,9 @@ def tokenizer() -> Tokenizer:
     tokenizer.add_tokens(["yes", "no"])
     end = tokenizer.token_to_id("<|endoftext|>")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A <|endoftext|>", pair="$A $B <|endoftext|>", special_tokens=[("<|endoftext|>", end)]
+        single="$A <|endoftext|>",
+        pair="$A $B <|endoftext|>",
+        special_tokens=[("<|endoftext|>", end)],
     )
     return tokenizer
 
@@ -195,8 +219,12 @@ def tokenizer() -> Tokenizer:
 def make(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory):
     def load(labels: int) -> tuple[Any, Any]:
         folder = tmp_path_factory.mktemp("qwen3")
-        settings = {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
-                    "max_position_embeddings": 400, "num_labels": labels}  # fmt: skip
+        settings = {
+            "vocab_size": tokenizer.get_vocab_size(),
+            "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
+            "max_position_embeddings": 400,
+            "num_labels": labels,
+        }
         reference = write(folder, "qwen3", **settings)
         return reference, minhub_py.from_pretrained(folder, device="cpu")
 
@@ -210,15 +238,20 @@ TEXTS = ["The king is dead", "Long live the king!", "", "a " * 500]
 def test_classify_equals_transformers(make: Any, tokenizer: Tokenizer) -> None:
     reference, model = make(3)
     columns = classify(model, tokenizer, TEXTS[:2])
-    expected = torch.cat([reference(torch.tensor([tokenizer.encode(text).ids])).logits for text in TEXTS[:2]])
+    expected = torch.cat(
+        [reference(torch.tensor([tokenizer.encode(text).ids])).logits for text in TEXTS[:2]]
+    )
     probs = np.stack([columns[f"prob_LABEL_{i}"] for i in range(3)], axis=1)
     np.testing.assert_allclose(probs, expected.softmax(dim=1).numpy(), atol=1e-5)
     assert not np.isnan(classify(model, tokenizer, TEXTS)["prob"]).any()
     assert embed(model, tokenizer, TEXTS).shape == (4, 32)
     bare = Tokenizer.from_str(tokenizer.to_str())
     bare.post_processor = processors.ByteLevel()
-    assert classify(model, bare, ["", TEXTS[0]])["label"] == [None, columns["label"][0]]  # a text without tokens
-    with pytest.raises(ValueError, match=r"this Llama has a classification head, .* or classify\(\)"):
+    # a text without tokens
+    assert classify(model, bare, ["", TEXTS[0]])["label"] == [None, columns["label"][0]]
+    with pytest.raises(
+        ValueError, match=r"this Llama has a classification head, .* or classify\(\)"
+    ):
         generate(model, [[1, 2]], 3)
 
 
@@ -229,17 +262,23 @@ def test_rerank_equals_transformers(make: Any, tokenizer: Tokenizer) -> None:
     pairs = [tokenizer.encode("Who is dead?", text).ids for text in TEXTS[:3]]
     prompts = [
         tokenizer.encode(
-            '<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct '
-            'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-            f"<Instruct>: Find news\n<Query>: Who is dead?\n<Document>: {text}"
-            "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", add_special_tokens=False,
-        ).ids for text in TEXTS[:3]
-    ]  # fmt: skip
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the"
+            ' Query and the Instruct provided. Note that the answer can only be "yes" or'
+            ' "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Find news\n<Query>: Who is'
+            f" dead?\n<Document>: {text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+            add_special_tokens=False,
+        ).ids
+        for text in TEXTS[:3]
+    ]
     for rows, instruction in ((pairs, None), (prompts, "Find news")):
         columns = rerank(model, tokenizer, "Who is dead?", TEXTS[:3], instruction=instruction)
-        expected = torch.cat([reference(torch.tensor([ids])).logits[:, 0] for ids in rows]).sigmoid()
+        expected = torch.cat(
+            [reference(torch.tensor([ids])).logits[:, 0] for ids in rows]
+        ).sigmoid()
         assert columns["text"].tolist() == expected.argsort(descending=True).tolist()
-        np.testing.assert_allclose(columns["score"], expected.sort(descending=True).values.numpy(), atol=1e-5)
+        np.testing.assert_allclose(
+            columns["score"], expected.sort(descending=True).values.numpy(), atol=1e-5
+        )
     assert len(rerank(model, tokenizer, "Who?", TEXTS)["score"]) == 4
 
 
@@ -253,5 +292,7 @@ def test_a_file_with_an_unknown_head_names_its_tensors(tmp_path: Path) -> None:
 
 def test_the_error_for_a_missing_head_lists_the_architectures_without_one() -> None:
     config = minhub_py.lstm(vocab_size=9, embedding_size=4, hidden_size=4).config
-    with pytest.raises(ValueError, match=r"LSTM has no classification head: use .* except Gemma 4, LFM2, LSTM"):
+    with pytest.raises(
+        ValueError, match=r"LSTM has no classification head: use .* except Gemma 4, LFM2, LSTM"
+    ):
         classifier_config(config, ["a", "b"])

@@ -1,8 +1,9 @@
 """Each encoder compared with transformers: the same files, the same results. The cases are in
 tests/support/encoder_cases.
 
-The weights are large, so that attention is far from uniform: a wrong position, window or bias changes the results
-by thousands of times the tolerance. Texts have the maximum length, beyond any window.
+The weights are large, so that attention is far from uniform: a wrong position, window or bias
+changes the results by thousands of times the tolerance. Texts have the maximum length, beyond any
+window.
 """
 
 import json
@@ -31,8 +32,8 @@ from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.cli.main import main
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder, encoder_runner
-from minhub_py.inspection import inspect, verify
-from minhub_py.registry import architecture_of
+from minhub_py.loading.inspection import inspect, verify
+from minhub_py.models.registry import architecture_of
 
 TOLERANCE = 5e-5  # of the largest value
 VOCABULARY, FIRST = 61, 5  # of all cases; the first token ID that is not padding
@@ -49,7 +50,9 @@ HEADS = list(AUTO)
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(name, head): the reference, and our model of the file that it saves. They are shared: do not change them."""
+    """load(name, head): the reference, and our model of the file that it saves. They are shared: do
+    not change them.
+    """
     created: dict[Any, Any] = {}
 
     def get(name: str, head: str | None = None) -> tuple[Any, Any, Path]:
@@ -67,7 +70,8 @@ def load(tmp_path_factory):
 
 
 def new_reference(name: str, head: str | None) -> Any:
-    settings = deepcopy(CASES[name].settings(name))  # transformers completes rope_parameters in place
+    # transformers completes rope_parameters in place
+    settings = deepcopy(CASES[name].settings(name))
     reference = AUTO[head].from_config(AutoConfig.for_model(**settings)).eval()
     draw(reference)
     return reference
@@ -79,7 +83,9 @@ def pad_of(reference: Any) -> int:
 
 def inputs_of(reference: Any, length: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Token IDs and mask of three texts; the second and third are padded."""
-    ids = torch.randint(FIRST, VOCABULARY, (3, length), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(
+        FIRST, VOCABULARY, (3, length), generator=torch.Generator().manual_seed(seed)
+    )
     mask = torch.ones_like(ids)
     mask[1, length - length // 3 :] = 0
     mask[2, 3:] = 0
@@ -89,18 +95,26 @@ def inputs_of(reference: Any, length: int, seed: int = 1) -> tuple[torch.Tensor,
 def types_of(reference: Any, ids: torch.Tensor) -> torch.Tensor | None:
     """Random token types, if the reference has them."""
     model_type = reference.config.model_type
-    count = getattr(reference.config, "type_vocab_size", 1) if model_type not in ("mpnet", "distilbert") else 1
+    count = (
+        getattr(reference.config, "type_vocab_size", 1)
+        if model_type not in ("mpnet", "distilbert")
+        else 1
+    )
     generator = torch.Generator().manual_seed(2)
     return torch.randint(count, ids.shape, generator=generator) if count > 1 else None
 
 
-def output_of(reference: Any, ids: torch.Tensor, mask: Any = None, types: Any = None) -> torch.Tensor:
+def output_of(
+    reference: Any, ids: torch.Tensor, mask: Any = None, types: Any = None
+) -> torch.Tensor:
     settings = {} if types is None else {"token_type_ids": types}
     output = reference(input_ids=ids, attention_mask=mask, **settings)
     return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
-def assert_close(result: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+def assert_close(
+    result: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE
+) -> None:
     assert result.shape == expected.shape
     assert expected.abs().max() > 0.05, "the weights are too small to show a difference"
     assert (result - expected).abs().max() <= tolerance * expected.abs().max()
@@ -133,7 +147,9 @@ def test_padding_does_not_change_a_text(load, name: str) -> None:
     ids, mask = inputs_of(reference, model.config.context_length)
     for row in (1, 2):
         length = int(mask[row].sum())
-        assert_close(model(ids, mask)[row : row + 1, :length], model(ids[row : row + 1, :length]), 1e-5)
+        assert_close(
+            model(ids, mask)[row : row + 1, :length], model(ids[row : row + 1, :length]), 1e-5
+        )
 
 
 @pytest.mark.parametrize("head", ["masked_lm", "sequence"])
@@ -144,18 +160,26 @@ def test_gradients_equal_transformers(name: str, head: str) -> None:
     [size] = {3 if head == "sequence" else 30}
     ids, mask = inputs_of(reference, 30)
     ids, mask = (ids, mask) if head == "sequence" else (ids[:1], mask[:1])
-    for network, output in ((model, model(ids, mask)), (reference, output_of(reference, ids, mask))):
+    for network, output in (
+        (model, model(ids, mask)),
+        (reference, output_of(reference, ids, mask)),
+    ):
         scores = output.reshape(size, -1)
         cross_entropy(scores, torch.arange(size) % scores.size(1)).backward()
         assert any(parameter.grad is not None for parameter in network.parameters())
     gradients = {
-        key: value.grad for key, value in reference.named_parameters(remove_duplicate=False) if value.grad is not None
+        key: value.grad
+        for key, value in reference.named_parameters(remove_duplicate=False)
+        if value.grad is not None
     }
-    expected = weights_map.to_native(architecture_of(reference.config.model_type).model_type, gradients, model.config)
+    expected = weights_map.to_native(
+        architecture_of(reference.config.model_type).model_type, gradients, model.config
+    )
     pad = pad_of(reference)
     for key, parameter in model.named_parameters():
         result, other = parameter.grad.clone(), expected[key].clone()
-        if key in ("embed_tokens.weight", "embed_positions.weight"):  # transformers has no gradient of padding
+        # transformers has no gradient of padding
+        if key in ("embed_tokens.weight", "embed_positions.weight"):
             result[pad], other[pad] = 0, 0
         # The gradient of a bias of keys is zero: it adds the same to all scores.
         scale = other.abs().max().clamp_min(2e-2 * gradient_scale(model))
@@ -170,9 +194,15 @@ def minhub_model(reference: Any) -> Any:
     """Our model of the reference's weights, without a file."""
     settings = {**reference.config.to_dict(), "architectures": [type(reference).__name__]}
     architecture = architecture_of(settings["model_type"])
-    config = minhub_py.config.read(architecture.Config, {k: v for k, v in settings.items() if v is not None})
+    config = minhub_py.models.config.read(
+        architecture.Config, {k: v for k, v in settings.items() if v is not None}
+    )
     model = architecture.Model(config).eval()
-    tensors = {key: value for key, value in reference.state_dict().items() if not key.endswith("position_ids")}
+    tensors = {
+        key: value
+        for key, value in reference.state_dict().items()
+        if not key.endswith("position_ids")
+    }
     native = dict(weights_map.to_native(architecture.model_type, tensors, config))
     model.load_state_dict({key: native[key].clone() for key in model.state_dict()})
     return model
@@ -180,7 +210,9 @@ def minhub_model(reference: Any) -> Any:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", CASES)
-def test_transformers_loads_what_is_saved(load, name: str, head: str | None, tmp_path: Path) -> None:
+def test_transformers_loads_what_is_saved(
+    load, name: str, head: str | None, tmp_path: Path
+) -> None:
     reference, model, _ = load(name, head)
     minhub_py.save_pretrained(model, tmp_path)
     again, report = AUTO[head].from_pretrained(tmp_path, output_loading_info=True)
@@ -198,12 +230,16 @@ def test_transformers_loads_what_is_saved(load, name: str, head: str | None, tmp
         assert_close(output_of(again.eval(), ids, mask), output_of(reference, ids, mask), 1e-6)
     assert again.config.num_labels == reference.config.num_labels
     assert again.config.id2label == reference.config.id2label
-    assert minhub_py.from_pretrained(tmp_path, device="cpu").config.to_hub() == model.config.to_hub()
+    assert (
+        minhub_py.from_pretrained(tmp_path, device="cpu").config.to_hub() == model.config.to_hub()
+    )
 
 
 def rewritten(folder: Path, target: Path, architecture: str, rename: Any) -> Path:
     """A copy of a folder with other tensor names; None drops a tensor."""
-    tensors = {rename(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        rename(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     tensors.pop(None, None)
     save_file(tensors, target / "model.safetensors")
     settings = json.loads((folder / "config.json").read_text())
@@ -224,14 +260,21 @@ def test_names_with_and_without_the_prefix(load, name: str, tmp_path: Path) -> N
         "body-with-prefix": (base, lambda key: key if key.startswith(prefix) else None),
         "unused-head": (base, lambda key: key),
         "head-without-prefix": (full, lambda key: key.removeprefix(prefix)),
-        "body-with-wrong-class": (full, lambda key: key.removeprefix(prefix) if key.startswith(prefix) else None),
+        "body-with-wrong-class": (
+            full,
+            lambda key: key.removeprefix(prefix) if key.startswith(prefix) else None,
+        ),
     }
     for kind, (architecture, rename) in renames.items():
         (tmp_path / kind).mkdir()
-        other = minhub_py.from_pretrained(rewritten(folder, tmp_path / kind, architecture, rename), device="cpu")
+        other = minhub_py.from_pretrained(
+            rewritten(folder, tmp_path / kind, architecture, rename), device="cpu"
+        )
         assert torch.equal(other.hidden_states(ids), expected), kind
         assert (other.head is None) == (kind != "head-without-prefix")
-    assert torch.equal(minhub_py.from_pretrained(tmp_path / "head-without-prefix", device="cpu")(ids), model(ids))
+    assert torch.equal(
+        minhub_py.from_pretrained(tmp_path / "head-without-prefix", device="cpu")(ids), model(ids)
+    )
 
 
 @torch.no_grad()
@@ -240,7 +283,9 @@ def test_gamma_and_beta_are_weight_and_bias(load, name: str, tmp_path: Path) -> 
     _, model, folder = load(name, "masked_lm")
 
     def rename(key: str) -> str:
-        return key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        return key.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        )
 
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     old = minhub_py.from_pretrained(rewritten(folder, tmp_path, architecture, rename), device="cpu")
@@ -252,12 +297,16 @@ def test_gamma_and_beta_are_weight_and_bias(load, name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("head", ["sequence", "tokens"])
 @pytest.mark.parametrize("name", TYPES)
-def test_a_missing_classification_head_is_refused_by_name(load, name: str, head: str, tmp_path: Path) -> None:
+def test_a_missing_classification_head_is_refused_by_name(
+    load, name: str, head: str, tmp_path: Path
+) -> None:
     _, _, folder = load(name)
     reference, _, complete = load(name, head)
     architecture = type(reference).__name__
     rewritten(folder, tmp_path, architecture, lambda key: key)
-    with pytest.raises(ValueError, match=f"has no weights of the head of {architecture}, which config.json names"):
+    with pytest.raises(
+        ValueError, match=f"has no weights of the head of {architecture}, which config.json names"
+    ):
         minhub_py.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"has no weights of the head of {architecture}"):
         inspect(str(tmp_path))
@@ -273,8 +322,12 @@ def test_a_missing_classification_head_is_refused_by_name(load, name: str, head:
 def test_an_incomplete_masked_lm_head_is_refused_by_name(load, name: str, tmp_path: Path) -> None:
     reference, _, folder = load(name, "masked_lm")
     prefix = reference.base_model_prefix + "."
-    missing = next(key for key in sorted(load_file(folder / "model.safetensors")) if not key.startswith(prefix))
-    rewritten(folder, tmp_path, type(reference).__name__, lambda key: None if key == missing else key)
+    missing = next(
+        key for key in sorted(load_file(folder / "model.safetensors")) if not key.startswith(prefix)
+    )
+    rewritten(
+        folder, tmp_path, type(reference).__name__, lambda key: None if key == missing else key
+    )
     with pytest.raises(ValueError, match=f"missing: {missing}"):
         minhub_py.from_pretrained(tmp_path)
     [problem, *_] = verify(str(tmp_path))["problems"]
@@ -284,8 +337,12 @@ def test_an_incomplete_masked_lm_head_is_refused_by_name(load, name: str, tmp_pa
 REFUSED = [refusal for cases in ENCODERS.values() for refusal in cases.refused]
 
 
-@pytest.mark.parametrize(("name", "settings", "message"), REFUSED, ids=[str(refusal[:2]) for refusal in REFUSED])
-def test_unsupported_settings_are_refused(load, tmp_path: Path, name: str, settings: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings", "message"), REFUSED, ids=[str(refusal[:2]) for refusal in REFUSED]
+)
+def test_unsupported_settings_are_refused(
+    load, tmp_path: Path, name: str, settings: Any, message: str
+) -> None:
     _, _, folder = load(name)
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     before = json.loads((folder / "config.json").read_text())
@@ -311,11 +368,15 @@ def test_the_discriminator_of_electra_has_no_head(tmp_path: Path) -> None:
 
 
 def texts_of(reference: Any, model: Any) -> tuple[list[list[int]], list[list[int]] | None]:
-    """Texts of different lengths, the first of one token and one of the maximum; and their token types."""
+    """Texts of different lengths, the first of one token and one of the maximum; and their token
+    types.
+    """
     longest = model.config.context_length
     generator = torch.Generator().manual_seed(3)
-    texts = [torch.randint(FIRST, VOCABULARY, (length,), generator=generator).tolist()
-             for length in (1, 3, longest, 17, 9, longest - 1)]  # fmt: skip
+    texts = [
+        torch.randint(FIRST, VOCABULARY, (length,), generator=generator).tolist()
+        for length in (1, 3, longest, 17, 9, longest - 1)
+    ]
     types = [types_of(reference, torch.tensor(ids)) for ids in texts]
     return texts, None if types[0] is None else [row.tolist() for row in types]
 
@@ -331,9 +392,13 @@ def test_the_native_encoder(load, kernel, name: str) -> None:  # noqa: F811
         result = runner.hidden_states(texts, kinds)
         assert_close(result, TorchEncoder(model).hidden_states(texts, kinds))
         pairs = zip(texts, kinds or texts, strict=True)
-        single = [runner.hidden_states([ids], None if kinds is None else [row]) for ids, row in pairs]
+        single = [
+            runner.hidden_states([ids], None if kinds is None else [row]) for ids, row in pairs
+        ]
         assert torch.equal(torch.cat(single), result)
-        assert torch.equal(runner.hidden_states(texts[::-1], kinds and kinds[::-1]), torch.cat(single[::-1]))
+        assert torch.equal(
+            runner.hidden_states(texts[::-1], kinds and kinds[::-1]), torch.cat(single[::-1])
+        )
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -379,9 +444,13 @@ def test_encoders_in_16_bits(load, name: str, dtype: torch.dtype) -> None:
 def test_runners_refuse_invalid_texts(load) -> None:
     _, model, _ = load("bert")
     for runner in (encoder_runner(model), TorchEncoder(model)):
-        with pytest.raises(ValueError, match="BERT: a text has 51 tokens; this model has 50 positions"):
+        with pytest.raises(
+            ValueError, match="BERT: a text has 51 tokens; this model has 50 positions"
+        ):
             runner.hidden_states([[7], [8] * 51])
-        with pytest.raises(ValueError, match="token IDs must be between 0 and 60, but range from 7 to 61"):
+        with pytest.raises(
+            ValueError, match="token IDs must be between 0 and 60, but range from 7 to 61"
+        ):
             runner.hidden_states([[7], [8, 61]])
         with pytest.raises(ValueError, match="token types must be between 0 and 1"):
             runner.hidden_states([[7], [8, 9]], [[0], [0, 2]])
@@ -417,10 +486,16 @@ NEXT_TOKEN = {
     "generate()": lambda model, tokenizer: minhub_py.generate(model, [[5, 6]], 3),
     "stream()": lambda model, tokenizer: list(minhub_py.stream(model, [5, 6], 3)),
     "score()": lambda model, tokenizer: minhub_py.score(model, [[5, 6]]),
-    "word_logprobs()": lambda model, tokenizer: minhub_py.word_logprobs(model, tokenizer, ["a rose"]),
-    "target_logprobs()": lambda model, tokenizer: minhub_py.target_logprobs(model, tokenizer, ["a"], ["rose"]),
+    "word_logprobs()": lambda model, tokenizer: minhub_py.word_logprobs(
+        model, tokenizer, ["a rose"]
+    ),
+    "target_logprobs()": lambda model, tokenizer: minhub_py.target_logprobs(
+        model, tokenizer, ["a"], ["rose"]
+    ),
     "next_tokens()": lambda model, tokenizer: minhub_py.next_tokens(model, tokenizer, ["a"]),
-    "logprob_matrix()": lambda model, tokenizer: minhub_py.logprob_matrix(model, tokenizer, "a rose"),
+    "logprob_matrix()": lambda model, tokenizer: minhub_py.logprob_matrix(
+        model, tokenizer, "a rose"
+    ),
     "logit_lens()": lambda model, tokenizer: minhub_py.logit_lens(model, tokenizer, "a rose"),
     "Chat()": minhub_py.Chat,
 }
@@ -429,7 +504,9 @@ NEXT_TOKEN = {
 @pytest.mark.parametrize("call", NEXT_TOKEN)
 def test_calls_that_predict_the_next_token_refuse_encoders(load, call: str) -> None:
     _, model, _ = load("bert", "masked_lm")
-    message = rf"^{re.escape(call)}: BERT is a text encoder, .*: use embed\(\) or masked_tokens\(\)$"
+    message = (
+        rf"^{re.escape(call)}: BERT is a text encoder, .*: use embed\(\) or masked_tokens\(\)$"
+    )
     with pytest.raises(ValueError, match=message):
         NEXT_TOKEN[call](model, train_byte_level_bpe(["a rose is a rose"], 260))
 
@@ -438,7 +515,9 @@ def test_commands_that_predict_the_next_token_refuse_encoders(load, tmp_path: Pa
     _, _, folder = load("roberta", "masked_lm")
     here = tmp_path / "encoder"
     shutil.copytree(folder, here)
-    train_byte_level_bpe(["a rose is a rose is a rose"], 61 + 200).save(str(here / "tokenizer.json"))
+    train_byte_level_bpe(["a rose is a rose is a rose"], 61 + 200).save(
+        str(here / "tokenizer.json")
+    )
     texts = tmp_path / "texts.csv"
     texts.write_text("text\na rose\n")
     for arguments in (
@@ -450,7 +529,9 @@ def test_commands_that_predict_the_next_token_refuse_encoders(load, tmp_path: Pa
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 1, (arguments, result.output)
         message = " ".join(result.output.split())
-        assert "is a text encoder, which does not predict the next token: use minhub embed" in message, result.output
+        assert (
+            "is a text encoder, which does not predict the next token: use minhub embed" in message
+        ), result.output
 
 
 def test_training_refuses_a_new_encoder(tmp_path: Path) -> None:
@@ -463,7 +544,10 @@ def test_training_refuses_a_new_encoder(tmp_path: Path) -> None:
 def test_unsupported_encoders_are_refused_by_name(tmp_path: Path) -> None:
     for model_type in ("albert", "deberta", "deberta-v2"):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-        with pytest.raises(ValueError, match=f"'{model_type}', .* an encoder, of which bert, .* modernbert are supp"):
+        with pytest.raises(
+            ValueError,
+            match=f"'{model_type}', .* an encoder, of which bert, .* modernbert are supp",
+        ):
             minhub_py.from_pretrained(tmp_path)
 
 
@@ -482,13 +566,21 @@ def test_torchscript_of_encoders(load, name: str, head: str | None, tmp_path: Pa
             ids = inputs_of(reference, length)[0][:rows]
             assert_close(script(ids), model(ids), 1e-5)
     script(ids).sum().backward()
-    assert all(parameter.grad is not None for name, parameter in script.named_parameters() if "types" not in name)
+    assert all(
+        parameter.grad is not None
+        for name, parameter in script.named_parameters()
+        if "types" not in name
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "head"), [("modernbert:every-second", "sequence"), ("bert:untied", "masked_lm"),
-                       ("electra:untied", "masked_lm")],
-)  # fmt: skip
+    ("name", "head"),
+    [
+        ("modernbert:every-second", "sequence"),
+        ("bert:untied", "masked_lm"),
+        ("electra:untied", "masked_lm"),
+    ],
+)
 def test_torchscript_of_other_heads(load, name: str, head: str, tmp_path: Path) -> None:
     """With the mean of all tokens, and with an untied decoder."""
     reference, model, _ = load(name, head)
@@ -504,7 +596,9 @@ def test_inspect_and_verify(load, name: str, head: str | None) -> None:
     _, model, folder = load(name, head)
     report = inspect(str(folder))
     assert report["context"] == model.config.context_length
-    assert report["parameters"]["total"] == sum(parameter.numel() for parameter in model.parameters())
+    assert report["parameters"]["total"] == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
     stored = load_file(folder / "model.safetensors")
     assert {tensor["hub"] for tensor in report["tensors"]} == set(stored)
     operations = {tensor["operation"] for tensor in report["tensors"]}
@@ -526,7 +620,12 @@ def test_models_are_created_from_a_config_and_from_a_model_type(load, name: str)
     fresh = minhub_py.from_config(folder)
     assert fresh.training
     assert fresh.config == model.config
-    settings = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 61}
+    settings = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": 61,
+    }
     assert minhub_py.from_config(name, **settings).config.to_hub()["model_type"] == name
     with pytest.raises(ValueError, match=r", not gpt2: use from_pretrained\(\) or from_config\(\)"):
         minhub_py.gpt2_from_pretrained(folder)

@@ -24,11 +24,30 @@ def new(family):
     """A model in training mode with dropout of 0.5."""
     torch.manual_seed(0)
     if family == "gpt2":
-        model = gpt2(vocab_size=61, n_positions=32, n_embd=24, n_layer=2, n_head=4, embd_pdrop=0.5, resid_pdrop=0.5,
-                     attn_pdrop=0.5, **ENDS)  # fmt: skip
+        model = gpt2(
+            vocab_size=61,
+            n_positions=32,
+            n_embd=24,
+            n_layer=2,
+            n_head=4,
+            embd_pdrop=0.5,
+            resid_pdrop=0.5,
+            attn_pdrop=0.5,
+            **ENDS,
+        )
     elif family == "gptneo":
-        model = gptneo(vocab_size=61, max_position_embeddings=32, hidden_size=24, num_layers=2, num_heads=4,
-                       window_size=5, embed_dropout=0.5, resid_dropout=0.5, attention_dropout=0.5, **ENDS)  # fmt: skip
+        model = gptneo(
+            vocab_size=61,
+            max_position_embeddings=32,
+            hidden_size=24,
+            num_layers=2,
+            num_heads=4,
+            window_size=5,
+            embed_dropout=0.5,
+            resid_dropout=0.5,
+            attention_dropout=0.5,
+            **ENDS,
+        )
     else:
         model = lstm(vocab_size=61, embedding_size=16, hidden_size=24, num_layers=2, dropout=0.5)
     for parameter in model.parameters():
@@ -76,7 +95,9 @@ def hook_on_all_modules(model):
 
 
 def bound_forward(model):
-    model.forward = types.MethodType(lambda self, idx, cache=None: -type(self).forward(self, idx, cache), model)
+    model.forward = types.MethodType(
+        lambda self, idx, cache=None: -type(self).forward(self, idx, cache), model
+    )
 
 
 def forward_that_holds_the_model(model):
@@ -104,14 +125,25 @@ def kept_beside_the_children(model):
 
 
 CHANGES = [
-    double, own_layer, one_layer_twice, parametrized, hook, hook_on_all_modules, bound_forward,
-    forward_that_holds_the_model, forward_of_a_layer, kept_beside_the_children,
-]  # fmt: skip
+    double,
+    own_layer,
+    one_layer_twice,
+    parametrized,
+    hook,
+    hook_on_all_modules,
+    bound_forward,
+    forward_that_holds_the_model,
+    forward_of_a_layer,
+    kept_beside_the_children,
+]
 
 
 def state_of(model):
     """The state that a run could change."""
-    flags = [(name, id(module), module.training, list(vars(module))) for name, module in model.named_modules()]
+    flags = [
+        (name, id(module), module.training, list(vars(module)))
+        for name, module in model.named_modules()
+    ]
     return flags, {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
@@ -122,7 +154,9 @@ def assert_unchanged(model, before) -> None:
     assert not any(mode.active for mode in _get_current_function_mode_stack())
 
 
-@pytest.mark.parametrize("change", [None, *CHANGES], ids=lambda change: getattr(change, "__name__", "none"))
+@pytest.mark.parametrize(
+    "change", [None, *CHANGES], ids=lambda change: getattr(change, "__name__", "none")
+)
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])
 def test_training_mode_makes_no_difference(family, change) -> None:
     model = new(family)
@@ -137,13 +171,17 @@ def test_training_mode_makes_no_difference(family, change) -> None:
         before = state_of(model)
         assert generate(model, PROMPTS, 12, seed=1) == ids
         assert all(
-            torch.equal(actual, expected) for actual, expected in zip(score(model, PROMPTS), scores, strict=True)
+            torch.equal(actual, expected)
+            for actual, expected in zip(score(model, PROMPTS), scores, strict=True)
         )
         model.drop.train()
         assert generate(model, PROMPTS, 12, seed=1) == ids
         model.drop.eval()
         assert_unchanged(model, before)
-        assert not torch.equal(model(torch.tensor([[1] * 9])), model(torch.tensor([[1] * 9]))) or change is parametrized
+        assert (
+            not torch.equal(model(torch.tensor([[1] * 9])), model(torch.tensor([[1] * 9])))
+            or change is parametrized
+        )
     finally:
         for handle in getattr(model, "handles", []):
             handle.remove()
@@ -253,7 +291,9 @@ def test_compiled_models() -> None:
 def test_torchscript_in_training_mode_is_refused() -> None:
     model = new("gpt2")
     model.h[0].mlp.c_fc = torch.jit.trace(model.h[0].mlp.c_fc, torch.zeros(1, 3, 24))
-    with pytest.raises(ValueError, match=r"compiled by TorchScript and in training mode: call model\.eval\(\)"):
+    with pytest.raises(
+        ValueError, match=r"compiled by TorchScript and in training mode: call model\.eval\(\)"
+    ):
         in_eval_mode(model)
     model.eval()
     assert in_eval_mode(model)[0] is model

@@ -21,24 +21,37 @@ from minhub_py.inference.quantize import Quantized
 def test_only_the_first_layers_cache_and_no_more_than_their_window(load) -> None:
     shapes = [tuple(keys.shape[1:]) for keys, _ in load("gemma4_text")[1].new_cache(2, 50).layers]
     assert shapes == [(2, 7, 8), (2, 50, 16)]  # of four layers
-    assert [tuple(keys.shape[1:]) for keys, _ in load("gemma4_text-dense")[1].new_cache(2, 50).layers] == [
-        (2, 7, 8), (1, 50, 16), (2, 7, 8), (1, 50, 16)
-    ]  # fmt: skip
+    assert [
+        tuple(keys.shape[1:]) for keys, _ in load("gemma4_text-dense")[1].new_cache(2, 50).layers
+    ] == [(2, 7, 8), (1, 50, 16), (2, 7, 8), (1, 50, 16)]
 
 
 @torch.no_grad()
 def test_the_text_model_of_a_multimodal_file_with_unused_keys(load, tmp_path: Path) -> None:
-    """Settings below text_config; published files also have keys and values of the layers that share them."""
+    """Settings below text_config; published files also have keys and values of the layers that
+    share them.
+    """
     _, expected, folder = load("gemma4_text")
     settings = json.loads((folder / "config.json").read_text())
-    outer = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"], "eos_token_id": [1, 60],
-             "text_config": settings, "vision_config": {}, "audio_config": {}, "image_token_id": 60}  # fmt: skip
+    outer = {
+        "model_type": "gemma4",
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "eos_token_id": [1, 60],
+        "text_config": settings,
+        "vision_config": {},
+        "audio_config": {},
+        "image_token_id": 60,
+    }
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    tensors = {f"model.language_model.{name.removeprefix('model.')}": tensor
-               for name, tensor in load_file(folder / "model.safetensors").items()}  # fmt: skip
+    tensors = {
+        f"model.language_model.{name.removeprefix('model.')}": tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     layer = "model.language_model.layers.{}.self_attn"
     for name in ("k_proj", "v_proj", "k_norm"):
-        tensors[f"{layer.format(3)}.{name}.weight"] = tensors[f"{layer.format(1)}.{name}.weight"].clone()
+        tensors[f"{layer.format(3)}.{name}.weight"] = tensors[
+            f"{layer.format(1)}.{name}.weight"
+        ].clone()
     tensors["model.vision_tower.patch_embedder.input_proj.weight"] = torch.zeros(2, 2)
     tensors["model.embed_audio.embedding_projection.weight"] = torch.zeros(2, 2)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
@@ -52,7 +65,9 @@ def test_the_text_model_of_a_multimodal_file_with_unused_keys(load, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_the_table_of_layer_inputs_stays_in_the_mapped_file(load, tmp_path: Path, kind: str) -> None:
+def test_the_table_of_layer_inputs_stays_in_the_mapped_file(
+    load, tmp_path: Path, kind: str
+) -> None:
     """Neither a quantized model nor its runner has a copy of the second embedding."""
     minhub_py.save_pretrained(deepcopy(load("gemma4_text")[1]).to(torch.bfloat16), tmp_path)
     model: Any = minhub_py.from_pretrained(tmp_path, device="cpu", quantize=kind)
@@ -60,24 +75,38 @@ def test_the_table_of_layer_inputs_stays_in_the_mapped_file(load, tmp_path: Path
     assert model.new_cache(1, 9).dtype == model.norm.weight.dtype == torch.float32
     assert model(ids_of(1)).dtype == torch.float32
     table = model.embed_tokens_per_layer.weight
-    mapped = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()
-              if line.endswith(str(tmp_path / "model.safetensors"))]  # fmt: skip
+    mapped = [
+        line.split()[0].split("-")
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str(tmp_path / "model.safetensors"))
+    ]
     assert any(int(start, 16) <= table.data_ptr() < int(end, 16) for start, end in mapped)
     if EXACT:
         runner: Any = runner_of(model)
-        [inputs] = [operation for operation in runner.operations if operation.kind == KINDS["layer_inputs"]]
+        [inputs] = [
+            operation for operation in runner.operations if operation.kind == KINDS["layer_inputs"]
+        ]
         assert inputs.layer_inputs.tokens.data == table.data_ptr()
 
 
 @torch.inference_mode()
 def test_native_logits_match_forward_at_published_head_sizes() -> None:
-    """With small scores. Scores have no factor: with random norms of q and k they are near √512, and both runners round
-    by more than the tolerance (docs/benchmarks/experiments.md compares them with float64)."""
+    """With small scores. Scores have no factor: with random norms of q and k they are near √512,
+    and both runners round by more than the tolerance (docs/benchmarks/experiments.md compares them
+    with float64).
+    """
     model = minhub_py.from_config(
-        "gemma4_text", vocab_size=61, hidden_size=32, intermediate_size=44, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, hidden_size_per_layer_input=0, sliding_window=7,
+        "gemma4_text",
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=44,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        hidden_size_per_layer_input=0,
+        sliding_window=7,
         layer_types=["sliding_attention", "full_attention"],
-    ).eval()  # fmt: skip
+    ).eval()
     draw(model)
     for block in model.layers:
         block.self_attn.q_norm.weight.mul_(block.self_attn.q_norm.weight.numel() ** -0.5)
@@ -88,11 +117,23 @@ def test_native_logits_match_forward_at_published_head_sizes() -> None:
 
 @torch.inference_mode()
 def test_keys_are_shared_without_inputs_per_layer() -> None:
-    """transformers 5.23 does not compute such a model. With inputs of zero size the layers are the same."""
-    settings = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 4,
-                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16,
-                "vocab_size_per_layer_input": 61, "sliding_window": 7, "num_kv_shared_layers": 2,
-                "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
+    """transformers 5.23 does not compute such a model. With inputs of zero size the layers are the
+    same.
+    """
+    settings = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 44,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "vocab_size_per_layer_input": 61,
+        "sliding_window": 7,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
     model = minhub_py.from_config("gemma4_text", **settings, hidden_size_per_layer_input=0).eval()
     other = minhub_py.from_config("gemma4_text", **settings, hidden_size_per_layer_input=4).eval()
     draw(other)
@@ -102,17 +143,32 @@ def test_keys_are_shared_without_inputs_per_layer() -> None:
     ids = ids_of(1, 40)
     assert_close(model(ids), other(ids))
     runner = runner_of(model)
-    assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 40), every=True), other(ids)[0])
+    assert_close(
+        runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 40), every=True), other(ids)[0]
+    )
 
 
 @pytest.mark.parametrize("spelling", ["new", "old"])
 def test_both_spellings_of_global_sizes_are_read(spelling: str, tmp_path: Path) -> None:
     """transformers 5.23 writes per_layer_config; older files have two settings."""
-    size = {"per_layer_config": {"5": {"head_dim": 16, "num_key_value_heads": 1}}} if spelling == "new" else {
-        "global_head_dim": 16, "num_global_key_value_heads": 1}  # fmt: skip
-    config = {"model_type": "gemma4_text", "hidden_size": 32, "num_hidden_layers": 6, "attention_k_eq_v": True,
-              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 61,
-              "hidden_size_per_layer_input": 0, "intermediate_size": 8, **size}  # fmt: skip
+    size = (
+        {"per_layer_config": {"5": {"head_dim": 16, "num_key_value_heads": 1}}}
+        if spelling == "new"
+        else {"global_head_dim": 16, "num_global_key_value_heads": 1}
+    )
+    config = {
+        "model_type": "gemma4_text",
+        "hidden_size": 32,
+        "num_hidden_layers": 6,
+        "attention_k_eq_v": True,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 61,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": 8,
+        **size,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = minhub_py.from_config(tmp_path)
     assert model.config.head_sizes == [8, 8, 8, 8, 8, 16]

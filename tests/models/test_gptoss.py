@@ -1,6 +1,8 @@
-"""GPT-OSS with experts in MXFP4, as in the published files; tests/support/cases/gptoss.py has the other cases.
+"""GPT-OSS with experts in MXFP4, as in the published files; tests/support/cases/gptoss.py has the
+other cases.
 
-The reference is transformers' model with weights that transformers unpacks from the blocks and scales.
+The reference is transformers' model with weights that transformers unpacks from the blocks and
+scales.
 """
 
 import copy
@@ -27,21 +29,38 @@ from minhub_py.export.convert import convert
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native.library import library
 from minhub_py.inference.native_runner import NativeRunner, runner_of
-from minhub_py.inspection import inspect, verify
 from minhub_py.loading.files import open_files
+from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.experts import Packed
-from minhub_py.registry import preset
+from minhub_py.models.registry import preset
 
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-SMALL = {"model_type": "gpt_oss", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-         "head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 6,
-         "num_experts_per_tok": 2, "sliding_window": 7, "max_position_embeddings": 96}  # fmt: skip
+SMALL = {
+    "model_type": "gpt_oss",
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 7,
+    "max_position_embeddings": 96,
+}
 
 
 @torch.no_grad()
-def packed_checkpoint(folder: Path, settings: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
-    """Write a file with random experts in MXFP4. Returns the reference in float32, unpacked by transformers."""
-    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32).eval()
+def packed_checkpoint(
+    folder: Path, settings: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> Any:
+    """Write a file with random experts in MXFP4. Returns the reference in float32, unpacked by
+    transformers.
+    """
+    reference = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**settings), dtype=torch.float32
+    ).eval()
     draw(reference)
     tensors = {name: tensor.to(dtype) for name, tensor in reference.state_dict().items()}
     reference.load_state_dict(tensors)  # rounded equally
@@ -49,11 +68,15 @@ def packed_checkpoint(folder: Path, settings: dict[str, Any], dtype: torch.dtype
     for name, weight in reference.named_parameters():
         if name.endswith(("gate_up_proj", "down_proj")):
             E, inputs, outputs = weight.shape
-            blocks = torch.randint(256, (E, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+            blocks = torch.randint(
+                256, (E, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8
+            )
             # Near the scale that preserves the size of activations, different for each group.
             middle = 127 + round(float(torch.tensor(0.6 * inputs**-0.5).log2()))
             low, high = middle - 2, middle + 2
-            scales = torch.randint(low, high, (E, outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(
+                low, high, (E, outputs, inputs // 32), generator=generator, dtype=torch.uint8
+            )
             weight.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
             del tensors[name]
             tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
@@ -91,7 +114,9 @@ def test_weights_of_experts_are_transformers_own(packed) -> None:
         for name in ("gate_up_proj", "down_proj"):
             weight = getattr(reference_layer.mlp.experts, name)
             for number in range(SMALL["num_local_experts"]):
-                assert torch.equal(getattr(ours.mlp.experts, name).expert(number, torch.float32), weight[number])
+                assert torch.equal(
+                    getattr(ours.mlp.experts, name).expert(number, torch.float32), weight[number]
+                )
 
 
 @torch.inference_mode()
@@ -104,16 +129,23 @@ def test_native_logits_match_forward(packed, kernels: str) -> None:
         runner = runner_of(model)
         assert type(runner) is NativeRunner
         held = {tensor.data_ptr() for tensor in runner.program.references}
-        assert all({experts.blocks.data_ptr(), experts.scales.data_ptr()} <= held for experts in experts_of(model))
+        assert all(
+            {experts.blocks.data_ptr(), experts.scales.data_ptr()} <= held
+            for experts in experts_of(model)
+        )
         ids = ids_of(1)[0].tolist()
         result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
         assert_close(result, reference(torch.tensor([ids])).logits[0])
         cache = runner.new_cache(1, LENGTH)
-        pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone()
-                  for start, end in pairwise((0, 13, 14, 15, 40, LENGTH))]  # fmt: skip
+        pieces = [
+            runner.forward({0: ids[start:end]}, cache, every=True).clone()
+            for start, end in pairwise((0, 13, 14, 15, 40, LENGTH))
+        ]
         assert torch.equal(torch.cat(pieces), result)
         cache = runner.new_cache(3, LENGTH)
-        assert torch.equal(runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache), result[[4, 39, 1]])
+        assert torch.equal(
+            runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache), result[[4, 39, 1]]
+        )
     finally:
         library().choose(None)
 
@@ -132,7 +164,9 @@ def test_scores_that_are_no_numbers_keep_to_their_memory(packed) -> None:
 
 @needs("decoder")
 def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
-    """The C decoder computes long texts of a bfloat16 file, too: `forward` would unpack experts at each call."""
+    """The C decoder computes long texts of a bfloat16 file, too: `forward` would unpack experts at
+    each call.
+    """
     reference = packed_checkpoint(tmp_path, SMALL, torch.bfloat16)
     model = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
@@ -142,7 +176,10 @@ def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
     assert runner.long_prompt is None
     with torch.no_grad():
         expected = reference(ids).logits[0]
-        actual = [runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True), model(ids)[0].float()]
+        actual = [
+            runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True),
+            model(ids)[0].float(),
+        ]
     for logits, most in zip(actual, (0.02, 0.08), strict=True):
         assert ((logits - expected).square().mean() / expected.square().mean()).sqrt() < most
     wide = minhub_py.from_pretrained(tmp_path, device="cpu", dtype="float32")
@@ -151,7 +188,9 @@ def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
 
 
 def test_packed_stays_packed(packed, tmp_path: Path) -> None:
-    """Saved, and converted in both directions: the bytes of the experts and the logits are the same."""
+    """Saved, and converted in both directions: the bytes of the experts and the logits are the
+    same.
+    """
     _, model, folder = packed
     ids = ids_of(2)
     minhub_py.save_pretrained(model, tmp_path / "saved")
@@ -182,8 +221,13 @@ def test_texts_are_the_references(packed) -> None:
     texts = minhub_py.generate(model, prompts, 25, temperature=0, eos_id=None)
     for prompt, text in zip(prompts, texts, strict=True):
         ids = torch.tensor([prompt])
-        expected = reference.generate(ids, max_new_tokens=25, do_sample=False, pad_token_id=0,
-                                    attention_mask=torch.ones_like(ids))  # fmt: skip
+        expected = reference.generate(
+            ids,
+            max_new_tokens=25,
+            do_sample=False,
+            pad_token_id=0,
+            attention_mask=torch.ones_like(ids),
+        )
         assert text == expected[0, len(prompt) :].tolist()
         assert minhub_py.generate(model, [prompt], 25, temperature=0, eos_id=None) == [text]
 
@@ -194,7 +238,9 @@ def test_inspect_and_verify_read_packed_experts(packed) -> None:
     report = inspect(str(folder))
     assert report["parameters"]["total"] == expected
     assert {"dtype": "uint8", "shape": [6, 192, 2, 16]}.items() <= next(
-        row for row in report["tensors"] if row["native"] == "layers.1.mlp.experts.gate_up_proj.blocks"
+        row
+        for row in report["tensors"]
+        if row["native"] == "layers.1.mlp.experts.gate_up_proj.blocks"
     ).items()
     assert verify(str(folder))["problems"] == []
 
@@ -224,12 +270,23 @@ def test_a_tensor_of_another_form_is_refused(packed, tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.down_proj_"
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     for change, message in (
-        ({f"{name}blocks": tensors[f"{name}blocks"].float()}, "wrong dtype: layers.0.mlp.experts.down_proj.blocks"),
-        ({f"{name}scales": tensors[f"{name}scales"][:, :, :1]}, r"down_proj.scales is \(6, 64, 1\), the config says"),
-        ({"model.layers.0.mlp.experts.down_proj": torch.ones(1)}, "unused: layers.0.mlp.experts.down_proj"),
+        (
+            {f"{name}blocks": tensors[f"{name}blocks"].float()},
+            "wrong dtype: layers.0.mlp.experts.down_proj.blocks",
+        ),
+        (
+            {f"{name}scales": tensors[f"{name}scales"][:, :, :1]},
+            r"down_proj.scales is \(6, 64, 1\), the config says",
+        ),
+        (
+            {"model.layers.0.mlp.experts.down_proj": torch.ones(1)},
+            "unused: layers.0.mlp.experts.down_proj",
+        ),
     ):
-        save_file({**tensors, **{key: tensor.contiguous() for key, tensor in change.items()}},
-                  tmp_path / "model.safetensors")  # fmt: skip
+        save_file(
+            {**tensors, **{key: tensor.contiguous() for key, tensor in change.items()}},
+            tmp_path / "model.safetensors",
+        )
         with pytest.raises(ValueError, match=message):
             minhub_py.from_pretrained(tmp_path)
 
@@ -246,20 +303,38 @@ def test_quantized_logits_are_close_to_float32(packed, kind: str) -> None:
     with torch.no_grad():
         expected, actual = reference(ids).logits, smaller(ids)
     assert (
-        0 < ((actual - expected).square().mean() / expected.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
+        0
+        < ((actual - expected).square().mean() / expected.square().mean()).sqrt()
+        < (0.1 if kind == "int8" else 0.6)
     )
     [text] = minhub_py.generate(smaller, ids[:, :5].tolist(), 12, temperature=0, eos_id=None)
-    assert text == minhub_py.generate(smaller, ids[:, :5].tolist(), 12, temperature=0, eos_id=None, speculate=4)[0]
+    assert (
+        text
+        == minhub_py.generate(
+            smaller, ids[:, :5].tolist(), 12, temperature=0, eos_id=None, speculate=4
+        )[0]
+    )
 
 
 def test_operations_that_need_floats_are_rejected(packed, tmp_path: Path) -> None:
     _, model, folder = packed
-    with pytest.raises(ValueError, match="experts in MXFP4 cannot be written as TorchScript: use the model in BF16"):
+    with pytest.raises(
+        ValueError, match="experts in MXFP4 cannot be written as TorchScript: use the model in BF16"
+    ):
         save_torchscript(model, tmp_path / "model.pt")
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
-    with pytest.raises(ValueError, match="weights in mxfp4 cannot be trained: use the model in BF16"):
-        minhub_py.train(text, tmp_path / "run", start=str(folder), tokenizer="characters", steps=1, progress=False)
+    with pytest.raises(
+        ValueError, match="weights in mxfp4 cannot be trained: use the model in BF16"
+    ):
+        minhub_py.train(
+            text,
+            tmp_path / "run",
+            start=str(folder),
+            tokenizer="characters",
+            steps=1,
+            progress=False,
+        )
 
 
 def test_a_fresh_packed_model(packed) -> None:
@@ -272,8 +347,10 @@ def test_a_fresh_packed_model(packed) -> None:
         assert {experts.blocks.dtype for experts in experts_of(moved)} == {torch.uint8}
     again = minhub_py.gptoss_from_config(packed[2])
     again.load_state_dict(fresh.state_dict())
-    assert all(torch.equal(one.blocks, other.blocks)
-               for one, other in zip(experts_of(fresh), experts_of(again), strict=True))  # fmt: skip
+    assert all(
+        torch.equal(one.blocks, other.blocks)
+        for one, other in zip(experts_of(fresh), experts_of(again), strict=True)
+    )
 
 
 def test_published_files_have_packed_experts() -> None:
@@ -300,9 +377,15 @@ report()
 @pytest.mark.timeout(1800)  # transformers makes 1.6 billion numbers of the blocks
 def test_at_the_real_width(tmp_path: Path) -> None:
     """The logits and the memory of two layers with the published sizes, 0.9 GB."""
-    settings = {"model_type": "gpt_oss", "vocab_size": 2000, "num_hidden_layers": 2, "num_local_experts": 32}
+    settings = {
+        "model_type": "gpt_oss",
+        "vocab_size": 2000,
+        "num_hidden_layers": 2,
+        "num_local_experts": 32,
+    }
     reference = packed_checkpoint(tmp_path, settings)
-    ids = torch.randint(2000, (1, 200), generator=torch.Generator().manual_seed(0))  # longer than the window, 128
+    # longer than the window, 128
+    ids = torch.randint(2000, (1, 200), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = reference(ids).logits[0]
     del reference

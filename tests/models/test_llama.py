@@ -17,18 +17,34 @@ def test_layers_keep_no_more_than_their_window(load) -> None:
 
 
 def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
-    """mistral3: settings are in text_config, tensors below language_model; those for images are ignored."""
+    """mistral3: settings are in text_config, tensors below language_model; those for images are
+    ignored.
+    """
     _, model, folder = load("ministral3")
     settings = json.loads((folder / "config.json").read_text())
-    outer = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "text_config": settings,
-             "vision_config": {"model_type": "pixtral"}, "image_token_index": 10}  # fmt: skip
+    outer = {
+        "model_type": "mistral3",
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": settings,
+        "vision_config": {"model_type": "pixtral"},
+        "image_token_index": 10,
+    }
     for names in ("language_model.model.", "model.language_model."):
-        tensors = {key.replace("model.", names, 1) if key.startswith("model.") else
-                   key if names.startswith("model.") else f"language_model.{key}": tensor
-                   for key, tensor in load_file(folder / "model.safetensors").items()}  # fmt: skip
+        tensors = {
+            (
+                key.replace("model.", names, 1)
+                if key.startswith("model.")
+                else key
+                if names.startswith("model.")
+                else f"language_model.{key}"
+            ): tensor
+            for key, tensor in load_file(folder / "model.safetensors").items()
+        }
         prefix = "model." if names.startswith("model.") else ""
-        tensors |= {f"{prefix}vision_tower.patch_conv.weight": torch.zeros(2, 3),
-                    f"{prefix}multi_modal_projector.linear_1.bias": torch.zeros(2)}  # fmt: skip
+        tensors |= {
+            f"{prefix}vision_tower.patch_conv.weight": torch.zeros(2, 3),
+            f"{prefix}multi_modal_projector.linear_1.bias": torch.zeros(2),
+        }
         (tmp_path / "config.json").write_text(json.dumps(outer))
         save_file(tensors, tmp_path / "model.safetensors")
         result = minhub_py.from_pretrained(tmp_path, device="cpu")

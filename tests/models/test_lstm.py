@@ -23,17 +23,29 @@ CASES = {
     "dropout": {"dropout": 0.5, "num_layers": 3},
     "odd-sizes": {"vocab_size": 3, "embedding_size": 1, "hidden_size": 5},
 }
-WAYS = {"tokens": [1], "threes": [3], "mixed": [1, 6, 2, 1, 11], "prompt-then-tokens": [15, 1, 1, 1, 1, 1, 1]}
+WAYS = {
+    "tokens": [1],
+    "threes": [3],
+    "mixed": [1, 6, 2, 1, 11],
+    "prompt-then-tokens": [15, 1, 1, 1, 1, 1, 1],
+}
 LENGTH = 21
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("names", [("_embedding.", "_lstm.", "_out."), ("encoder.", "rnn.", "decoder.")])
+@pytest.mark.parametrize(
+    "names", [("_embedding.", "_lstm.", "_out."), ("encoder.", "rnn.", "decoder.")]
+)
 def test_a_state_dict_alone_is_a_model(names, tmp_path):
-    """model.pt as training scripts save it, without a config.json: the sizes follow from the tensors."""
+    """model.pt as training scripts save it, without a config.json: the sizes follow from the
+    tensors.
+    """
     model, weights = new_model("two-layers")
     hub_names = dict(zip(("embedding.", "lstm.", "head."), names, strict=True))
-    state = {re.sub(r"^\w+\.", lambda result: hub_names[result[0]], name): tensor for name, tensor in weights.items()}
+    state = {
+        re.sub(r"^\w+\.", lambda result: hub_names[result[0]], name): tensor
+        for name, tensor in weights.items()
+    }
     torch.save({name: tensor.clone() for name, tensor in state.items()}, tmp_path / "model.pt")
 
     result = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
@@ -51,7 +63,8 @@ def test_a_state_dict_alone_is_a_model(names, tmp_path):
 def equations(weights, ids, layers, tied):
     """Logits (B, T, V) in float64 by the LSTM's equations, one position at a time.
 
-    i, f, o = sigmoid, g = tanh of W x + b + U h + c, in the order i f g o;  c' = f c + i g;  h' = o tanh(c')
+    i, f, o = sigmoid, g = tanh of W x + b + U h + c, in the order i f g o;  c' = f c + i g;  h' = o
+    tanh(c')
     """
     weights = {name: tensor.double() for name, tensor in weights.items()}
     size = weights["lstm.weight_hh_l0"].shape[1]
@@ -63,7 +76,12 @@ def equations(weights, ids, layers, tied):
         x = weights["embedding.weight"][position]
         for layer in range(layers):
             W, U = weights[f"lstm.weight_ih_l{layer}"], weights[f"lstm.weight_hh_l{layer}"]
-            gates = x @ W.T + weights[f"lstm.bias_ih_l{layer}"] + h[layer] @ U.T + weights[f"lstm.bias_hh_l{layer}"]
+            gates = (
+                x @ W.T
+                + weights[f"lstm.bias_ih_l{layer}"]
+                + h[layer] @ U.T
+                + weights[f"lstm.bias_hh_l{layer}"]
+            )
             i, f, g, o = gates.chunk(4, dim=1)
             c[layer] = 1 / (1 + torch.exp(-f)) * c[layer] + 1 / (1 + torch.exp(-i)) * torch.tanh(g)
             h[layer] = x = 1 / (1 + torch.exp(-o)) * torch.tanh(c[layer])
@@ -80,7 +98,10 @@ def new_model(name):
         for weight, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             large = weight.startswith(("embedding", "head"))
-            parameter.copy_(noise * (15.0 if large else 1.0 if parameter.dim() == 1 else parameter.shape[1] ** -0.5))
+            parameter.copy_(
+                noise
+                * (15.0 if large else 1.0 if parameter.dim() == 1 else parameter.shape[1] ** -0.5)
+            )
     return model.eval(), weights_map.to_hub("lstm", model.state_dict())
 
 
@@ -159,7 +180,9 @@ def go_on(model, cache, ids, expected, lengths, sizes):
     for size in sizes:
         now = [slice(length, length + size) for length in lengths]
         actual = model(torch.stack([row[part] for row, part in zip(ids, now, strict=True)]), cache)
-        assert_close(actual, torch.stack([row[part] for row, part in zip(expected, now, strict=True)]))
+        assert_close(
+            actual, torch.stack([row[part] for row, part in zip(expected, now, strict=True)])
+        )
         lengths = [length + size for length in lengths]
     return lengths
 
@@ -174,13 +197,18 @@ def test_gradients_match_autograd_of_the_equations(name):
         model.train()
     cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
 
-    leaves = {weight: parameter.detach().clone().requires_grad_() for weight, parameter in model.named_parameters()}
+    leaves = {
+        weight: parameter.detach().clone().requires_grad_()
+        for weight, parameter in model.named_parameters()
+    }
     weights = weights_map.to_hub("lstm", leaves)
     logits = reference(model, weights, ids)
     cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     for weight, parameter in model.named_parameters():
         assert parameter.grad.abs().max() > 0, weight
-        torch.testing.assert_close(parameter.grad, leaves[weight].grad, rtol=1e-9, atol=1e-12, msg=weight)
+        torch.testing.assert_close(
+            parameter.grad, leaves[weight].grad, rtol=1e-9, atol=1e-12, msg=weight
+        )
 
 
 def test_dropout_is_active_in_training_only():
@@ -196,7 +224,9 @@ def test_dropout_is_active_in_training_only():
 def test_dropout_acts_after_the_embedding_between_layers_and_before_the_head():
     model = minhub_py.lstm(**SMALL, dropout=0.5)
     dropped = []
-    model.drop.register_forward_hook(lambda module, inputs, output: dropped.append((module.p, output.shape[2])))
+    model.drop.register_forward_hook(
+        lambda module, inputs, output: dropped.append((module.p, output.shape[2]))
+    )
     model.train()(some_ids(model))
     assert dropped == [(0.5, SMALL["embedding_size"]), (0.5, SMALL["hidden_size"])]
     assert model.lstm.dropout == 0.5

@@ -1,4 +1,6 @@
-"""Mixtures of experts: files, memory and quantized experts. tests/support/cases/mixtral.py has the architectures."""
+"""Mixtures of experts: files, memory and quantized experts. tests/support/cases/mixtral.py has the
+architectures.
+"""
 
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +21,9 @@ from minhub_py.models.experts import ExpertMatrices, route
 def mapped_ranges(file: Path) -> list[tuple[int, int]]:
     """The addresses at which this process has mapped a file."""
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    return [tuple(int(end, 16) for end in line[0].split("-")) for line in lines if line[-1] == str(file)]  # type: ignore[misc]
+    return [
+        tuple(int(end, 16) for end in line[0].split("-")) for line in lines if line[-1] == str(file)
+    ]  # type: ignore[misc]
 
 
 @torch.inference_mode()
@@ -30,8 +34,10 @@ def test_experts_stay_in_the_mapped_file(load, tmp_path: Path) -> None:
     stacked = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for layer in range(2):
         prefix = f"model.layers.{layer}.mlp.experts."
-        parts = {part: torch.stack([tensors[f"{prefix}{e}.{part}_proj.weight"] for e in range(6)])
-                 for part in ("gate", "up", "down")}  # fmt: skip
+        parts = {
+            part: torch.stack([tensors[f"{prefix}{e}.{part}_proj.weight"] for e in range(6)])
+            for part in ("gate", "up", "down")
+        }
         stacked[f"{prefix}gate_up_proj"] = torch.cat((parts["gate"], parts["up"]), dim=1)
         stacked[f"{prefix}down_proj"] = parts["down"]
     save_file(stacked, tmp_path / "model.safetensors")
@@ -51,7 +57,9 @@ def test_experts_stay_in_the_mapped_file(load, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_native_quantized_experts_match_forward(load, kind: str, dtype: str) -> None:
     """The same in one call, in chunks, and in a batch."""
-    model = minhub_py.from_pretrained(load("qwen3_moe-all-experts")[2], device="cpu", quantize=kind, dtype=dtype)
+    model = minhub_py.from_pretrained(
+        load("qwen3_moe-all-experts")[2], device="cpu", quantize=kind, dtype=dtype
+    )
     experts = [module for module in model.modules() if isinstance(module, QuantizedExperts)]
     assert {module.kind for module in experts} == {kind}
     assert len(experts) == 6
@@ -63,8 +71,10 @@ def test_native_quantized_experts_match_forward(load, kind: str, dtype: str) -> 
     error = ((result - expected).square().mean() / expected.square().mean()).sqrt()
     assert error < (2e-3 if dtype == "float32" else 0.1)
     cache = runner.new_cache(1, LENGTH)
-    pieces = [runner.forward({0: ids[start:end]}, cache, every=True, exact=True).clone()
-              for start, end in pairwise((0, 13, 14, 15, LENGTH))]  # fmt: skip
+    pieces = [
+        runner.forward({0: ids[start:end]}, cache, every=True, exact=True).clone()
+        for start, end in pairwise((0, 13, 14, 15, LENGTH))
+    ]
     assert_same(torch.cat(pieces), result, dtype)
     cache = runner.new_cache(3, LENGTH)
     rows = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache, exact=True)
@@ -85,7 +95,10 @@ def test_weights_of_experts_follow_the_rules() -> None:
         torch.testing.assert_close(weights, expected)
     _, indices = (logits.sigmoid() + bias).topk(3, dim=1)
     values = logits.sigmoid().gather(1, indices)
-    for normalize, expected in ((True, values / (values.sum(dim=1, keepdim=True) + 1e-6)), (False, values)):
+    for normalize, expected in (
+        (True, values / (values.sum(dim=1, keepdim=True) + 1e-6)),
+        (False, values),
+    ):
         weights, experts = route(x, weight, None, 3, normalize, True, 2.5, bias)
         assert torch.equal(experts, indices)
         torch.testing.assert_close(weights, 2.5 * expected)
@@ -114,4 +127,6 @@ def test_bias_of_the_choice_selects_but_does_not_weight() -> None:
     assert (after - before).abs().max() > 0.01 * before.abs().max()
     runner = runner_of(model)
     assert type(runner) is RUNNER
-    assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True), after[0])
+    assert_close(
+        runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True), after[0]
+    )

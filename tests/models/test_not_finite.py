@@ -1,4 +1,6 @@
-"""NaN and infinity in queries and keys reach the logits of short texts, where PyTorch's fused attention drops them."""
+"""NaN and infinity in queries and keys reach the logits of short texts, where PyTorch's fused
+attention drops them.
+"""
 
 from typing import Any
 
@@ -37,7 +39,9 @@ def test_nan_in_the_weights_of_queries_reaches_the_logits(name: str, dtype: torc
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_short_prompt_with_nan_is_an_error_without_the_decoder(value: float, dtype: torch.dtype) -> None:
+def test_a_short_prompt_with_nan_is_an_error_without_the_decoder(
+    value: float, dtype: torch.dtype
+) -> None:
     model = with_query(value, "gpt2", dtype)
     batch = Batch(model, 1, 20, runner=TorchRunner(model))
     batch.admit([1, 2], 3)

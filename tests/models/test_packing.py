@@ -35,7 +35,9 @@ def is_exact(model: LanguageModel) -> bool:
 @torch.no_grad()
 @pytest.mark.parametrize("name", FEW)
 def test_texts_are_packed_where_that_is_exact(load: Any, name: str) -> None:
-    """Texts are padded if more than attention connects positions: a recurrent state, or a bias of attention."""
+    """Texts are padded if more than attention connects positions: a recurrent state, or a bias of
+    attention.
+    """
     _, model, _ = load(name)
     assert supports_packing(model) == is_exact(model)
 
@@ -47,4 +49,6 @@ def test_a_bias_of_attention_is_rejected_for_packed_texts() -> None:
 
 
 def test_texts_of_recurrent_models_are_padded() -> None:
-    assert not supports_packing(minhub_py.lstm(vocab_size=9, embedding_size=4, hidden_size=4, num_layers=1))
+    assert not supports_packing(
+        minhub_py.lstm(vocab_size=9, embedding_size=4, hidden_size=4, num_layers=1)
+    )

@@ -1,9 +1,10 @@
-"""GPT-2 and GPT-Neo compared with transformers: rows, windows, old and new files, dropout, torch.compile.
+"""GPT-2 and GPT-Neo compared with transformers: rows, windows, old and new files, dropout,
+torch.compile.
 
 Tests of all architectures are in test_architectures.py, which has the same cases.
 
-The reference's weights are large, so that logits differ by tens and attention is far from uniform: a wrong mask, scale
-or layout changes logits by thousands of times the tolerance.
+The reference's weights are large, so that logits differ by tens and attention is far from uniform:
+a wrong mask, scale or layout changes logits by thousands of times the tolerance.
 """
 
 import json
@@ -19,7 +20,14 @@ from pairs import in_pairs
 from references import assert_identical, read
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoConfig, GPTNeoForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+)
 from transformers.activations import ACT2FN
 
 import minhub_py
@@ -35,7 +43,14 @@ CASES = {
     for family, context in (("gpt2", "n_positions"), ("gptneo", "max_position_embeddings"))
     for name, case in ARCHITECTURES[family].cases.items()
 }
-DROPOUTS = {"embd_pdrop", "attn_pdrop", "resid_pdrop", "embed_dropout", "attention_dropout", "resid_dropout"}
+DROPOUTS = {
+    "embd_pdrop",
+    "attn_pdrop",
+    "resid_pdrop",
+    "embed_dropout",
+    "attention_dropout",
+    "resid_dropout",
+}
 ONE_EACH = ("gpt2", "gpt_neo")  # for tests that do not depend on the settings
 HEADS = (*ONE_EACH, "gpt2-untied", "gpt_neo-untied")
 
@@ -45,7 +60,9 @@ def settings_class(name):
 
 
 def draw_weights(reference, seed=0):
-    """Random weights that preserve the size of activations; attention is uneven, and logits differ by tens."""
+    """Random weights that preserve the size of activations; attention is uneven, and logits differ
+    by tens.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
@@ -74,14 +91,20 @@ def twins(name, **changes):
     family = minhub_py.gpt2 if name.startswith("gpt2") else minhub_py.gptneo
     model = family(**{**CASES[name], **changes})
     tied = reference.config.tie_word_embeddings
-    state = {key: tensor for key, tensor in reference.state_dict().items() if key != "lm_head.weight" or not tied}
+    state = {
+        key: tensor
+        for key, tensor in reference.state_dict().items()
+        if key != "lm_head.weight" or not tied
+    }
     model.load_state_dict(weights_map.to_native(reference.config.model_type, state))
     return reference, model.eval()
 
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(case): the reference, our model of its files, their folder, ids (3, context) and the reference's logits."""
+    """load(case): the reference, our model of its files, their folder, ids (3, context) and the
+    reference's logits.
+    """
     loaded = {}
 
     def load(name):
@@ -99,7 +122,9 @@ def load(tmp_path_factory):
 
 def some_ids(reference, rows=3, seed=1):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(reference.config.vocab_size, (rows, context_of(reference)), generator=generator)
+    return torch.randint(
+        reference.config.vocab_size, (rows, context_of(reference)), generator=generator
+    )
 
 
 def context_of(reference):
@@ -115,25 +140,32 @@ def assert_close(actual, expected, tolerance=TOLERANCE):
     assert actual.shape == expected.shape
     assert expected.abs().max() > 10, "the test's own weights are too small to show a difference"
     error = (actual.float() - expected).abs().amax(dim=(0, 2)) / expected.abs().max()
-    assert error.max() <= tolerance, f"off by {error.max():.1e} of the largest logit, at positions from {first(error)}"
+    assert error.max() <= tolerance, (
+        f"off by {error.max():.1e} of the largest logit, at positions from {first(error)}"
+    )
 
 
 def first(error):
     return int((error > TOLERANCE).int().argmax())
 
 
-@pytest.mark.parametrize(("name", "sizes"), in_pairs(list(CASES), [[1], [3], [1, 1, 3, 1, 9, 1, 2, 6], [10, 1]]))
+@pytest.mark.parametrize(
+    ("name", "sizes"), in_pairs(list(CASES), [[1], [3], [1, 1, 3, 1, 9, 1, 2, 6], [10, 1]])
+)
 def test_rows_of_different_lengths_match_transformers(load, name, sizes):
     reference, model, _, _, _ = load(name)
     ids = some_ids(reference, rows=4, seed=2)
     expected = logits_of(reference, ids)
     context = ids.shape[1]
-    # No prompt, one token, and prompts below and beyond the small windows: one in one call, one in chunks.
+    # No prompt, one token, and prompts below and beyond the small windows: one in one call, one in
+    # chunks.
     lengths = [0, 1, context // 6, context // 3]
     cache = model.new_cache(4, context)
     for row, length in enumerate(lengths):
         if length:
-            cache.set_row(row, filled(model, ids[row, :length], context, [length] if row < 3 else [2, 1]))
+            cache.set_row(
+                row, filled(model, ids[row, :length], context, [length] if row < 3 else [2, 1])
+            )
     lengths = go_on(model, cache, ids, expected, lengths, context - lengths[3], sizes)
 
     # A short text replaces the full row: it must not attend to the previous text.
@@ -161,7 +193,9 @@ def go_on(model, cache, ids, expected, lengths, count, sizes):
             return lengths
         now = [slice(length, length + size) for length in lengths]
         actual = model(torch.stack([row[part] for row, part in zip(ids, now, strict=True)]), cache)
-        assert_close(actual, torch.stack([row[part] for row, part in zip(expected, now, strict=True)]))
+        assert_close(
+            actual, torch.stack([row[part] for row, part in zip(expected, now, strict=True)])
+        )
         lengths = [length + size for length in lengths]
         count -= size
 
@@ -196,15 +230,24 @@ def test_a_full_cache_says_so_and_is_left_alone(load, name):
 
 @pytest.mark.parametrize("window", [1, 2, 4, 7])
 def test_the_window_ends_with_the_current_position(window):
-    """In one local layer, position t attends to t - window + 1 ... t: a change elsewhere does not change its logits."""
+    """In one local layer, position t attends to t - window + 1 ... t: a change elsewhere does not
+    change its logits.
+    """
     layer = {"attention_types": [[["local"], 1]], "num_layers": 1, "window_size": window}
     reference, model = twins("gpt_neo-all-local", **layer)
 
     def visible(logits):
-        """Whether position t (row) attends to position p (column): whether a change at p changes its logits."""
+        """Whether position t (row) attends to position p (column): whether a change at p changes
+        its logits.
+        """
         before = logits(ids)
-        changed = [torch.cat([ids[:, :p], (ids[:, p : p + 1] + 1) % 61, ids[:, p + 1 :]], dim=1) for p in range(16)]
-        return torch.stack([(logits(other) - before).abs().amax(dim=2)[0] > 1e-3 for other in changed], dim=1)
+        changed = [
+            torch.cat([ids[:, :p], (ids[:, p : p + 1] + 1) % 61, ids[:, p + 1 :]], dim=1)
+            for p in range(16)
+        ]
+        return torch.stack(
+            [(logits(other) - before).abs().amax(dim=2)[0] > 1e-3 for other in changed], dim=1
+        )
 
     ids = some_ids(reference, rows=1)[:, :16]
     ones = torch.ones(16, 16, dtype=torch.bool)
@@ -213,7 +256,10 @@ def test_the_window_ends_with_the_current_position(window):
     with torch.no_grad():
         assert torch.equal(visible(model), expected)
     for sizes in ([1], [5]):
-        assert torch.equal(visible(lambda ids, sizes=sizes: read(model, ids, sizes, model.new_cache(1, 16))), expected)
+        assert torch.equal(
+            visible(lambda ids, sizes=sizes: read(model, ids, sizes, model.new_cache(1, 16))),
+            expected,
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("gpt_neo")])
@@ -230,20 +276,26 @@ def test_local_layers_keep_no_more_than_their_window(load, name):
 def test_the_familys_own_entry_point(load, name):
     _, model, folder, ids, _ = load(name)
     family, other = ("gpt2", "gptneo") if name.startswith("gpt2") else ("gptneo", "gpt2")
-    same = getattr(minhub_py, f"{family}_from_pretrained")(str(folder), device="cpu", dtype="float32")
+    same = getattr(minhub_py, f"{family}_from_pretrained")(
+        str(folder), device="cpu", dtype="float32"
+    )
     assert not same.training
     assert torch.equal(same(ids), model(ids))
-    with pytest.raises(ValueError, match=f"architecture {family}, not {other}: use from_pretrained"):
+    with pytest.raises(
+        ValueError, match=f"architecture {family}, not {other}: use from_pretrained"
+    ):
         getattr(minhub_py, f"{other}_from_pretrained")(str(folder))
 
 
-# Precision of 16 bits relative to the largest logit: 8 and 11 bits of mantissa, through up to 5 layers.
+# Precision of 16 bits relative to the largest logit: 8 and 11 bits of mantissa, through up to 5
+# layers.
 PRECISIONS = {"bfloat16": 0.08, "float16": 0.01}
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize(
-    "name", [*ONE_EACH, "gpt2-upcast-inverse-layer", "gpt2-untied", "gpt_neo-two-groups", "gpt_neo-untied"]
+    "name",
+    [*ONE_EACH, "gpt2-upcast-inverse-layer", "gpt2-untied", "gpt_neo-two-groups", "gpt_neo-untied"],
 )
 def test_16_bit_logits_match_transformers(load, name, dtype):
     _, _, folder, ids, expected = load(name)
@@ -266,7 +318,9 @@ ONE_LAYER = {
 
 @pytest.mark.parametrize("name", ONE_LAYER)
 def test_scores_beyond_float16_are_computed_in_float32(name, tmp_path, monkeypatch):
-    """GPT-Neo, and GPT-2 with a setting, multiply queries and keys in float32; in float16 the products are infinite."""
+    """GPT-Neo, and GPT-2 with a setting, multiply queries and keys in float32; in float16 the
+    products are infinite.
+    """
     reference = new_reference(name, **ONE_LAYER[name])
     with torch.no_grad():
         for weight, parameter in reference.named_parameters():
@@ -297,7 +351,11 @@ def test_scores_beyond_float16_are_computed_in_float32(name, tmp_path, monkeypat
 
 
 def tensors_in(folder):
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return {
+        name: tensor
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
 
 
 @pytest.mark.parametrize("shards", ["one-file", "shards"])
@@ -328,12 +386,17 @@ def test_transformers_loads_saved_models(name, dtype, shards, tmp_path):
 def test_saved_settings_are_those_of_the_original(load, name, tmp_path):
     reference, model, folder, _, _ = load(name)
     minhub_py.save_pretrained(model, tmp_path)
-    actual, expected = (json.loads((path / "config.json").read_text()) for path in (tmp_path, folder))
+    actual, expected = (
+        json.loads((path / "config.json").read_text()) for path in (tmp_path, folder)
+    )
     shared = actual.keys() & expected.keys()
     assert {key: actual[key] for key in shared} == {key: expected[key] for key in shared}
     assert shared >= {*CASES[name], "model_type", "architectures"}
     # As transformers reads it, with defaults for settings that only transformers has.
-    ours, reference_model = AutoConfig.from_pretrained(tmp_path).to_dict(), reference.config.to_dict()
+    ours, reference_model = (
+        AutoConfig.from_pretrained(tmp_path).to_dict(),
+        reference.config.to_dict(),
+    )
     for settings in (ours, reference_model):
         for key in ("_name_or_path", "dtype", "transformers_version"):
             settings.pop(key, None)
@@ -346,7 +409,9 @@ def with_masks(state, family, dtype):
     mask = torch.ones(1, 1, 37, 37, dtype=dtype).tril()
     layers = range(3 if family == "gpt2" else 4)
     masks = {f"transformer.h.{layer}.{attention}.bias": mask.clone() for layer in layers}
-    masks |= {f"transformer.h.{layer}.{attention}.masked_bias": torch.tensor(-1e4) for layer in layers}
+    masks |= {
+        f"transformer.h.{layer}.{attention}.masked_bias": torch.tensor(-1e4) for layer in layers
+    }
     return {**state, **masks}
 
 
@@ -368,12 +433,18 @@ OLD_NAMES = {
     "compiled": prefixed("_orig_mod."),
     "data-parallel": prefixed("module."),
     "compiled-data-parallel": prefixed("module._orig_mod."),
-    "bare-compiled": lambda state, family: {f"_orig_mod.{name}": tensor for name, tensor in bare(state).items()},
+    "bare-compiled": lambda state, family: {
+        f"_orig_mod.{name}": tensor for name, tensor in bare(state).items()
+    },
 }
 
 
 def write_safetensors(state, folder):
-    save_file({name: tensor.clone() for name, tensor in state.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: tensor.clone() for name, tensor in state.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
 
 
 def write_bin(state, folder):
@@ -394,17 +465,26 @@ def write_sharded_bin(state, folder):
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
-# Names and containers are independent: every name once, every container with the newest and the oldest names.
+# Names and containers are independent: every name once, every container with the newest and the
+# oldest names.
 AGES = [(names, write_safetensors) for names in OLD_NAMES]
-AGES += [(names, write) for names in ("today", "bare-with-masks") for write in (write_bin, write_bin_of_2019)]
+AGES += [
+    (names, write)
+    for names in ("today", "bare-with-masks")
+    for write in (write_bin, write_bin_of_2019)
+]
 AGES += [(names, write_sharded_bin) for names in ("today", "bare-with-masks", "compiled")]
 
 
 @pytest.mark.parametrize("head", ["no-head", "head"])
-@pytest.mark.parametrize(("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES])
+@pytest.mark.parametrize(
+    ("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES]
+)
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_files_of_every_transformers_version_load(load, name, write, names, head, tmp_path):
-    """Each file next to the config contains the same model. A state dict lists the head even if it is tied."""
+    """Each file next to the config contains the same model. A state dict lists the head even if it
+    is tied.
+    """
     reference, model, folder, ids, _ = load(name)
     state = dict(reference.state_dict())
     if head == "no-head":
@@ -416,7 +496,9 @@ def test_files_of_every_transformers_version_load(load, name, write, names, head
         assert torch.equal(result(ids), model(ids))
 
 
-@pytest.mark.parametrize(("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES])
+@pytest.mark.parametrize(
+    ("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES]
+)
 @pytest.mark.parametrize("name", ["gpt2-untied", "gpt_neo-untied"])
 def test_files_of_every_age_with_a_head_of_their_own(load, name, write, names, tmp_path):
     test_files_of_every_transformers_version_load(load, name, write, names, "head", tmp_path)
@@ -464,14 +546,26 @@ def test_models_compiled_by_inductor_match(load, name):
         with torch.no_grad():
             assert_close(fast(ids), expected)
         # As few lengths as possible, since each is compiled: a prompt, a token, and two steps.
-        assert_close(read(fast, ids[:, :12], [9, 1, 1, 1], model.new_cache(3, 16)), expected[:, :12])
+        assert_close(
+            read(fast, ids[:, :12], [9, 1, 1, 1], model.new_cache(3, 16)), expected[:, :12]
+        )
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "gpt2-all-at-once", "gpt2-untied", *(name for name in CASES if name.startswith("gpt_neo"))]
+    "name",
+    [
+        "gpt2",
+        "gpt2-all-at-once",
+        "gpt2-untied",
+        *(name for name in CASES if name.startswith("gpt_neo")),
+    ],
 )
 def test_gradients_match_transformers(name):
-    dropouts = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0) if name.startswith("gpt2") else {}
+    dropouts = (
+        dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
+        if name.startswith("gpt2")
+        else {}
+    )
     dropouts |= {key: 0.0 for key in CASES[name] if key in DROPOUTS}
     reference, model = twins(name, **dropouts)
     reference.train()
@@ -480,14 +574,19 @@ def test_gradients_match_transformers(name):
     for logits in (reference(ids, use_cache=False).logits, model(ids)):
         cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     actual = weights_map.to_hub(
-        reference.config.model_type, {name: weight.grad for name, weight in model.named_parameters()}
+        reference.config.model_type,
+        {name: weight.grad for name, weight in model.named_parameters()},
     )
     expected = {name: weight.grad for name, weight in reference.named_parameters()}
     assert actual.keys() == expected.keys()
     for weight, gradient in expected.items():
         assert actual[weight].isfinite().all(), weight
         largest = gradient.abs().max()
-        if name.startswith("gpt_neo-window-1") and weight.endswith(("q_proj.weight", "k_proj.weight")) and not largest:
+        if (
+            name.startswith("gpt_neo-window-1")
+            and weight.endswith(("q_proj.weight", "k_proj.weight"))
+            and not largest
+        ):
             continue  # a window of one position has a single weight
         assert largest > 0, weight
         assert (actual[weight] - gradient).abs().max() <= 1e-4 * largest, weight

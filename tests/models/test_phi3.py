@@ -11,7 +11,11 @@ import minhub_py
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native_runner import runner_of
 
-MIDDLE = {**SMALL, "rope_scaling": {**LONGROPE, "attention_factor": 1.0}, "original_max_position_embeddings": 20}
+MIDDLE = {
+    **SMALL,
+    "rope_scaling": {**LONGROPE, "attention_factor": 1.0},
+    "original_max_position_embeddings": 20,
+}
 IDS = torch.arange(30).unsqueeze(0) * 7 % 61
 
 
@@ -28,7 +32,13 @@ def test_the_size_of_the_cache_selects_the_frequencies(tmp_path: Path) -> None:
     script = torch.jit.load(tmp_path / "model.pt")
     runner = runner_of(model)
     with torch.no_grad():
-        for length, size, expected in ((20, 20, short), (20, 21, long), (30, 30, long), (9, 20, short), (9, 96, long)):
+        for length, size, expected in (
+            (20, 20, short),
+            (20, 21, long),
+            (30, 30, long),
+            (9, 20, short),
+            (9, 96, long),
+        ):
             ids, reference = IDS[:, :length], expected(IDS[:, :length])
             torch.testing.assert_close(model(ids, model.new_cache(1, size)), reference)
             native = runner.forward({0: ids[0].tolist()}, runner.new_cache(1, size), every=True)
@@ -43,5 +53,7 @@ def test_the_size_of_the_cache_selects_the_frequencies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["su", "yarn"])
 def test_older_names_of_longrope_are_read(name: str) -> None:
     for case in (SHORT, LONG):
-        model = minhub_py.from_config("phi3", **{**SMALL, **case, "rope_scaling": {**LONGROPE, "type": name}})
+        model = minhub_py.from_config(
+            "phi3", **{**SMALL, **case, "rope_scaling": {**LONGROPE, "type": name}}
+        )
         assert model.config.rope == minhub_py.from_config("phi3", **{**SMALL, **case}).config.rope

@@ -1,7 +1,8 @@
-"""Each position mechanism at more than 256 positions: parity of `forward` and of the C decoder with transformers.
+"""Each position mechanism at more than 256 positions: parity of `forward` and of the C decoder with
+transformers.
 
-Above 256, bfloat16 does not represent every integer, so that positions or distances in 16 bits are wrong. The other
-tests have texts of 70 tokens, which cannot show it.
+Above 256, bfloat16 does not represent every integer, so that positions or distances in 16 bits are
+wrong. The other tests have texts of 70 tokens, which cannot show it.
 """
 
 from copy import deepcopy
@@ -75,7 +76,9 @@ def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def assert_equal_errors(actual: torch.Tensor, expected: torch.Tensor, growth: float) -> None:
-    """The rounding of the last 40 positions is at most `growth` times the rounding of the first ones."""
+    """The rounding of the last 40 positions is at most `growth` times the rounding of the first
+    ones.
+    """
     first, last = (error_of(actual[part], expected[part]) for part in (slice(70), slice(-40, None)))
     assert first < 0.08
     assert last < growth * first
@@ -114,9 +117,12 @@ def test_bfloat16_logits_are_close_to_float32_beyond_256_positions(load: Any, na
     for parameter in rounded.parameters():
         parameter.copy_(parameter.bfloat16())
     expected = rounded(ids).logits[0]
-    growth = 5 if name == "rotary-yarn-growth" else 2.2  # its queries become longer with the position
+    # its queries become longer with the position
+    growth = 5 if name == "rotary-yarn-growth" else 2.2
     assert_equal_errors(model(ids)[0], expected, growth)
-    assert_equal_errors(read(model, ids, [250, 1, 1, 48], model.new_cache(1, LENGTH))[0], expected, growth)
+    assert_equal_errors(
+        read(model, ids, [250, 1, 1, 48], model.new_cache(1, LENGTH))[0], expected, growth
+    )
     assert_equal_errors(decoded(model, ids), expected, growth)
 
 
@@ -138,11 +144,23 @@ def test_encoders_match_transformers_beyond_256_positions(tmp_path: Path, name: 
 
 @torch.no_grad()
 @pytest.mark.parametrize("distance", [20, 128])
-def test_relative_buckets_of_an_encoder_decoder_match_transformers(tmp_path: Path, distance: int) -> None:
+def test_relative_buckets_of_an_encoder_decoder_match_transformers(
+    tmp_path: Path, distance: int
+) -> None:
     """Both sides have more than 256 positions."""
-    settings = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8,
-                "d_ff": 44, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
-                "relative_attention_num_buckets": 32, "relative_attention_max_distance": distance}  # fmt: skip
+    settings = {
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": VOCABULARY,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 44,
+        "num_layers": 2,
+        "num_heads": 4,
+        "decoder_start_token_id": 0,
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": distance,
+    }
     reference = save_reference(settings, tmp_path, "ForSeq2SeqLM")
     assert isinstance(reference, transformers.T5ForConditionalGeneration)
     source, ids = ids_of(), ids_of().flip(1)

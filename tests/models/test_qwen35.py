@@ -1,4 +1,6 @@
-"""What only Qwen 3.5 has, beside the cases of tests/support/cases/qwen35.py: texts of several chunks, and a state."""
+"""What only Qwen 3.5 has, beside the cases of tests/support/cases/qwen35.py: texts of several
+chunks, and a state.
+"""
 
 import json
 from dataclasses import replace
@@ -21,8 +23,8 @@ from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling
 from minhub_py.loading.files import open_files
 from minhub_py.models.delta import delta_rule
+from minhub_py.models.registry import preset
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import preset
 
 LONG = 200  # more than three chunks of 64
 FEW = ("qwen3_5_text", "qwen3_5_text-sizes", "qwen3_5_text-types")
@@ -52,7 +54,9 @@ def test_chunks_say_what_the_rule_says() -> None:
         actual, after = delta_rule(*inputs, chunk)
         torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(after, state)
-        for one, other in zip(torch.autograd.grad([actual, after], inputs, [by, by_state]), gradients, strict=True):
+        for one, other in zip(
+            torch.autograd.grad([actual, after], inputs, [by, by_state]), gradients, strict=True
+        ):
             torch.testing.assert_close(one, other)
 
 
@@ -73,7 +77,9 @@ def test_long_texts(load, name: str) -> None:
     assert_close(actual, expected.flatten(0, 1))
     cache = runner.new_cache(2, LONG)
     for start, end in pairwise((0, 1, 4, 68, 133, LONG)):
-        pieces = runner.forward({row: text[start:end] for row, text in texts.items()}, cache, every=True)
+        pieces = runner.forward(
+            {row: text[start:end] for row, text in texts.items()}, cache, every=True
+        )
         both = torch.cat((actual[start:end], actual[LONG + start : LONG + end]))
         assert_same(pieces, both)
 
@@ -93,13 +99,17 @@ def test_layers_with_a_state_alone() -> None:
     assert change[:3].max() == 0
     assert change[-1] > 1e-4
     # transformers has no cache for such a model
-    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **settings)).eval()
+    reference = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("qwen3_5_text", **settings)
+    ).eval()
     names = weights_map.to_hub("qwen3_5_text", model.state_dict())
     reference.load_state_dict(dict(names))
     assert_close(result, reference(ids, use_cache=False).logits)
     assert_close(read(model, ids, [1, 3, 64, 65], model.new_cache(1, 2)), result)
     runner = runner_of(model)
-    assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 2), every=True), result[0])
+    assert_close(
+        runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 2), every=True), result[0]
+    )
 
 
 def test_what_a_cache_keeps(load) -> None:
@@ -108,8 +118,9 @@ def test_what_a_cache_keeps(load) -> None:
     model = minhub_py.from_pretrained(folder, device="cpu", dtype="bfloat16")
     cache = model.new_cache(2, 50)
     assert [[tuple(tensor.shape) for tensor in layer] for layer in cache.layers] == [
-        [(2, 2, 50, 16)] * 2, [(2, 1, 3, 80), (2, 1, 4, 8, 12)],
-    ] * 2  # fmt: skip
+        [(2, 2, 50, 16)] * 2,
+        [(2, 1, 3, 80), (2, 1, 4, 8, 12)],
+    ] * 2
     assert [tensor.dtype for layer in cache.layers for tensor in layer] == [
         *[torch.bfloat16] * 2,
         *[torch.float32] * 2,
@@ -117,7 +128,9 @@ def test_what_a_cache_keeps(load) -> None:
 
 
 def test_a_text_that_begins_like_another(load) -> None:
-    """A state is copied only where it ends with the common part; the ids are those of a text alone either way."""
+    """A state is copied only where it ends with the common part; the ids are those of a text alone
+    either way.
+    """
     model = load("qwen3_5_text")[1]
     start, more = ids_of(1, 80)[0].tolist(), ids_of(2, 5)[0].tolist()
     for steps in (1, 4):
@@ -133,24 +146,40 @@ def test_a_text_that_begins_like_another(load) -> None:
             for event in batch.step():
                 generated[event.row].append(event.id)
         for row, ids in ((first, start), (second, start + more)):
-            assert generated[row] == minhub_py.generate(model, [ids], 12, temperature=0, eos_id=None)[0]
+            assert (
+                generated[row]
+                == minhub_py.generate(model, [ids], 12, temperature=0, eos_id=None)[0]
+            )
 
 
 @pytest.mark.parametrize("names", ["model.language_model.", "language_model.model."])
 def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -> None:
-    """Settings below text_config; what is for pictures, and for drafts of more than one id, is left alone."""
+    """Settings below text_config; what is for pictures, and for drafts of more than one id, is left
+    alone.
+    """
     _, model, folder = load("qwen3_5_text")
     settings = json.loads((folder / "config.json").read_text())
-    outer = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": settings,
-             "vision_config": {"model_type": "qwen3_5_vision"}, "image_token_id": 60}  # fmt: skip
-    tensors = {key.replace("model.", names, 1) if key.startswith("model.") else key: tensor
-               for key, tensor in load_file(folder / "model.safetensors").items()}  # fmt: skip
-    tensors |= {"mtp.layers.0.mlp.up_proj.weight": torch.zeros(2, 3), "model.visual.pos_embed.weight": torch.zeros(2)}
+    outer = {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "text_config": settings,
+        "vision_config": {"model_type": "qwen3_5_vision"},
+        "image_token_id": 60,
+    }
+    tensors = {
+        key.replace("model.", names, 1) if key.startswith("model.") else key: tensor
+        for key, tensor in load_file(folder / "model.safetensors").items()
+    }
+    tensors |= {
+        "mtp.layers.0.mlp.up_proj.weight": torch.zeros(2, 3),
+        "model.visual.pos_embed.weight": torch.zeros(2),
+    }
     (tmp_path / "config.json").write_text(json.dumps(outer))
     save_file(tensors, tmp_path / "model.safetensors")
     result = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert torch.equal(result(ids_of(1)), model(ids_of(1)))
-    minhub_py.save_pretrained(result, tmp_path / "text")  # of the text model alone, in transformers' names for it
+    # of the text model alone, in transformers' names for it
+    minhub_py.save_pretrained(result, tmp_path / "text")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "text").eval()
     assert type(theirs).__name__ == "Qwen3_5ForCausalLM"
     with torch.no_grad():
@@ -159,12 +188,30 @@ def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -
 
 @torch.no_grad()
 def test_transformers_multimodal_class_says_the_same(tmp_path: Path) -> None:
-    """The names that transformers itself writes for a model with pictures, and its positions in three directions."""
-    text = {**FAMILY.small, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 0],
-            "mrope_interleaved": True, "partial_rotary_factor": 0.25}}  # fmt: skip
-    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
+    """The names that transformers itself writes for a model with pictures, and its positions in
+    three directions.
+    """
+    text = {
+        **FAMILY.small,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 50.0,
+            "mrope_section": [1, 1, 0],
+            "mrope_interleaved": True,
+            "partial_rotary_factor": 0.25,
+        },
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "out_hidden_size": 32,
+    }
     reference = AutoModelForImageTextToText.from_config(
-        AutoConfig.for_model("qwen3_5", text_config=text, vision_config=vision, image_token_id=59, video_token_id=60)
+        AutoConfig.for_model(
+            "qwen3_5", text_config=text, vision_config=vision, image_token_id=59, video_token_id=60
+        )
     ).eval()
     draw(reference)
     reference.save_pretrained(tmp_path)
@@ -175,7 +222,9 @@ def test_transformers_multimodal_class_says_the_same(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_the_rule_is_never_in_16_bits(load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under autocast, as training in bfloat16 has it, the products of layers are, and the state is not."""
+    """Under autocast, as training in bfloat16 has it, the products of layers are, and the state is
+    not.
+    """
     autocast = []
 
     def rule(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -204,8 +253,13 @@ def test_a_published_config_is_read_as_transformers_reads_it(tmp_path: Path) -> 
             "mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000,
             "partial_rotary_factor": 0.25},
     }  # fmt: skip
-    outer = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
-             "tie_word_embeddings": False, "vision_config": {"model_type": "qwen3_5"}}  # fmt: skip
+    outer = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": text,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "qwen3_5"},
+    }
     (tmp_path / "config.json").write_text(json.dumps(outer))
     files = open_files(tmp_path)
     family, config = files.architecture, files.config
@@ -214,6 +268,11 @@ def test_a_published_config_is_read_as_transformers_reads_it(tmp_path: Path) -> 
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(settings)
     ours = skeleton(family.Model, config)
-    shapes = {key: tensor.shape for key, tensor in weights_map.to_hub(family.model_type, ours.state_dict()).items()}
+    shapes = {
+        key: tensor.shape
+        for key, tensor in weights_map.to_hub(family.model_type, ours.state_dict()).items()
+    }
     assert shapes == {key: tensor.shape for key, tensor in theirs.state_dict().items()}
-    torch.testing.assert_close(torch.tensor(ours.rope.frequencies), type(theirs.model.rotary_emb)(settings).inv_freq)
+    torch.testing.assert_close(
+        torch.tensor(ours.rope.frequencies), type(theirs.model.rotary_emb)(settings).inv_freq
+    )

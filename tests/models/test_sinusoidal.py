@@ -1,4 +1,6 @@
-"""The sinusoidal decoder compared with torch.nn.TransformerEncoder, in files as christianb93's MLLM writes them."""
+"""The sinusoidal decoder compared with torch.nn.TransformerEncoder, in files as christianb93's MLLM
+writes them.
+"""
 
 import json
 import pickle
@@ -24,8 +26,14 @@ from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.models.sinusoidal import SinusoidalConfig
 
 LENGTH = 40
-SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 8,
-         "intermediate_size": 44, "max_position_embeddings": 48}  # fmt: skip
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "intermediate_size": 44,
+    "max_position_embeddings": 48,
+}
 CASES: dict[str, dict[str, Any]] = {
     "as-in-mllm": {},
     "one-layer": {"num_hidden_layers": 1},
@@ -51,16 +59,27 @@ class Reference(nn.Module):
         self._word_embedding = nn.Embedding(config.vocab_size, size)
         self._pe_embedding = nn.Module()
         table = [
-            [[p / 10000 ** (i // 2 * 2 / size) + torch.pi / 2 * (i % 2) for i in range(size)]] for p in range(context)
+            [[p / 10000 ** (i // 2 * 2 / size) + torch.pi / 2 * (i % 2) for i in range(size)]]
+            for p in range(context)
         ]  # a cosine is a sine with another phase
-        self._pe_embedding.register_buffer("_pe", torch.tensor(table, dtype=torch.float64).sin().float())
+        self._pe_embedding.register_buffer(
+            "_pe", torch.tensor(table, dtype=torch.float64).sin().float()
+        )
         layer = nn.TransformerEncoderLayer(
-            size, config.num_attention_heads, config.intermediate_size, config.dropout, config.hidden_act,
+            size,
+            config.num_attention_heads,
+            config.intermediate_size,
+            config.dropout,
+            config.hidden_act,
             config.layer_norm_eps,
-        )  # fmt: skip
-        self._transformer = nn.TransformerEncoder(layer, config.num_hidden_layers, enable_nested_tensor=False)
+        )
+        self._transformer = nn.TransformerEncoder(
+            layer, config.num_hidden_layers, enable_nested_tensor=False
+        )
         self._linear = nn.Linear(size, config.vocab_size)
-        self.register_buffer("_cached_mask", nn.Transformer.generate_square_subsequent_mask(context))
+        self.register_buffer(
+            "_cached_mask", nn.Transformer.generate_square_subsequent_mask(context)
+        )
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():  # large, so that attention is far from uniform
             for name, parameter in self.named_parameters():
@@ -79,7 +98,9 @@ class Reference(nn.Module):
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """load(name): the reference, and our model of its model.pt. They are shared: do not change them."""
+    """load(name): the reference, and our model of its model.pt. They are shared: do not change
+    them.
+    """
     loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Reference, Any, Path]:
@@ -87,7 +108,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
             folder, settings = tmp_path_factory.mktemp(name), {**SMALL, **CASES[name]}
             reference = Reference(SinusoidalConfig(**settings)).eval()
             torch.save(reference.state_dict(), folder / "model.pt")
-            (folder / "config.json").write_text(json.dumps({"model_type": "sinusoidal", **settings}))
+            (folder / "config.json").write_text(
+                json.dumps({"model_type": "sinusoidal", **settings})
+            )
             with torch.inference_mode(False):  # independent of the order of tests
                 loaded[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
         return loaded[name]
@@ -117,7 +140,9 @@ def test_logits_match_pytorch(load: Any, name: str) -> None:
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
 @pytest.mark.parametrize("name", CASES)
 def test_native_logits_match_forward(load: Any, name: str, kernels: str) -> None:
-    """The reference's logits, with each kernel; bitwise identical in one call, in chunks, and with other rows."""
+    """The reference's logits, with each kernel; bitwise identical in one call, in chunks, and with
+    other rows.
+    """
     need_kernels(kernels)
     try:
         reference, model, _ = load(name)
@@ -127,8 +152,10 @@ def test_native_logits_match_forward(load: Any, name: str, kernels: str) -> None
         result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
         assert_close(result, reference(torch.tensor([ids]))[0])
         cache = runner.new_cache(1, LENGTH)
-        pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone()
-                  for start, end in pairwise((0, 13, 14, 15, LENGTH))]  # fmt: skip
+        pieces = [
+            runner.forward({0: ids[start:end]}, cache, every=True).clone()
+            for start, end in pairwise((0, 13, 14, 15, LENGTH))
+        ]
         assert torch.equal(torch.cat(pieces), result)
         cache = runner.new_cache(3, LENGTH)
         first = runner.forward({0: ids[:5], 1: ids[:30], 2: ids[:2]}, cache).clone()
@@ -139,13 +166,17 @@ def test_native_logits_match_forward(load: Any, name: str, kernels: str) -> None
 
 @torch.no_grad()
 def test_a_state_dict_alone_is_a_model(load: Any, tmp_path: Path) -> None:
-    """model.pt as MLLM's train.py writes it, without a config.json: 8 heads; other sizes follow from the tensors."""
+    """model.pt as MLLM's train.py writes it, without a config.json: 8 heads; other sizes follow
+    from the tensors.
+    """
     reference, model, _ = load("as-in-mllm")
     torch.save(reference.state_dict(), tmp_path / "model.pt")
     result = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert {name: getattr(result.config, name) for name in SMALL} == SMALL
     assert_close(result(ids_of(2)), reference(ids_of(2)))
-    assert torch.equal(minhub_py.from_pretrained(tmp_path, device="cpu")(ids_of(2)), model(ids_of(2)))
+    assert torch.equal(
+        minhub_py.from_pretrained(tmp_path, device="cpu")(ids_of(2)), model(ids_of(2))
+    )
 
 
 @torch.no_grad()
@@ -212,7 +243,9 @@ def test_quantized_logits_are_close_to_float32(load: Any, kind: str) -> None:
     assert type(runner_of(model)) is RUNNER
     expected, actual = reference(ids_of(1)), model(ids_of(1))
     assert (
-        0 < ((actual - expected).square().mean() / expected.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
+        0
+        < ((actual - expected).square().mean() / expected.square().mean()).sqrt()
+        < (0.1 if kind == "int8" else 0.6)
     )
 
 
@@ -247,16 +280,26 @@ def test_generated_text(load: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_attention_heads": 5}, r"hidden_size \(32\) must be even, and a multiple of num_attention_heads \(5\)"),
+        (
+            {"num_attention_heads": 5},
+            r"hidden_size \(32\) must be even, and a multiple of num_attention_heads \(5\)",
+        ),
         ({"hidden_size": 33, "num_attention_heads": 3}, "must be even"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings True is not one of False"),
         ({"norm_first": True}, "a setting 'norm_first' that this implementation does not know"),
-        ({"max_position_embeddings": 50}, r"positions.weight is \(48, 32\), the config says \(50, 32\)"),
+        (
+            {"max_position_embeddings": 50},
+            r"positions.weight is \(48, 32\), the config says \(50, 32\)",
+        ),
     ],
 )
-def test_unsupported_settings_are_rejected(load: Any, tmp_path: Path, settings: Any, message: str) -> None:
+def test_unsupported_settings_are_rejected(
+    load: Any, tmp_path: Path, settings: Any, message: str
+) -> None:
     (tmp_path / "model.pt").symlink_to(load("as-in-mllm")[2] / "model.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "sinusoidal", **SMALL, **settings}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "sinusoidal", **SMALL, **settings})
+    )
     with pytest.raises(ValueError, match=message):
         minhub_py.from_pretrained(tmp_path)
 
@@ -265,30 +308,79 @@ def test_the_architecture_can_be_trained(tmp_path: Path) -> None:
     """Training from scratch with the settings of the registry, and fine-tuning of the result."""
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
-    small = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "tokenizer": "characters", "seed": 1}
+    small = {
+        "layers": 1,
+        "width": 16,
+        "heads": 2,
+        "context": 16,
+        "batch": 4,
+        "tokenizer": "characters",
+        "seed": 1,
+    }
     run = minhub_py.train(
-        text, tmp_path / "run", family="sinusoidal", steps=40, evaluate_every=20, **small, progress=False
+        text,
+        tmp_path / "run",
+        family="sinusoidal",
+        steps=40,
+        evaluate_every=20,
+        **small,
+        progress=False,
     )
     assert run.losses[-1]["held_out_loss"] < run.losses[0]["held_out_loss"]
     model = minhub_py.from_pretrained(tmp_path / "run", device="cpu")
     assert type(runner_of(model)) is RUNNER
-    minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)
+    minhub_py.train(
+        text,
+        tmp_path / "tuned",
+        start=str(tmp_path / "run"),
+        steps=2,
+        batch=4,
+        context=16,
+        progress=False,
+    )
 
 
 def test_commands_train_compare_inspect_verify_and_generate(tmp_path: Path) -> None:
-    """minhub train, resume, generate and verify; positions are not trained and not counted as parameters."""
+    """minhub train, resume, generate and verify; positions are not trained and not counted as
+    parameters.
+    """
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("a rose is a rose is a rose. " * 200)
-    options = ["--family", "sinusoidal", "--layers", 1, "--width", 16, "--context", 16, "--batch", 4, "--threads", 1,
-               "--steps", 6, "--tokenizer", "bpe", "--vocab-size", 260, "--sample", "a rose", "--sample-tokens", 5,
-               "--set", "num_attention_heads=2"]  # fmt: skip
+    options = [
+        "--family",
+        "sinusoidal",
+        "--layers",
+        1,
+        "--width",
+        16,
+        "--context",
+        16,
+        "--batch",
+        4,
+        "--threads",
+        1,
+        "--steps",
+        6,
+        "--tokenizer",
+        "bpe",
+        "--vocab-size",
+        260,
+        "--sample",
+        "a rose",
+        "--sample-tokens",
+        5,
+        "--set",
+        "num_attention_heads=2",
+    ]
     shown = succeeded("train", text, "--out", run, *options).stderr
     model = minhub_py.from_pretrained(run, device="cpu")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert f"Sinusoidal, {parameters:,} parameters, on cpu" in shown
     assert f"Sinusoidal, {parameters:,} parameters, float32" in (run / "README.md").read_text()
     assert json.loads(succeeded("compare", run, "--json").stdout)[0]["parameters"] == parameters
-    assert json.loads(succeeded("inspect", run, "--json").stdout)["parameters"]["total"] == parameters
+    assert (
+        json.loads(succeeded("inspect", run, "--json").stdout)["parameters"]["total"] == parameters
+    )
     assert json.loads(succeeded("verify", run, "--json").stdout)["problems"] == []
     assert (model.config.num_attention_heads, model.config.max_position_embeddings) == (2, 16)
     assert (run / "samples.txt").read_text().count("a rose") >= 2
@@ -298,16 +390,49 @@ def test_commands_train_compare_inspect_verify_and_generate(tmp_path: Path) -> N
 
 # The tokenizer: vocab.dat and rules.dat
 
-RULES = ["t h", "th e</w>", "i n", "in g</w>", "e r</w>", "e r", "th er", "a n", "an d</w>", "s t", "th e", "o th",
-         "oth er</w>"]  # fmt: skip
-LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *(f"{letter}</w>" for letter in "abcdefghijklmnopqrstuvwxyz.,é")]
-SYMBOLS = ["</unk>", *LETTERS, "th", "the</w>", "in", "ing</w>", "er", "er</w>", "ther", "an", "and</w>", "st", "the",
-           "oth", "other</w>"]  # fmt: skip
+RULES = [
+    "t h",
+    "th e</w>",
+    "i n",
+    "in g</w>",
+    "e r</w>",
+    "e r",
+    "th er",
+    "a n",
+    "an d</w>",
+    "s t",
+    "th e",
+    "o th",
+    "oth er</w>",
+]
+LETTERS = [
+    *"abcdefghijklmnopqrstuvwxyz",
+    *(f"{letter}</w>" for letter in "abcdefghijklmnopqrstuvwxyz.,é"),
+]
+SYMBOLS = [
+    "</unk>",
+    *LETTERS,
+    "th",
+    "the</w>",
+    "in",
+    "ing</w>",
+    "er",
+    "er</w>",
+    "ther",
+    "an",
+    "and</w>",
+    "st",
+    "the",
+    "oth",
+    "other</w>",
+]
 
 
 @pytest.fixture
 def words(tmp_path: Path) -> Path:
-    (tmp_path / "vocab.dat").write_text("".join(f"{symbol}\n" for symbol in SYMBOLS), encoding="utf-8")
+    (tmp_path / "vocab.dat").write_text(
+        "".join(f"{symbol}\n" for symbol in SYMBOLS), encoding="utf-8"
+    )
     (tmp_path / "rules.dat").write_text("".join(f"{rule}\n" for rule in RULES), encoding="utf-8")
     return tmp_path
 
@@ -336,7 +461,9 @@ def test_words(words: Path) -> None:
     assert tokenizer.encode("ß tßh ßt").ids == by_the_rules("ß tßh ßt")
     generator = torch.Generator().manual_seed(1)
     for _ in range(50):
-        text = "".join("thering and os. "[i] for i in torch.randint(16, (60,), generator=generator).tolist())
+        text = "".join(
+            "thering and os. "[i] for i in torch.randint(16, (60,), generator=generator).tolist()
+        )
         assert tokenizer.encode(text).ids == by_the_rules(text)
 
 
@@ -359,7 +486,9 @@ def test_words_are_saved_as_tokenizer_json(words: Path, load: Any, tmp_path: Pat
         ("vocab.dat", pickle.dumps(["</unk>", "t"]), "Pickles are not supported"),
     ],
 )
-def test_corrupt_word_bpe_files_are_rejected(words: Path, name: str, content: bytes | None, message: str) -> None:
+def test_corrupt_word_bpe_files_are_rejected(
+    words: Path, name: str, content: bytes | None, message: str
+) -> None:
     (words / name).unlink() if content is None else (words / name).write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):
         minhub_py.tokenizer_from_pretrained(str(words))

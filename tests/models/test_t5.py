@@ -1,4 +1,5 @@
-"""T5, an encoder-decoder, compared with transformers: the same files, the same logits, texts, losses and gradients.
+"""T5, an encoder-decoder, compared with transformers: the same files, the same logits, texts,
+losses and gradients.
 
 test_architectures.py has the same checks for decoders.
 """
@@ -21,7 +22,6 @@ from transformers import AutoConfig, T5ForConditionalGeneration
 import minhub_py
 import weights_map
 from minhub_py.cli.main import main
-from minhub_py.config import read as read_settings
 from minhub_py.export.convert import convert
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.batch import Batch
@@ -29,17 +29,28 @@ from minhub_py.inference.native.library import library
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.torch_runner import TorchRunner
-from minhub_py.inspection import inspect, verify
 from minhub_py.loading.files import open_files
-from minhub_py.registry import architecture_of, preset
+from minhub_py.loading.inspection import inspect, verify
+from minhub_py.models.config import read as read_settings
+from minhub_py.models.registry import architecture_of, preset
 from r_bridge.methods import models as methods_of_models
 from r_bridge.methods import text as methods_of_text
 from r_bridge.objects import Model, Session
 
 VOCABULARY = 61
-SMALL = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 44,
-         "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
-         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}  # fmt: skip
+SMALL = {
+    "model_type": "t5",
+    "is_encoder_decoder": True,
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 44,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
 CASES: dict[str, dict[str, Any]] = {
     "t5": {},
     "gated": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -54,7 +65,10 @@ CASES: dict[str, dict[str, Any]] = {
     "narrow-heads": {"d_kv": 5},
     "one-head": {"num_heads": 1, "d_kv": 16},
     "six-heads": {"num_heads": 6},
-    "published-buckets": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+    "published-buckets": {
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+    },
     "few-buckets": {"relative_attention_num_buckets": 4, "relative_attention_max_distance": 9},
     "odd-buckets": {"relative_attention_num_buckets": 7, "relative_attention_max_distance": 33},
     "epsilon": {"layer_norm_epsilon": 0.1},
@@ -72,15 +86,22 @@ def draw(model: torch.nn.Module) -> None:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 1:
                 parameter.copy_(1 + 0.4 * noise)
-            elif "shared" in name or "relative" in name:  # small IDs: a tied model would repeat its last token
+            # small IDs: a tied model would repeat its last token
+            elif "shared" in name or "relative" in name:
                 parameter.copy_(noise * (0.5 if "shared" in name else 2.0))
             else:
-                parameter.copy_(noise * (0.6 if name.endswith(".q.weight") else 1.7) * parameter.shape[1] ** -0.5)
+                parameter.copy_(
+                    noise
+                    * (0.6 if name.endswith(".q.weight") else 1.7)
+                    * parameter.shape[1] ** -0.5
+                )
 
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(name): the reference, and our model of its saved file. They are shared: do not change them."""
+    """load(name): the reference, and our model of its saved file. They are shared: do not change
+    them.
+    """
     loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any, Path]:
@@ -102,18 +123,25 @@ def load(tmp_path_factory):
 
 
 def ids_of(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(100 * length + seed))
+    return torch.randint(
+        VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(100 * length + seed)
+    )
 
 
 def wanted_of(reference: Any, source: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = reference(
-        input_ids=source, attention_mask=torch.ones_like(source), decoder_input_ids=ids, use_cache=False
+        input_ids=source,
+        attention_mask=torch.ones_like(source),
+        decoder_input_ids=ids,
+        use_cache=False,
     ).logits
     return logits
 
 
 @torch.no_grad()
-def read(model: Any, source: torch.Tensor, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.Tensor:
+def read(
+    model: Any, source: torch.Tensor, ids: torch.Tensor, pieces: list[int], cache: Any
+) -> torch.Tensor:
     """The logits of a text in chunks of `sizes`, which are repeated until its end."""
     logits: list[torch.Tensor] = []
     position = 0
@@ -128,7 +156,9 @@ def read(model: Any, source: torch.Tensor, ids: torch.Tensor, pieces: list[int],
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
 def test_logits_match_transformers(load, name: str) -> None:
-    """Logits of one row and of three; in one call, and with a cache in chunks; beyond the last bucket."""
+    """Logits of one row and of three; in one call, and with a cache in chunks; beyond the last
+    bucket.
+    """
     reference, model, _ = load(name)
     for rows in (1, 3):
         source, ids = ids_of(rows, 47), ids_of(rows, 60)
@@ -141,7 +171,9 @@ def test_logits_match_transformers(load, name: str) -> None:
 
 @torch.no_grad()
 def test_rows_of_different_lengths_match_single_rows(load) -> None:
-    """Rows with inputs and texts of different lengths in one cache, and the remaining rows after some leave."""
+    """Rows with inputs and texts of different lengths in one cache, and the remaining rows after
+    some leave.
+    """
     reference, model, _ = load("t5")
     sources, ids = [ids_of(1, length) for length in (3, 40, 17)], ids_of(3, 50)
     lengths, cache = [0, 9, 30], model.new_cache(3, 60)
@@ -151,9 +183,13 @@ def test_rows_of_different_lengths_match_single_rows(load) -> None:
         if length:
             model(None, ids[row : row + 1, :length], one)
         cache.set_row(row, one)
-    expected = [wanted_of(reference, source, ids[row : row + 1])[0] for row, source in enumerate(sources)]
+    expected = [
+        wanted_of(reference, source, ids[row : row + 1])[0] for row, source in enumerate(sources)
+    ]
     for size in (1, 4):
-        actual = model(None, torch.stack([ids[row, n : n + size] for row, n in enumerate(lengths)]), cache)
+        actual = model(
+            None, torch.stack([ids[row, n : n + size] for row, n in enumerate(lengths)]), cache
+        )
         for row, n in enumerate(lengths):
             assert_close(actual[row], expected[row][n : n + size])
         lengths = [n + size for n in lengths]
@@ -168,7 +204,9 @@ def test_invalid_calls_are_rejected(load) -> None:
     ids = ids_of(1, 4)
     with pytest.raises(ValueError, match="without a cache, pass idx, the token IDs of the encoder"):
         model(None, ids)
-    with pytest.raises(ValueError, match="a row of the cache has no encoder output: pass idx in the first call"):
+    with pytest.raises(
+        ValueError, match="a row of the cache has no encoder output: pass idx in the first call"
+    ):
         model(None, ids, model.new_cache(1, 9))
     with pytest.raises(ValueError, match="12 encoder positions do not fit a cache of 9"):
         model(ids_of(1, 12), ids, model.new_cache(1, 9))
@@ -181,7 +219,9 @@ def test_invalid_calls_are_rejected(load) -> None:
     with pytest.raises(ValueError, match="targets: prompt 0 is empty"):
         minhub_py.score(model, [[1, 2, 3]], targets=[[]])
     batch = Batch(model, 1, 8)
-    with pytest.raises(ValueError, match="a prompt of 9 tokens does not fit a batch with max_length 8"):
+    with pytest.raises(
+        ValueError, match="a prompt of 9 tokens does not fit a batch with max_length 8"
+    ):
         batch.admit([1] * 9, 3)
 
 
@@ -189,7 +229,8 @@ def test_invalid_calls_are_rejected(load) -> None:
 def test_generated_texts_match_transformers(load, name: str) -> None:
     """Greedy text to its end equals transformers'; rows of a batch equal single runs.
 
-    Also with a repetition penalty: without it, random weights generate a text of few different tokens.
+    Also with a repetition penalty: without it, random weights generate a text of few different
+    tokens.
     """
     reference, model, _ = load(name)
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17)]
@@ -198,8 +239,14 @@ def test_generated_texts_match_transformers(load, name: str) -> None:
         for prompt, text in zip(prompts, texts, strict=True):
             ids = torch.tensor([prompt])
             # No cache: transformers' requires that encoder and decoder have equally many layers.
-            expected = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
-                                        use_cache=False, repetition_penalty=penalty)  # fmt: skip
+            expected = reference.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=12,
+                do_sample=False,
+                use_cache=False,
+                repetition_penalty=penalty,
+            )
             assert text == expected[0, 1:].tolist()
             settings = {"temperature": 0, "repetition_penalty": penalty}
             assert list(minhub_py.stream(model, prompt, 12, **settings)) == text
@@ -212,8 +259,10 @@ def test_samples_follow_seeds_drafts_and_stop_criteria(load, name: str) -> None:
     _, model, _ = load(name)
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17, 30)]
     rows = minhub_py.generate(model, prompts, 30, seed=[1, 2, 3], eos_id=None)
-    assert rows == [minhub_py.generate(model, [prompt], 30, seed=seed, eos_id=None)[0]
-                    for seed, prompt in enumerate(prompts, 1)]  # fmt: skip
+    assert rows == [
+        minhub_py.generate(model, [prompt], 30, seed=seed, eos_id=None)[0]
+        for seed, prompt in enumerate(prompts, 1)
+    ]
     assert rows == minhub_py.generate(model, prompts, 30, seed=[1, 2, 3], eos_id=None, speculate=4)
     assert (
         minhub_py.generate(model, prompts, 30, seed=[1, 2, 3], eos_id=rows[0][4])[0]
@@ -231,9 +280,16 @@ def test_scores_match_the_loss(load, name: str) -> None:
     for prompt, target, actual in zip(prompts, targets, scores, strict=True):
         source, labels = torch.tensor([prompt]), torch.tensor([target])
         with torch.no_grad():
-            out = reference(input_ids=source, attention_mask=torch.ones_like(source), labels=labels, use_cache=False)
+            out = reference(
+                input_ids=source,
+                attention_mask=torch.ones_like(source),
+                labels=labels,
+                use_cache=False,
+            )
         expected = out.logits[0].log_softmax(dim=-1).gather(1, labels.T).squeeze(1)
-        torch.testing.assert_close(actual, expected, rtol=0, atol=LOGPROBS * out.logits.abs().max().item())
+        torch.testing.assert_close(
+            actual, expected, rtol=0, atol=LOGPROBS * out.logits.abs().max().item()
+        )
         torch.testing.assert_close(-actual.mean(), out.loss, rtol=1e-4, atol=1e-4)
 
 
@@ -242,13 +298,21 @@ def test_gradients_match_transformers(load, name: str) -> None:
     settings = SMALL | CASES[name]
     reference = T5ForConditionalGeneration(AutoConfig.for_model(**settings)).double().eval()
     draw(reference)
-    config = read_settings(architecture_of("t5").Config, settings | {"tie_word_embeddings": True,
-                           "scale_decoder_outputs": settings.get("tie_word_embeddings", True)})  # fmt: skip
+    config = read_settings(
+        architecture_of("t5").Config,
+        settings
+        | {
+            "tie_word_embeddings": True,
+            "scale_decoder_outputs": settings.get("tie_word_embeddings", True),
+        },
+    )
     model = architecture_of("t5").Model(config).double().eval()
     named = weights_map.to_native("t5", reference.state_dict())
     model.load_state_dict({key: named[key] for key in model.state_dict()})
     source, targets = ids_of(2, 30), ids_of(2, 20)
-    loss = cross_entropy(model(source, model.decoder_inputs(targets)).flatten(0, 1), targets.flatten())
+    loss = cross_entropy(
+        model(source, model.decoder_inputs(targets)).flatten(0, 1), targets.flatten()
+    )
     wanted_loss = reference(
         input_ids=source, attention_mask=torch.ones_like(source), labels=targets, use_cache=False
     ).loss
@@ -303,10 +367,17 @@ def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> No
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     assert not layers  # the encoder's, too
     [text] = minhub_py.generate(model, source.tolist(), 12, temperature=0, eos_id=None)
-    assert text == minhub_py.generate(model, source.tolist(), 12, temperature=0, eos_id=None, speculate=4)[0]
+    assert (
+        text
+        == minhub_py.generate(model, source.tolist(), 12, temperature=0, eos_id=None, speculate=4)[
+            0
+        ]
+    )
 
 
-@pytest.mark.parametrize("name", ["t5", "gated", "unscaled", "unscaled-new-spelling", "deep-decoder", "another-start"])
+@pytest.mark.parametrize(
+    "name", ["t5", "gated", "unscaled", "unscaled-new-spelling", "deep-decoder", "another-start"]
+)
 def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> None:
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path / "saved")
@@ -317,7 +388,10 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
         expected = wanted_of(reference, source, ids)
         for saved in ("saved", "hub"):
             reference_model = T5ForConditionalGeneration.from_pretrained(tmp_path / saved).eval()
-            assert reference_model.config.decoder_start_token_id == reference.config.decoder_start_token_id
+            assert (
+                reference_model.config.decoder_start_token_id
+                == reference.config.decoder_start_token_id
+            )
             assert torch.equal(wanted_of(reference_model, source, ids), expected)
         for saved in ("saved", "native", "hub"):
             assert verify(str(tmp_path / saved))["problems"] == []
@@ -326,7 +400,9 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
 
 
 def test_what_transformers_saves(load, tmp_path: Path) -> None:
-    """Its own config.json, with settings that follow from others; copies of the embedding, and an unused table."""
+    """Its own config.json, with settings that follow from others; copies of the embedding, and an
+    unused table.
+    """
     reference, model, _ = load("gated")
     reference.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["scale_decoder_outputs"] is False
@@ -338,19 +414,27 @@ def test_what_transformers_saves(load, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
         tensors[name] = tensors["shared.weight"].clone()
-    tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(8, 4)
+    tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(
+        8, 4
+    )
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    assert torch.equal(minhub_py.from_pretrained(tmp_path, device="cpu")(source, ids), model(source, ids))
+    assert torch.equal(
+        minhub_py.from_pretrained(tmp_path, device="cpu")(source, ids), model(source, ids)
+    )
 
 
 def test_t5_is_created_from_a_config_and_from_its_model_type(load) -> None:
     _, model, folder = load("t5")
     source, ids = ids_of(1, 20), ids_of(1, 30)
-    assert torch.equal(minhub_py.from_pretrained(folder, device="cpu")(source, ids), model(source, ids))
+    assert torch.equal(
+        minhub_py.from_pretrained(folder, device="cpu")(source, ids), model(source, ids)
+    )
     fresh = minhub_py.from_config(folder)
     assert fresh.training
     assert fresh.config == model.config
-    model = minhub_py.from_config("t5", vocab_size=61, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=2)
+    model = minhub_py.from_config(
+        "t5", vocab_size=61, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=2
+    )
     assert model.config.to_hub()["model_type"] == "t5"
     assert model(source, ids).std() > 0.1
     with pytest.raises(ValueError, match=r"architecture t5, not gpt2: use from_pretrained\(\)"):
@@ -368,7 +452,9 @@ def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
         for rows, length in ((1, 1), (2, 9), (3, 50)):
             source, ids = ids_of(rows, 51 - length), ids_of(rows, length)
             assert_close(script(source, ids), model(source, ids), 1e-5)
-        assert torch.equal(script.train()(source, ids), script(source, ids)) == (not model.config.dropout_rate)
+        assert torch.equal(script.train()(source, ids), script(source, ids)) == (
+            not model.config.dropout_rate
+        )
     script(ids_of(2, 9), ids_of(2, 5)).sum().backward()
     assert all(parameter.grad is not None for parameter in script.parameters())
 
@@ -376,10 +462,13 @@ def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("name", "kernels"),
-    [(name, None) for name in CASES] + [(name, kind) for name in FEW for kind in ("plain", "avx2", "avx512")],
+    [(name, None) for name in CASES]
+    + [(name, kind) for name in FEW for kind in ("plain", "avx2", "avx512")],
 )
 def test_native_logits_match_forward(load, name: str, kernels: str | None) -> None:
-    """The logits of `forward`, with each kernel; bitwise identical in one call, in chunks, and with other rows."""
+    """The logits of `forward`, with each kernel; bitwise identical in one call, in chunks, and with
+    other rows.
+    """
     need_kernels(kernels)
     try:
         model = load(name)[1]
@@ -396,7 +485,8 @@ def test_native_logits_match_forward(load, name: str, kernels: str | None) -> No
         assert_close(result, model(torch.tensor([source]), torch.tensor([ids]))[0])
         cache.clear(0)
         pieces = [
-            runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in pairwise((0, 7, 8, 60))
+            runner.forward({0: ids[start:end]}, cache, every=True).clone()
+            for start, end in pairwise((0, 7, 8, 60))
         ]
         assert torch.equal(torch.cat(pieces), result)
         cache = runner.new_cache(3, 90)
@@ -406,7 +496,9 @@ def test_native_logits_match_forward(load, name: str, kernels: str | None) -> No
         assert torch.equal(first[[0, 2]], result[[4, 1]])
         further = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
         assert torch.equal(further[[0, 5, 6]], result[[5, 2, 3]])
-        assert_close(further[1:5], model(torch.tensor([source[:3]]), torch.tensor([ids[:44]]))[0, 40:])
+        assert_close(
+            further[1:5], model(torch.tensor([source[:3]]), torch.tensor([ids[:44]]))[0, 40:]
+        )
     finally:
         library().choose(None)
 
@@ -416,7 +508,11 @@ def test_each_prompt_is_read_once_by_the_encoder(load, monkeypatch: pytest.Monke
     _, model, _ = load("t5")
     read = []
     encode = NativeRunner.encode
-    monkeypatch.setattr(NativeRunner, "encode", lambda self, ids, *rest: (read.append(ids), encode(self, ids, *rest)))
+    monkeypatch.setattr(
+        NativeRunner,
+        "encode",
+        lambda self, ids, *rest: (read.append(ids), encode(self, ids, *rest)),
+    )
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17, 30)]
     minhub_py.generate(model, prompts, 20, eos_id=None, speculate=3)
     assert read == prompts
@@ -445,13 +541,16 @@ def test_texts_match_without_native_code(load) -> None:
     prompts, targets = [ids_of(1, length)[0].tolist() for length in (3, 30)], [[5, 6, 7], [9]]
     slow = minhub_py.from_pretrained(folder, device="cpu")
     recorded = []
-    slow.encoder.norm.register_forward_hook(lambda module, args, result: recorded.append(result.size(1)))
+    slow.encoder.norm.register_forward_hook(
+        lambda module, args, result: recorded.append(result.size(1))
+    )
     assert type(runner_of(slow)) is TorchRunner
     texts = minhub_py.generate(slow, prompts, 20, temperature=0, eos_id=None)
     assert recorded == [3, 30]
     assert texts == minhub_py.generate(model, prompts, 20, temperature=0, eos_id=None)
     for actual, expected in zip(
-        *(minhub_py.score(network, prompts, targets=targets) for network in (slow, model)), strict=True
+        *(minhub_py.score(network, prompts, targets=targets) for network in (slow, model)),
+        strict=True,
     ):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     batch = Batch(model, 2, 40)
@@ -459,7 +558,9 @@ def test_texts_match_without_native_code(load) -> None:
     events = [event for _ in range(5) for event in batch.step()]
     [expected] = minhub_py.score(model, prompts[1:], targets=[texts[1][:5]])
     assert [(event.row, event.id) for event in events] == [(row, id) for id in texts[1][:5]]
-    torch.testing.assert_close(torch.tensor([event.logprob for event in events]), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor([event.logprob for event in events]), expected, rtol=0, atol=1e-5
+    )
 
 
 def test_targets_of_a_decoder_alone() -> None:
@@ -472,7 +573,9 @@ def test_targets_of_a_decoder_alone() -> None:
 
 @pytest.fixture(scope="module")
 def with_tokenizer(load, tmp_path_factory) -> Path:
-    """A folder with a model of 61 token IDs and a tokenizer with fewer, like T5's: unigrams, and </s> after a text."""
+    """A folder with a model of 61 token IDs and a tokenizer with fewer, like T5's: unigrams, and
+    </s> after a text.
+    """
     pieces = [
         ("<pad>", 0.0),
         ("</s>", 0.0),
@@ -484,7 +587,9 @@ def with_tokenizer(load, tmp_path_factory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     folder: Path = tmp_path_factory.mktemp("with-tokenizer")
     minhub_py.save_pretrained(load("t5")[1], folder, tokenizer)
     return folder
@@ -493,7 +598,10 @@ def with_tokenizer(load, tmp_path_factory) -> Path:
 def test_commands_generate_and_score(with_tokenizer: Path) -> None:
     """generate prints the output only; IDs without a token have no text; perplexity needs a target."""
     folder, prompt = str(with_tokenizer), "translate: the house."
-    model, tokenizer = minhub_py.from_pretrained(folder), minhub_py.tokenizer_from_pretrained(folder)
+    model, tokenizer = (
+        minhub_py.from_pretrained(folder),
+        minhub_py.tokenizer_from_pretrained(folder),
+    )
     ids = tokenizer.encode(prompt).ids
     assert ids[-1] == 1
     [expected] = minhub_py.generate(model, [ids], 20, temperature=0)
@@ -507,7 +615,9 @@ def test_commands_generate_and_score(with_tokenizer: Path) -> None:
     (with_tokenizer / "text.txt").write_text("the house")
     failed = CliRunner().invoke(main, ["score", folder, str(with_tokenizer / "text.txt")])
     assert failed.exit_code == 1
-    assert "predicts the answer to a prompt, not the prompt" in str(failed.exception) + failed.stderr
+    assert (
+        "predicts the answer to a prompt, not the prompt" in str(failed.exception) + failed.stderr
+    )
     shown = CliRunner().invoke(main, ["inspect", folder]).stdout
     assert "decoder.block.{}.layer.{}.EncDecAttention.q.weight" in shown
 
@@ -515,32 +625,47 @@ def test_commands_generate_and_score(with_tokenizer: Path) -> None:
 def test_r_generates_and_scores(with_tokenizer: Path) -> None:
     """R's generate(), next_tokens() and token_logprobs() with targets; a prompt has no logits."""
     module, tokenizer = (
-        read(str(with_tokenizer)) for read in (minhub_py.from_pretrained, minhub_py.tokenizer_from_pretrained)
+        read(str(with_tokenizer))
+        for read in (minhub_py.from_pretrained, minhub_py.tokenizer_from_pretrained)
     )
     session, model, prompts = Session(), Model(module, with_tokenizer), ["the house", "a tree."]
     rows = [tokenizer.encode(prompt).ids for prompt in prompts]
     emitted: list[Any] = []
     session.start_request(emitted.append, Event())
-    settings = {"tokenizer": None, "max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None,
-                "repetition_penalty": 1.0, "eos_id": None, "stop": None}  # fmt: skip
-    result = methods_of_text.generate(session, model, prompts, **settings, seeds=[0, 0], stream=False)
+    settings = {
+        "tokenizer": None,
+        "max_new_tokens": 12,
+        "temperature": 0.0,
+        "top_k": None,
+        "top_p": None,
+        "repetition_penalty": 1.0,
+        "eos_id": None,
+        "stop": None,
+    }
+    result = methods_of_text.generate(
+        session, model, prompts, **settings, seeds=[0, 0], stream=False
+    )
     expected = minhub_py.generate(module, rows, 12, temperature=0)
     assert [ids.tolist() for ids in result["ids"]] == expected
     assert list(result["texts"]) == [tokenizer.decode(ids) for ids in expected]
     emitted.clear()  # of the progress bar
     methods_of_text.generate(session, model, prompts[:1], **settings, seeds=[0], stream=True)
     assert "".join(emitted) == tokenizer.decode(expected[0])
-    assert methods_of_text.next_tokens(session, model, prompts, None, 3).columns["id"][::3].tolist() == [
-        ids[0] for ids in expected
-    ]
+    assert methods_of_text.next_tokens(session, model, prompts, None, 3).columns["id"][
+        ::3
+    ].tolist() == [ids[0] for ids in expected]
     scored = methods_of_text.score(session, model, prompts, None, ["house", "a"]).columns
     targets = [tokenizer.encode(target).ids for target in ("house", "a")]
     assert scored["id"].tolist() == [id for ids in targets for id in ids]
-    assert scored["position"].tolist() == [position for ids in targets for position in range(1, len(ids) + 1)]
+    assert scored["position"].tolist() == [
+        position for ids in targets for position in range(1, len(ids) + 1)
+    ]
     torch.testing.assert_close(
         torch.tensor(scored["logprob"]), torch.cat(minhub_py.score(module, rows, targets=targets))
     )
-    with pytest.raises(ValueError, match=r"use generate\(\), next_tokens\(\), or token_logprobs\(\) with targets"):
+    with pytest.raises(
+        ValueError, match=r"use generate\(\), next_tokens\(\), or token_logprobs\(\) with targets"
+    ):
         methods_of_models.forward(session, model, [[1, 2]], 0, False)
 
 
@@ -554,8 +679,12 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[str(settings) for settings, _ in REFUSED])
-def test_unsupported_settings_are_rejected(load, tmp_path: Path, settings: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"), REFUSED, ids=[str(settings) for settings, _ in REFUSED]
+)
+def test_unsupported_settings_are_rejected(
+    load, tmp_path: Path, settings: Any, message: str
+) -> None:
     (tmp_path / "model.safetensors").symlink_to(load("t5")[2] / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(SMALL | settings))
     with pytest.raises(ValueError, match=message):

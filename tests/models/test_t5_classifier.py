@@ -14,11 +14,20 @@ from transformers import AutoConfig, T5ForSequenceClassification
 import minhub_py
 from minhub_py import activations, classify, generate, save_pretrained, train
 from minhub_py.export.torchscript import save_torchscript
-from minhub_py.inspection import inspect, verify
+from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.t5 import T5Classifier
 
-SMALL = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44, "num_layers": 2, "num_heads": 4, "num_labels": 3,
-         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}  # fmt: skip
+SMALL = {
+    "vocab_size": 61,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 44,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_labels": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
 CASES: dict[str, dict[str, Any]] = {
     "t5": {},
     "gated": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1,
@@ -45,7 +54,11 @@ def rows_of(config: Any) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.randint(10, 61, (3, 40), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     for row, length in enumerate((40, 30, 3)):
-        ids[row, length - 1], ids[row, length:], mask[row, length:] = config.eos_token_id, config.pad_token_id, 0
+        ids[row, length - 1], ids[row, length:], mask[row, length:] = (
+            config.eos_token_id,
+            config.pad_token_id,
+            0,
+        )
     return ids, mask
 
 
@@ -55,7 +68,9 @@ def tokenizer_of(config: Any) -> Tokenizer:
     vocab = {f"w{number}": number for number in range(61)} | {"</s>": end}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="</s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", end)]
+    )
     return tokenizer
 
 
@@ -95,9 +110,13 @@ def test_transformers_loads_what_is_saved(pair: Pair, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in again.state_dict().items())
     for name in ("id2label", "problem_type", "classifier_dropout"):
         assert getattr(again.config, name) == getattr(reference.config, name)
-    assert minhub_py.from_pretrained(tmp_path, device="cpu").config.to_hub() == model.config.to_hub()
+    assert (
+        minhub_py.from_pretrained(tmp_path, device="cpu").config.to_hub() == model.config.to_hub()
+    )
     assert verify(str(folder))["problems"] == []
-    assert inspect(str(folder))["parameters"]["total"] == sum(weight.numel() for weight in model.parameters())
+    assert inspect(str(folder))["parameters"]["total"] == sum(
+        weight.numel() for weight in model.parameters()
+    )
 
 
 @torch.no_grad()
@@ -128,7 +147,9 @@ def test_classify_equals_transformers(pair: Pair) -> None:
     tokenizer = tokenizer_of(model.config)
     texts = ["w11 w12 w50 w33", "w21", "", None]
     columns = classify(model, tokenizer, texts)
-    logits = torch.cat([reference(torch.tensor([tokenizer.encode(text).ids])).logits for text in texts[:3]])
+    logits = torch.cat(
+        [reference(torch.tensor([tokenizer.encode(text).ids])).logits for text in texts[:3]]
+    )
     is_multi_label = model.config.problem_type is not None
     expected = logits.sigmoid() if is_multi_label else logits.softmax(dim=1)
     probs = np.stack([columns[f"prob_{label}"] for label in model.config.labels], axis=1)
@@ -148,10 +169,19 @@ def test_training_learns_labels(tmp_path: Path, lora: dict[str, int]) -> None:
     model = minhub_py.from_config("t5", **SMALL)
     tokenizer = tokenizer_of(model.config)
     save_pretrained(model, tmp_path / "t5", tokenizer)
-    rows = [(f"w{10 + i // 2 % 20} " * (1 + i // 2 % 5) + f"w{40 + i % 2}", "ab"[i % 2]) for i in range(200)]
+    rows = [
+        (f"w{10 + i // 2 % 20} " * (1 + i // 2 % 5) + f"w{40 + i % 2}", "ab"[i % 2])
+        for i in range(200)
+    ]
     table = tmp_path / "labels.csv"
     table.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
-    settings = {"objective": "labels", "steps": 60, "learning_rate": 0.01, "progress": False, **lora}
+    settings = {
+        "objective": "labels",
+        "steps": 60,
+        "learning_rate": 0.01,
+        "progress": False,
+        **lora,
+    }
     train(table, tmp_path / "run", start=str(tmp_path / "t5"), **settings)
     trained = minhub_py.from_pretrained(tmp_path / "run", device="cpu")
     assert classify(trained, tokenizer, ["w12 w40", "w12 w12 w41"])["label"] == ["a", "b"]

@@ -1,4 +1,6 @@
-"""T5's encoder without a decoder, compared with transformers' T5EncoderModel and T5ForTokenClassification."""
+"""T5's encoder without a decoder, compared with transformers' T5EncoderModel and
+T5ForTokenClassification.
+"""
 
 import json
 from pathlib import Path
@@ -17,17 +19,33 @@ import minhub_py
 from minhub_py import classify_tokens, embed, generate, save_pretrained, train
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
-from minhub_py.inspection import inspect, verify
+from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.t5 import T5Encoder
 from minhub_py.serve.loading import task_at
 
-LABELS = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label2id": {"O": 0, "B-PER": 1, "I-PER": 2}}
+LABELS = {
+    "id2label": {0: "O", 1: "B-PER", 2: "I-PER"},
+    "label2id": {"O": 0, "B-PER": 1, "I-PER": 2},
+}
 # Texts are longer than the largest distance with a bucket of its own.
-SMALL = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44, "num_layers": 3, "num_heads": 4, **LABELS,
-         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}  # fmt: skip
+SMALL = {
+    "vocab_size": 61,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 44,
+    "num_layers": 3,
+    "num_heads": 4,
+    **LABELS,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
 CASES: dict[str, dict[str, Any]] = {
     "t5": {},
-    "gated": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "classifier_dropout": 0.3},
+    "gated": {
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "classifier_dropout": 0.3,
+    },
 }
 CLASSES = (T5EncoderModel, T5ForTokenClassification)
 Pair = tuple[Any, Any, Path]
@@ -81,7 +99,9 @@ def test_gradients_equal_transformers(pair: Pair) -> None:
     reference, model, _ = pair
     ids, mask = rows_of()
     for output in (model(ids, mask), output_of(reference, ids, mask)):
-        torch.nn.functional.cross_entropy(output[:, :3].reshape(9, -1), torch.arange(9) % 3).backward()
+        torch.nn.functional.cross_entropy(
+            output[:, :3].reshape(9, -1), torch.arange(9) % 3
+        ).backward()
     body = getattr(reference, "transformer", reference)
     assert_close(model.shared.weight.grad, body.shared.weight.grad)
     bias = body.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
@@ -97,10 +117,16 @@ def test_transformers_loads_what_is_saved(pair: Pair, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in again.state_dict().items())
     if model.head is not None:
         assert again.config.id2label == reference.config.id2label
-    assert minhub_py.from_pretrained(tmp_path, device="cpu").config.to_hub() == model.config.to_hub()
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [type(reference).__name__]
+    assert (
+        minhub_py.from_pretrained(tmp_path, device="cpu").config.to_hub() == model.config.to_hub()
+    )
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [
+        type(reference).__name__
+    ]
     assert verify(str(folder))["problems"] == []
-    assert inspect(str(folder))["parameters"]["total"] == sum(weight.numel() for weight in model.parameters())
+    assert inspect(str(folder))["parameters"]["total"] == sum(
+        weight.numel() for weight in model.parameters()
+    )
 
 
 def test_texts_do_not_change_each_other(pair: Pair) -> None:
@@ -147,7 +173,9 @@ def test_calls_use_the_encoder(pair: Pair, tmp_path: Path) -> None:
     mean = torch.cat([body(ids).last_hidden_state.mean(dim=1) for ids in idx])
     assert_close(embed(model, tokenizer, texts), mean)
     assert task_at(folder) == "embedding"
-    with pytest.raises(ValueError, match="T5 is a text encoder, which does not predict the next token: use embed"):
+    with pytest.raises(
+        ValueError, match="T5 is a text encoder, which does not predict the next token: use embed"
+    ):
         generate(model, [[11, 12]], 3)
     if model.head is not None:
         columns = classify_tokens(model, tokenizer, texts, aggregation="none", ignore=())
@@ -157,13 +185,24 @@ def test_calls_use_the_encoder(pair: Pair, tmp_path: Path) -> None:
     save_pretrained(model, tmp_path / "t5", tokenizer)
     table = tmp_path / "labels.csv"
     table.write_text("text,label\n" + "w1,a\nw2,b\n" * 10)
-    with pytest.raises(ValueError, match="a sequence classification head reads the decoder, which this model lacks"):
-        train(table, tmp_path / "run", start=str(tmp_path / "t5"), objective="labels", steps=1, progress=False)
+    with pytest.raises(
+        ValueError, match="a sequence classification head reads the decoder, which this model lacks"
+    ):
+        train(
+            table,
+            tmp_path / "run",
+            start=str(tmp_path / "t5"),
+            objective="labels",
+            steps=1,
+            progress=False,
+        )
 
 
 @torch.no_grad()
 def test_settings_of_published_encoders(pair: Pair, tmp_path: Path) -> None:
-    """Also with is_encoder_decoder from the T5 that the encoder was taken from. A missing head is refused by name."""
+    """Also with is_encoder_decoder from the T5 that the encoder was taken from. A missing head is
+    refused by name.
+    """
     reference, model, folder = pair
     settings = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
@@ -174,10 +213,18 @@ def test_settings_of_published_encoders(pair: Pair, tmp_path: Path) -> None:
     assert torch.equal(again(ids), model(ids))
     assert again.config == model.config
     if model.head is not None:
-        save_file({n: t for n, t in tensors.items() if "classifier" not in n}, tmp_path / "model.safetensors")
-        message = r"no weights of the head of T5ForTokenClassification.* set architectures to \['T5EncoderModel'\]"
+        save_file(
+            {n: t for n, t in tensors.items() if "classifier" not in n},
+            tmp_path / "model.safetensors",
+        )
+        message = (
+            r"no weights of the head of T5ForTokenClassification.* set architectures to"
+            r" \['T5EncoderModel'\]"
+        )
         with pytest.raises(ValueError, match=message):
             minhub_py.from_pretrained(tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps(settings | {"architectures": ["T5EncoderModel"]}))
+        (tmp_path / "config.json").write_text(
+            json.dumps(settings | {"architectures": ["T5EncoderModel"]})
+        )
         headless = minhub_py.from_pretrained(tmp_path, device="cpu")
         assert_close(headless(ids), reference.transformer(ids).last_hidden_state)

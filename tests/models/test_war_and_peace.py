@@ -1,4 +1,6 @@
-"""An LSTM that was trained on War and Peace: published numbers and texts. The module needs the real data."""
+"""An LSTM that was trained on War and Peace: published numbers and texts. The module needs the real
+data.
+"""
 
 import json
 import re
@@ -29,7 +31,11 @@ def encode(text):
     text = re.sub(r"[^A-Za-z0-9 \-\.;,\n\?!]", "", text)
     text = re.sub(" +", " ", re.sub("\n+", " ", text))
     vocabulary = json.loads((FOLDER / "vocab.json").read_text(encoding="utf-8"))
-    ids = vocabulary if isinstance(vocabulary, dict) else {character: id for id, character in enumerate(vocabulary)}
+    ids = (
+        vocabulary
+        if isinstance(vocabulary, dict)
+        else {character: id for id, character in enumerate(vocabulary)}
+    )
     return torch.tensor([[ids[character] for character in text]])
 
 
@@ -37,7 +43,8 @@ def encode(text):
 def test_logits_match_the_published_ones(war_and_peace):
     logits = war_and_peace(encode(PROMPT))
     assert logits.dtype == torch.float32
-    expected = torch.tensor([-15.5377, -4.0642, -9.3971, -6.7735, -6.2187])  # rounded to four digits
+    # rounded to four digits
+    expected = torch.tensor([-15.5377, -4.0642, -9.3971, -6.7735, -6.2187])
     torch.testing.assert_close(logits[0, -1, :5], expected, rtol=0, atol=1e-4)
 
 

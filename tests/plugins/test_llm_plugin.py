@@ -32,7 +32,8 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "user"))
     load_plugins()
-    if not pm.is_registered(plugin):  # found by its entry point after an installation with the extra
+    # found by its entry point after an installation with the extra
+    if not pm.is_registered(plugin):
         pm.register(plugin, "minhub")
         plugin.register_commands(cli)
     return cli
@@ -52,9 +53,17 @@ def test_a_prompt_and_a_conversation_equal_a_chat(cli: Any) -> None:
     first = conversation.prompt("Good morrow!", system="Be brief.", **options)
     assert first.text() == chat.say("Good morrow!").text
     assert first.usage().output == 12
-    assert "".join(conversation.prompt("And then?", **{**options, "seed": 2})) == chat.say("And then?", seed=1).text
-    names = [option.strip() for option in ("-o", "temperature", "0.5", "-o", "seed", "3", "-o", "max_new_tokens", "12")]
-    output = run(cli, "-m", "minhub/shakespeare-gpt2", "Good morrow!", "-s", "Be brief.", *names, "--no-log")
+    assert (
+        "".join(conversation.prompt("And then?", **{**options, "seed": 2}))
+        == chat.say("And then?", seed=1).text
+    )
+    names = [
+        option.strip()
+        for option in ("-o", "temperature", "0.5", "-o", "seed", "3", "-o", "max_new_tokens", "12")
+    ]
+    output = run(
+        cli, "-m", "minhub/shakespeare-gpt2", "Good morrow!", "-s", "Be brief.", *names, "--no-log"
+    )
     assert output.strip() == first.text().strip()
 
 
@@ -83,7 +92,10 @@ def test_added_models_have_aliases(cli: Any, tmp_path: Path) -> None:
     assert llm.get_model("small").model_id == "minhub/tiny"
     other = chat_model(tmp_path / "other" / "tiny")
     result = CliRunner().invoke(cli, ["minhub", "add", str(other)])
-    assert (result.exit_code, "minhub/tiny is the name of another model" in result.output) == (1, True)
+    assert (result.exit_code, "minhub/tiny is the name of another model" in result.output) == (
+        1,
+        True,
+    )
     run(cli, "minhub", "remove", "small")
     assert "minhub/tiny" not in run(cli, "models", "list")
 
@@ -96,7 +108,10 @@ def test_encoders_are_embedding_models_and_no_chat_models(
     tokenizer_from_pretrained("owner/encoder")
     from_pretrained("owner/encoder")
     folder = write_sentence_encoder(tmp_path / "added")
-    assert run(cli, "minhub", "add", folder, "--alias", "sentences") == "Added: llm embed -m sentences\n"
+    assert (
+        run(cli, "minhub", "add", folder, "--alias", "sentences")
+        == "Added: llm embed -m sentences\n"
+    )
     names = ("minhub/owner/encoder", "minhub/added")
     chats, embedders = run(cli, "models", "list"), run(cli, "embed-models", "list")
     assert all(name not in chats and name in embedders for name in names)
@@ -108,7 +123,9 @@ def test_encoders_are_embedding_models_and_no_chat_models(
 
 
 @pytest.mark.parametrize("write", [write_cross_encoder, write_token_classifier])
-def test_classifiers_are_not_offered(cli: Any, tmp_path: Path, write: Callable[[Path], Path]) -> None:
+def test_classifiers_are_not_offered(
+    cli: Any, tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
     result = CliRunner().invoke(cli, ["minhub", "add", str(write(tmp_path / "classifier"))])
     assert (result.exit_code, "is a classifier: use minhub classify" in result.output) == (1, True)
 
@@ -124,7 +141,7 @@ def test_gguf_files_have_their_kind(cli: Any, tmp_path: Path) -> None:
         ("embedding", lambda writer: writer.add_pooling_type(gguf.PoolingType.MEAN)),
         ("embedding", lambda writer: writer.add_causal_attention(False)),
         ("chat", lambda writer: writer.add_causal_attention(True)),
-    ):  # fmt: skip
+    ):
         writer = gguf.GGUFWriter(tmp_path / "other.gguf", "any")
         add(writer)
         writer.write_header_to_file()
@@ -134,8 +151,13 @@ def test_gguf_files_have_their_kind(cli: Any, tmp_path: Path) -> None:
 
 
 def test_the_plugin_imports_no_pytorch() -> None:
-    code = "import sys; import minhub_py.plugins.llm as plugin; [*plugin.available()]; print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "import sys; import minhub_py.plugins.llm as plugin; [*plugin.available()]; print('torch'"
+        " in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout == "False\n"
 
 

@@ -16,7 +16,15 @@ from r_bridge.spelling import use_r_spelling
 from r_bridge.training import RListener
 
 TEXT = "To be, or not to be, that is the question.\n" * 60
-TINY = {"family": "lstm", "layers": 1.0, "width": 8.0, "context": 8.0, "batch": 2.0, "evaluate_every": 4.0, "seed": 1.0}
+TINY = {
+    "family": "lstm",
+    "layers": 1.0,
+    "width": 8.0,
+    "context": 8.0,
+    "batch": 2.0,
+    "evaluate_every": 4.0,
+    "seed": 1.0,
+}
 
 
 class Training:
@@ -38,12 +46,16 @@ class Training:
     def call(self, method: str, **arguments: Any) -> tuple[str, Any]:
         self.received.clear()
         self.cancelled = threading.Event()
-        call = loads(dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)}))
+        call = loads(
+            dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)})
+        )
         kind, value = self.service.run(call, self.emit, self.cancelled)
         return kind, loads(dumps(value))
 
     def train(self, **settings: Any) -> tuple[str, Any]:
-        return self.call("train_model", texts=[str(self.text)], out=str(self.out), settings=TINY | settings)
+        return self.call(
+            "train_model", texts=[str(self.text)], out=str(self.out), settings=TINY | settings
+        )
 
     def resume(self, **settings: Any) -> tuple[str, Any]:
         return self.call("resume_training", out=str(self.out), settings=settings)
@@ -58,7 +70,9 @@ def training(tmp_path: Path) -> Training:
 
 
 def test_run_sends_events_and_returns_columns(training: Training) -> None:
-    kind, run = training.train(steps=10.0, sample="To", sample_tokens=3, config={"embedding_size": np.array([4.0])})
+    kind, run = training.train(
+        steps=10.0, sample="To", sample_tokens=3, config={"embedding_size": np.array([4.0])}
+    )
     assert kind == "done", run
     rows = Run(training.out).losses
     losses = run["losses"]
@@ -72,11 +86,16 @@ def test_run_sends_events_and_returns_columns(training: Training) -> None:
     assert run["loss"].tolist() == [min(losses["held_out_loss"])]
     assert (run["unit"], run["objective"]) == (["nats per token"], ["text"])
     settings = run["settings"]
-    assert (settings["steps"].tolist(), settings["config"]["embedding_size"].tolist()) == ([10], [4])
+    assert (settings["steps"].tolist(), settings["config"]["embedding_size"].tolist()) == (
+        [10],
+        [4],
+    )
     assert "start" not in settings
     assert settings["from"] is None
 
-    events = [event for event in training.events() if event not in ("preparing", "working", "stepped")]
+    events = [
+        event for event in training.events() if event not in ("preparing", "working", "stepped")
+    ]
     assert events == ["begins", "estimated", *["evaluated", "sampled"] * 4]
     evaluated = [news for news in training.received if news["event"] == ["evaluated"]]
     for news, row in zip(evaluated, rows, strict=True):
@@ -93,7 +112,9 @@ def test_cancelled_run_has_a_checkpoint_and_resumes(training: Training) -> None:
     training.cancel_at = ""
     kind, run = training.resume(steps=step + 3.0)
     assert kind == "done", run
-    assert [news["step"].tolist() for news in training.received if news["event"] == ["begins"]] == [[step]]
+    assert [news["step"].tolist() for news in training.received if news["event"] == ["begins"]] == [
+        [step]
+    ]
     assert run["losses"]["step"][-1] == step + 3
     # Before the model exists, the same call or resume_training continues the preparation.
     training.out = training.out.with_name("other")
@@ -111,7 +132,10 @@ def test_cancelled_run_has_a_checkpoint_and_resumes(training: Training) -> None:
     ("settings", "message"),
     [
         ({"steps": 2.5}, "steps must be an integer, not 2.5"),
-        ({"speed": 1.0, "start": "gpt2"}, "unknown settings speed, start; the settings are family, from, tokenizer"),
+        (
+            {"speed": 1.0, "start": "gpt2"},
+            "unknown settings speed, start; the settings are family, from, tokenizer",
+        ),
         ({"warmup": 3.0}, "unknown setting warmup; did you mean warm_up?"),
         ({"context": 5000.0}, "use a longer text, or context = "),
         ({"batch": 900.0}, "a smaller batch or context, or carry = FALSE"),
@@ -139,11 +163,17 @@ def test_messages_contain_r_settings_and_calls(training: Training) -> None:
     _, failure = training.train(steps=1.0)
     assert failure["class"] == ["FileExistsError"]
     assert f'resume it with minhub_resume("{training.out}"), or' in failure["message"][0]
-    assert "is not a run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
+    assert (
+        "is not a run of minhub_train()"
+        in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
+    )
     with use_r_spelling():
         assert spelling.setting("start") == "from"
         assert spelling.setting("start", 'a "run"') == r'from = "a \"run\""'
         assert spelling.setting("carry", False) == "carry = FALSE"
         assert spelling.resume_call("run", steps=20) == 'minhub_resume("run", steps = 20)'
-        assert spelling.download_call("owner/name", "v1") == 'from_pretrained("owner/name", revision = "v1")'
+        assert (
+            spelling.download_call("owner/name", "v1")
+            == 'from_pretrained("owner/name", revision = "v1")'
+        )
     assert spelling.resume_call("run", steps=20) == "resume('run', steps=20)"

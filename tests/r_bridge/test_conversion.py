@@ -76,7 +76,10 @@ TO_R: list[tuple[Any, str]] = [
     (np.zeros((2, 0, 3), np.float32), "array(0, c(2, 0, 3))"),
     (np.arange(6, dtype=np.int16)[::2], "c(0L, 2L, 4L)"),
     (np.arange(12).reshape(3, 4)[:, ::-1][1:], "matrix(c(7:4, 11:8), 2, byrow = TRUE)"),
-    (np.arange(3 * 2**17, dtype=np.float32).reshape(3, -1), "matrix(as.numeric(0:393215), 3, byrow = TRUE)"),
+    (
+        np.arange(3 * 2**17, dtype=np.float32).reshape(3, -1),
+        "matrix(as.numeric(0:393215), 3, byrow = TRUE)",
+    ),
     (np.arange(3 * 2**17).reshape(-1, 3), "matrix(0:393215, ncol = 3, byrow = TRUE)"),
     (np.array(["2026-01-02", "NaT"], "datetime64[D]"), 'as.Date(c("2026-01-02", NA))'),
     (
@@ -92,9 +95,12 @@ TO_R: list[tuple[Any, str]] = [
         'structure(c(20455, 20456), class = "Date", dim = 1:2)',
     ),
     (Frame({"a": np.array([1, 2]), "b": ["x", None]}), 'data.frame(a = 1:2, b = c("x", NA))'),
-    (Frame({"a": np.array([], np.int32), "b": arguments.character([])}), "data.frame(a = integer(), b = character())"),
+    (
+        Frame({"a": np.array([], np.int32), "b": arguments.character([])}),
+        "data.frame(a = integer(), b = character())",
+    ),
     (Frame({}), "data.frame()"),
-]  # fmt: skip
+]
 
 
 def test_python_values_are_identical_in_r(tmp_path: Path) -> None:
@@ -114,10 +120,21 @@ def test_python_values_are_identical_in_r(tmp_path: Path) -> None:
 
 def test_serialized_bytes_match_r(tmp_path: Path) -> None:
     """After the header, which contains R's version."""
-    columns = {"a": np.arange(1.5, 4), "b": ["x", None, "\u00e9"], "c": None, "d": np.arange(6.0).reshape(2, 3)}
+    columns = {
+        "a": np.arange(1.5, 4),
+        "b": ["x", None, "\u00e9"],
+        "c": None,
+        "d": np.arange(6.0).reshape(2, 3),
+    }
     frame = Frame({"i": np.array([3, 1]), "t": np.array([True, False])})
     for value, code in [
-        (columns, 'list(a = 1:3 + 0.5, b = c("x", NA, "\\u00e9"), c = NULL, d = matrix(c(0, 3, 1, 4, 2, 5), 2))'),
+        (
+            columns,
+            (
+                'list(a = 1:3 + 0.5, b = c("x", NA, "\\u00e9"), c = NULL, d = matrix(c(0, 3, 1, 4,'
+                " 2, 5), 2))"
+            ),
+        ),
         (frame, "data.frame(i = c(3L, 1L), t = c(TRUE, FALSE))"),
     ]:
         from_r = in_r(tmp_path, f"writeBin(serialize({code}, NULL, xdr = FALSE, version = 2), OUT)")
@@ -144,7 +161,10 @@ FROM_R: list[tuple[str, Any]] = [
     ('data.frame(a = 1:2, b = c("x", "y"))', {"a": np.array([1, 2], np.int32), "b": ["x", "y"]}),
     ("matrix(1:6, 2)", np.array([[1, 3, 5], [2, 4, 6]], np.int32)),
     ("array(as.numeric(1:24), 2:4)", np.arange(1.0, 25).reshape((2, 3, 4), order="F")),
-    ("matrix(c(1L, NA, 3L, 4L), 2)", np.ma.MaskedArray([[1, 3], [0, 4]], [[False, False], [True, False]])),
+    (
+        "matrix(c(1L, NA, 3L, 4L), 2)",
+        np.ma.MaskedArray([[1, 3], [0, 4]], [[False, False], [True, False]]),
+    ),
     (
         "structure(1:2, class = c('haven_labelled', 'vctrs_vctr', 'integer'), labels = c(x = 1L))",
         np.array([1, 2], np.int32),
@@ -154,21 +174,32 @@ FROM_R: list[tuple[str, Any]] = [
     ("structure(list(x = 1), class = 'whatever')", {"x": np.array([1.0])}),
     # bit64::as.integer64(c(2^40, NA, -7)): the bits of integers in doubles
     (
-        "structure(readBin(as.raw(c(0, 0, 0, 0, 0, 1, 0, 0, rep(0, 7), 128, 249, rep(255, 7))), 'double', 3), "
-        "class = 'integer64')",
+        (
+            "structure(readBin(as.raw(c(0, 0, 0, 0, 0, 1, 0, 0, rep(0, 7), 128, 249, rep(255, 7))),"
+            " 'double', 3), class = 'integer64')"
+        ),
         np.ma.MaskedArray(np.array([2**40, 0, -7]), [False, True, False]),
     ),
-    ('as.Date(c("2026-01-02", NA, "1969-12-31")) + 0.5', np.array(["2026-01-02", "NaT", "1969-12-31"], "M8[D]")),
-    ("as.Date(0:1, origin = '1970-01-01')", np.array(["1970-01-01", "1970-01-02"], "datetime64[D]")),
+    (
+        'as.Date(c("2026-01-02", NA, "1969-12-31")) + 0.5',
+        np.array(["2026-01-02", "NaT", "1969-12-31"], "M8[D]"),
+    ),
+    (
+        "as.Date(0:1, origin = '1970-01-01')",
+        np.array(["1970-01-01", "1970-01-02"], "datetime64[D]"),
+    ),
     (
         'as.POSIXct(c("2026-01-02 12:00:00.25", NA), tz = "Europe/Berlin")',
         np.array(["2026-01-02T11:00:00.25", "NaT"], "datetime64[us]"),
     ),
     ("as.POSIXct(Inf, origin = '1970-01-01')", np.array(["NaT"], "datetime64[us]")),
-    ('as.difftime(c(1.5, NA), units = "hours")', np.array([5_400_000_000, "NaT"], "timedelta64[us]")),
+    (
+        'as.difftime(c(1.5, NA), units = "hours")',
+        np.array([5_400_000_000, "NaT"], "timedelta64[us]"),
+    ),
     ('data.frame(day = as.Date("2026-01-02"))', {"day": np.array(["2026-01-02"], "datetime64[D]")}),
     ("structure(list(x = 1), note = 'a', other = 'b')", {"x": np.array([1.0])}),
-]  # fmt: skip
+]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -177,7 +208,9 @@ def same(a: Any, b: Any) -> bool:
             masks = np.array_equal(np.ma.getmaskarray(a), np.ma.getmaskarray(b))
             if a.dtype.kind in "mM":
                 return a.dtype == b.dtype and np.array_equal(a.astype(np.int64), b.astype(np.int64))
-            return a.dtype == b.dtype and a.shape == b.shape and masks and bool(np.ma.allequal(a, b))
+            return (
+                a.dtype == b.dtype and a.shape == b.shape and masks and bool(np.ma.allequal(a, b))
+            )
         case list(), list():
             return len(a) == len(b) and all(map(same, a, b))
         case dict(), dict():
@@ -187,7 +220,9 @@ def same(a: Any, b: Any) -> bool:
 
 def test_r_values_are_equal_in_python(tmp_path: Path) -> None:
     codes = ", ".join(code for code, _ in FROM_R)
-    data = in_r(tmp_path, f"writeBin(serialize(list({codes}), NULL, xdr = FALSE, version = 2), OUT)")
+    data = in_r(
+        tmp_path, f"writeBin(serialize(list({codes}), NULL, xdr = FALSE, version = 2), OUT)"
+    )
     actual = loads(data)
     for (code, expected), value in zip(FROM_R, actual, strict=True):
         if code.startswith("c(1.5"):
@@ -202,16 +237,28 @@ def test_r_values_are_equal_in_python(tmp_path: Path) -> None:
 
 
 def test_round_trip_from_r_is_identical(tmp_path: Path) -> None:
-    codes = ["1:3", "c(1.5, NA, NaN, -Inf)", "c(TRUE, NA)", 'c("a", NA, "\\u00e9")',
-             "as.raw(1:9)", "matrix(rnorm(6), 2)",
-             'list(a = 1L, b = list("x", NULL))', "array(1:24, 2:4)"]  # fmt: skip
+    codes = [
+        "1:3",
+        "c(1.5, NA, NaN, -Inf)",
+        "c(TRUE, NA)",
+        'c("a", NA, "\\u00e9")',
+        "as.raw(1:9)",
+        "matrix(rnorm(6), 2)",
+        'list(a = 1L, b = list("x", NULL))',
+        "array(1:24, 2:4)",
+    ]
     write = f"set.seed(1); x <- list({', '.join(codes)})"
     data = in_r(tmp_path, f"{write}; writeBin(serialize(x, NULL, xdr = FALSE, version = 2), OUT)")
-    check = f"{write}; same <- identical(readRDS(IN), x, single.NA = FALSE); writeLines(as.character(same), OUT)"
+    check = (
+        f"{write}; same <- identical(readRDS(IN), x, single.NA = FALSE);"
+        " writeLines(as.character(same), OUT)"
+    )
     assert in_r(tmp_path, check, dumps(loads(data))).decode().strip() == "TRUE"
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, 1j, np.array([1j]), np.array([None]), [object()], {"a": print}])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, 1j, np.array([1j]), np.array([None]), [object()], {"a": print}]
+)
 def test_unsupported_python_values_raise_type_error(value: Any) -> None:
     with pytest.raises(TypeError, match="has no counterpart in R"):
         dumps(value)
@@ -247,7 +294,9 @@ def test_frame_columns_must_have_equal_length() -> None:
     ],
 )
 def test_unsupported_r_values_raise_value_error(tmp_path: Path, code: str, kind: str) -> None:
-    """Values that can be called or evaluated, and numbers with another meaning, are rejected by name."""
+    """Values that can be called or evaluated, and numbers with another meaning, are rejected by
+    name.
+    """
     data = in_r(tmp_path, f"writeBin(serialize({code}, NULL, xdr = FALSE, version = 2), OUT)")
     with pytest.raises(ValueError, match=f"^{kind} has no counterpart in Python"):
         loads(data)
@@ -270,7 +319,12 @@ def test_truncated_bytes_raise_value_error() -> None:
 def test_corrupt_bytes_return_a_value_or_raise_value_error() -> None:
     """No other exception, and memory proportional to the data."""
     random = np.random.default_rng(0)
-    values = [dumps(EXAMPLE), dumps(Frame({"a": np.arange(2), "b": ["x", "y"]})), factor(), dumps([[["deep"]]] * 3)]
+    values = [
+        dumps(EXAMPLE),
+        dumps(Frame({"a": np.arange(2), "b": ["x", "y"]})),
+        factor(),
+        dumps([[["deep"]]] * 3),
+    ]
     refused = 0
     for number in range(20_000):
         data = bytearray(values[number % len(values)])
@@ -279,7 +333,25 @@ def test_corrupt_bytes_return_a_value_or_raise_value_error() -> None:
             # Most integers of the format are aligned to four bytes.
             if random.random() < 0.5 and position + 4 <= len(data):
                 small = random.choice(
-                    [-1, 0, 1, 2, 3, 9, 13, 14, 16, 19, 254, 255, 1026, 2**31 - 1, -(2**31), 531, 19 + 512]
+                    [
+                        -1,
+                        0,
+                        1,
+                        2,
+                        3,
+                        9,
+                        13,
+                        14,
+                        16,
+                        19,
+                        254,
+                        255,
+                        1026,
+                        2**31 - 1,
+                        -(2**31),
+                        531,
+                        19 + 512,
+                    ]
                 )
                 data[position : position + 4] = struct.pack("=i", small)
             else:
@@ -293,15 +365,28 @@ def test_corrupt_bytes_return_a_value_or_raise_value_error() -> None:
 
 def factor() -> bytes:
     """factor(c("u", "v")), serialized by R."""
-    codes = struct.pack("=iiii", convert.INTEGER | convert.HAS_ATTRIBUTES | convert.IS_OBJECT, 2, 1, 2)
+    codes = struct.pack(
+        "=iiii", convert.INTEGER | convert.HAS_ATTRIBUTES | convert.IS_OBJECT, 2, 1, 2
+    )
     attributes = b"".join(convert._attributes({"levels": ["u", "v"], "class": ["factor"]}))
     return convert.HEADER + codes + attributes
 
 
 def test_invalid_lengths_do_not_allocate_memory() -> None:
     before = psutil.Process().memory_info().rss
-    for kind in (convert.REAL, convert.INTEGER, convert.STRINGS, convert.LIST, convert.RAW, convert.LOGICAL):
-        for length in (struct.pack("=i", 2**31 - 1), struct.pack("=iii", -1, 2**20, 0), struct.pack("=i", -2)):
+    for kind in (
+        convert.REAL,
+        convert.INTEGER,
+        convert.STRINGS,
+        convert.LIST,
+        convert.RAW,
+        convert.LOGICAL,
+    ):
+        for length in (
+            struct.pack("=i", 2**31 - 1),
+            struct.pack("=iii", -1, 2**20, 0),
+            struct.pack("=i", -2),
+        ):
             with pytest.raises(ValueError, match="invalid length|the data ends"):
                 loads(convert.HEADER + struct.pack("=i", kind) + length)
     nested = convert.HEADER + struct.pack("=ii", convert.LIST, 1) * 100_000
@@ -313,7 +398,9 @@ def test_invalid_lengths_do_not_allocate_memory() -> None:
 @pytest.mark.parametrize("names", ['c("a", "a")', 'c("a", NA)', 'c("a", "")', "1:2"])
 def test_names_of_a_list_must_be_unique(tmp_path: Path, names: str) -> None:
     data = in_r(
-        tmp_path, f"writeBin(serialize(`attr<-`(list(1, 2), 'names', {names}), NULL, xdr = FALSE, version = 2), OUT)"
+        tmp_path,
+        f"writeBin(serialize(`attr<-`(list(1, 2), 'names', {names}), NULL, xdr = FALSE, version ="
+        " 2), OUT)",
     )
     if names == "1:2":
         assert list(loads(data)) == ["1", "2"]  # R converts them to strings
@@ -324,12 +411,18 @@ def test_names_of_a_list_must_be_unique(tmp_path: Path, names: str) -> None:
 
 def test_numbers_of_json_are_doubles_in_r_if_they_exceed_its_integers() -> None:
     """Models write any number."""
-    value = arguments.json_data({"a": 10**400, "b": [1, -(2**70)], "c": [0.5, 10**400], "d": -(2**70), "e": [1, 2]})
+    value = arguments.json_data(
+        {"a": 10**400, "b": [1, -(2**70)], "c": [0.5, 10**400], "d": -(2**70), "e": [1, 2]}
+    )
     result = loads(dumps(value))
     largest = np.finfo(float).max
     assert [np.asarray(result[name]).tolist() for name in "abcde"] == [
-        [largest], [1.0, -(2.0**70)], [0.5, largest], [-(2.0**70)], [1, 2],
-    ]  # fmt: skip
+        [largest],
+        [1.0, -(2.0**70)],
+        [0.5, largest],
+        [-(2.0**70)],
+        [1, 2],
+    ]
 
 
 def test_a_schema_that_cannot_be_compiled_is_an_error_in_r() -> None:

@@ -1,4 +1,6 @@
-"""inst/get_uv.py, by which minhub_install() installs uv with any Python: a local package index, wheels, and errors."""
+"""inst/get_uv.py, by which minhub_install() installs uv with any Python: a local package index,
+wheels, and errors.
+"""
 
 import ast
 import hashlib
@@ -12,10 +14,18 @@ import pytest
 import r_bridge
 
 PROGRAM = Path(r_bridge.__file__).parent / "minhubpy" / "inst" / "get_uv.py"
-NAMES = [f"uv-1.0-py3-none-{tag}.whl" for tag in (
-    "manylinux_2_17_x86_64.manylinux2014_x86_64", "manylinux_2_17_aarch64.musllinux_1_1_aarch64",
-    "musllinux_1_1_x86_64", "macosx_11_0_arm64", "macosx_10_12_x86_64", "win_amd64", "win_arm64",
-)]  # fmt: skip
+NAMES = [
+    f"uv-1.0-py3-none-{tag}.whl"
+    for tag in (
+        "manylinux_2_17_x86_64.manylinux2014_x86_64",
+        "manylinux_2_17_aarch64.musllinux_1_1_aarch64",
+        "musllinux_1_1_x86_64",
+        "macosx_11_0_arm64",
+        "macosx_10_12_x86_64",
+        "win_amd64",
+        "win_arm64",
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +45,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with zipfile.ZipFile(folder / name, "w") as archive:
             for program in ("uv", "uv.exe", "uvx"):
                 archive.writestr(f"uv-1.0.data/scripts/{program}", f"{program} of {name}")
-    (folder / "index.html").write_text("".join(f'<a href="{name}#sha256=0">{name}</a>' for name in NAMES))
+    (folder / "index.html").write_text(
+        "".join(f'<a href="{name}#sha256=0">{name}</a>' for name in NAMES)
+    )
     monkeypatch.setenv("UV_DEFAULT_INDEX", str(folder.parent))
     return folder
 
@@ -58,7 +70,11 @@ def test_it_runs_on_python_3_6() -> None:
 
 
 def test_uv_comes_from_an_index_a_folder_or_a_wheel(
-    get_uv, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    get_uv,
+    index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     program = Path(answer(get_uv, capsys, tmp_path / "a", *pins(index)))
     [name] = get_uv["suitable"](dict.fromkeys(NAMES))
@@ -68,7 +84,9 @@ def test_uv_comes_from_an_index_a_folder_or_a_wheel(
     wheel = Path(answer(get_uv, capsys, tmp_path / "b", *pins(index), index / name))
     assert wheel.read_text() == program.read_text()
     monkeypatch.setenv("UV_FIND_LINKS", f"{tmp_path} {index}")
-    assert answer(get_uv, capsys, tmp_path / "c", *pins(index)) == str(tmp_path / "c" / program.name)
+    assert answer(get_uv, capsys, tmp_path / "c", *pins(index)) == str(
+        tmp_path / "c" / program.name
+    )
 
 
 def test_another_file_under_the_name_of_the_wheel_is_rejected(
@@ -83,7 +101,11 @@ def test_another_file_under_the_name_of_the_wheel_is_rejected(
 
 
 def test_an_error_names_every_attempt(
-    get_uv, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    get_uv,
+    index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pinned = pins(index)
     (index / "index.html").write_text("")
@@ -92,15 +114,24 @@ def test_an_error_names_every_attempt(
     assert "has no wheel of uv 1.0 for this machine" in text
     monkeypatch.setenv("UV_DEFAULT_INDEX", "nonsense")
     assert "unknown url type" in answer(get_uv, capsys, tmp_path / "uv", *pinned)
-    assert "no wheel of uv for this kind of machine" in answer(get_uv, capsys, tmp_path / "uv", "uv-1.0-other.whl=0")
+    assert "no wheel of uv for this kind of machine" in answer(
+        get_uv, capsys, tmp_path / "uv", "uv-1.0-other.whl=0"
+    )
 
 
 @pytest.mark.parametrize(
     ("system", "machine", "libc", "expected"),
-    [("linux", "x86_64", "glibc", 0), ("linux", "aarch64", "glibc", 1), ("linux", "x86_64", "", 2),
-     ("linux", "aarch64", "", 1), ("darwin", "arm64", "", 3), ("darwin", "x86_64", "", 4), ("win32", "AMD64", "", 5),
-     ("win32", "ARM64", "", 6)],
-)  # fmt: skip
+    [
+        ("linux", "x86_64", "glibc", 0),
+        ("linux", "aarch64", "glibc", 1),
+        ("linux", "x86_64", "", 2),
+        ("linux", "aarch64", "", 1),
+        ("darwin", "arm64", "", 3),
+        ("darwin", "x86_64", "", 4),
+        ("win32", "AMD64", "", 5),
+        ("win32", "ARM64", "", 6),
+    ],
+)
 def test_each_platform_has_one_wheel(
     get_uv, monkeypatch: pytest.MonkeyPatch, system: str, machine: str, libc: str, expected: int
 ) -> None:

@@ -40,10 +40,17 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One thread, as in conftest.py, and a shared cache with minhubpy, without bytecode: to compile it takes long."""
+    """One thread, as in conftest.py, and a shared cache with minhubpy, without bytecode: to compile
+    it takes long.
+    """
     cache = str(tmp_path_factory.mktemp("cache"))
-    ours = {"OMP_NUM_THREADS": "1", "R_USER_CACHE_DIR": cache, "LC_ALL": "C.UTF-8", "R_PROFILE_USER": "",
-            "R_COMPILE_PKGS": "FALSE"}  # fmt: skip
+    ours = {
+        "OMP_NUM_THREADS": "1",
+        "R_USER_CACHE_DIR": cache,
+        "LC_ALL": "C.UTF-8",
+        "R_PROFILE_USER": "",
+        "R_COMPILE_PKGS": "FALSE",
+    }
     return {name: value for name, value in os.environ.items() if name not in IN_THE_WAY} | ours
 
 
@@ -56,7 +63,13 @@ def run(environment: dict[str, str]) -> Run:
     ) -> subprocess.CompletedProcess[str]:
         command = code if isinstance(code, list) else [sys.executable, "-c", PRELUDE + code]
         result = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, env=environment | more, timeout=200, check=False
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=environment | more,
+            timeout=200,
+            check=False,
         )
         assert result.returncode == 0 or not check, result.stdout + result.stderr
         return result
@@ -296,10 +309,14 @@ os.kill(os.getpid(), signal.SIGINT)
     assert interrupted(environment, program) == ["caught in R"]
 
 
-def test_ctrl_c_stops_a_training_run_with_a_checkpoint(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question.\n" * 60, encoding="utf-8")
-    # Where tabulate is installed PyTorch imports it at the end, and code that is made from text by then, such as a
-    # namedtuple's, makes CPython forget that it was Ctrl-C.
+def test_ctrl_c_stops_a_training_run_with_a_checkpoint(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text(
+        "To be, or not to be, that is the question.\n" * 60, encoding="utf-8"
+    )
+    # Where tabulate is installed PyTorch imports it at the end, and code that is made from text by
+    # then, such as a namedtuple's, makes CPython forget that it was Ctrl-C.
     program = f"""{PRELUDE}{READY}
 sys.modules["tabulate"] = None
 r.run('options(minhubpy.quiet = TRUE)')
@@ -323,9 +340,15 @@ os.kill(os.getpid(), signal.SIGINT)
 
 
 def interrupted(environment: dict[str, str], program: str) -> list[str]:
-    """The output of a program after Ctrl-C, which is sent when the program is ready. A second one ends the program."""
+    """The output of a program after Ctrl-C, which is sent when the program is ready. A second one
+    ends the program.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-c", program], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", program],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
         assert process.stdout
@@ -362,14 +385,17 @@ r.run('invisible(reg.finalizer(globalenv(), function(e) cat("finalized"), onexit
 
 
 def test_q_exits_python_with_its_status(run: Run) -> None:
-    result = run("""
+    result = run(
+        """
 import atexit
 atexit.register(print, "last")
 r = RSession()
 print("first", end=" ")
 r.run("cat(tempdir(), ''); q(status = 7)")
 print("never")
-""", check=False)  # fmt: skip
+""",
+        check=False,
+    )
     first, folder, last = result.stdout.split()
     assert (result.returncode, first, last) == (7, "first", "last")
     assert not Path(folder).exists()
@@ -389,12 +415,16 @@ def test_missing_r_or_rpy2_is_a_one_line_error(run: Run, tmp_path: Path) -> None
     metadata.write_text("Metadata-Version: 2.1\nName: rpy2-rinterface\nVersion: 3.5.0\n")
     r = find_r()
     assert r
-    expected = rf"rpy2-rinterface 3.5.0 does not support R [\d.]+: .*pip install.* 'rpy2-rinterface{r.rpy2}'"
+    expected = (
+        r"rpy2-rinterface 3.5.0 does not support R [\d.]+: .*pip install.*"
+        rf" 'rpy2-rinterface{r.rpy2}'"
+    )
     assert re.fullmatch(expected, complaint(run, PYTHONPATH=str(tmp_path)))
 
     program = tmp_path / "R"
     program.write_text(
-        f'#!/bin/sh\nif [ "$2" = env ]; then echo R_HOME={tmp_path}; else exec {r.executable} "$@"; fi\n'
+        f'#!/bin/sh\nif [ "$2" = env ]; then echo R_HOME={tmp_path}; else exec {r.executable} "$@";'
+        " fi\n"
     )
     program.chmod(0o755)
     said = complaint(run, PATH=f"{tmp_path}:{os.environ['PATH']}")
@@ -454,12 +484,21 @@ def test_minhub_r_matches_rscript(run: Run, tmp_path: Path, arguments: list[str]
     script.write_text(SCRIPT, encoding="utf-8")
     arguments = [str(script) if argument == "SCRIPT" else argument for argument in arguments]
     stdin = "1:2\nprint('é')\nstop('end')\n"
-    expected, got = (run([*command, *arguments], check=False, stdin=stdin) for command in (["Rscript"], MINHUB))
-    assert (got.stdout, got.stderr, got.returncode) == (expected.stdout, expected.stderr, expected.returncode)
+    expected, got = (
+        run([*command, *arguments], check=False, stdin=stdin) for command in (["Rscript"], MINHUB)
+    )
+    assert (got.stdout, got.stderr, got.returncode) == (
+        expected.stdout,
+        expected.stderr,
+        expected.returncode,
+    )
 
 
 def test_minhub_r_provides_minhubpy(run: Run) -> None:
-    result = run([*MINHUB], stdin=f'library(minhubpy)\nmodel <- gpt2_from_pretrained("{MODEL}")\ndim(model(0:4))\n')
+    result = run(
+        [*MINHUB],
+        stdin=f'library(minhubpy)\nmodel <- gpt2_from_pretrained("{MODEL}")\ndim(model(0:4))\n',
+    )
     assert result.stdout == "[1]  1  5 65\n"
     assert run([*MINHUB, "no_such_file.R"], check=False).returncode == 2
 
@@ -493,7 +532,8 @@ def test_interactive_prompt(environment: dict[str, str]) -> None:
         assert "generate" in talk.say('ls("package:minhubpy")')
         assert "Error" in talk.say("stop('it goes on')")
         assert "[1] 41" in talk.say("x")
-        # Text is printed during generation if the input is only the call, and not if its value is assigned.
+        # Text is printed during generation if the input is only the call, and not if its value is
+        # assigned.
         talk.say('model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")')
         call = 'generate(model, "ROMEO:", 30, temperature = 0)'
         assert talk.say(call).count("ROMEO:") == 2  # once as the echoed input

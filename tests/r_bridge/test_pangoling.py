@@ -9,7 +9,9 @@ from r_package import WORDS, word_piece_tokenizer
 
 from minhub_py import save_pretrained
 
-NEEDS = "pangoling in R, and in RETICULATE_PYTHON the path of a Python with PyTorch and transformers 4"
+NEEDS = (
+    "pangoling in R, and in RETICULATE_PYTHON the path of a Python with PyTorch and transformers 4"
+)
 
 
 @needs("pangoling")
@@ -18,8 +20,13 @@ def test_the_stored_results_are_those_of_pangoling(tmp_path: Path) -> None:
     results = pangoling.pangoling_results(tmp_path)
     assert results["targets"] == pytest.approx(pangoling.TARGET_LOGPROBS, abs=1e-5)
     tokens = results["tokens"]
-    result = dict(zip(zip(tokens["sentence"], map(int, tokens["mask_n"]), tokens["token"], strict=True), tokens["pred"],
-                     strict=True))  # fmt: skip
+    result = dict(
+        zip(
+            zip(tokens["sentence"], map(int, tokens["mask_n"]), tokens["token"], strict=True),
+            tokens["pred"],
+            strict=True,
+        )
+    )
     masks = sorted({key[:2] for key in result})
     expected = {
         (*mask, token): value

@@ -18,7 +18,9 @@ from minhub_py import FAMILIES
 pytestmark = needs("R")
 
 # R CMD check reports suggested packages that are not installed. Debian has no ellmer and no torch.
-NOT_OURS = re.compile(r"Packages? suggested but not available for checking:(\s+.(ellmer|lme4|torch).,?)+\n")
+NOT_OURS = re.compile(
+    r"Packages? suggested but not available for checking:(\s+.(ellmer|lme4|torch).,?)+\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,25 +34,42 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Run a command of R with this Python, one OpenMP thread, and no plots of training runs by Python.
+    """Run a command of R with this Python, one OpenMP thread, and no plots of training runs by
+    Python.
 
-    The temporary installations have no bytecode, because compilation takes longer than the code. The library of the
-    other tests has bytecode.
+    The temporary installations have no bytecode, because compilation takes longer than the code.
+    The library of the other tests has bytecode.
     """
-    settings = {"MINHUBPY_PYTHON": fast_python.python(), "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false",
-                "PYTHONPATH": str(PROGRAMS / "without_matplotlib"), "R_COMPILE_PKGS": "FALSE"}  # fmt: skip
+    settings = {
+        "MINHUBPY_PYTHON": fast_python.python(),
+        "OMP_NUM_THREADS": "1",
+        "_R_CHECK_FORCE_SUGGESTS_": "false",
+        "PYTHONPATH": str(PROGRAMS / "without_matplotlib"),
+        "R_COMPILE_PKGS": "FALSE",
+    }
     return subprocess.run(
-        command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, timeout=500, check=False
+        command,
+        cwd=folder,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
 
 
 @pytest.mark.timeout(600)
 def test_r_cmd_check_reports_no_problem(built: Path) -> None:
     # test_r_package.py runs the package's tests, and R CMD build has run the vignettes.
-    result = run(["R", "CMD", "check", "--no-manual", "--no-tests", "--no-vignettes", built.name], built.parent)
+    result = run(
+        ["R", "CMD", "check", "--no-manual", "--no-tests", "--no-vignettes", built.name],
+        built.parent,
+    )
     log = (built.parent / "minhubpy.Rcheck" / "00check.log").read_text()
     findings = re.findall(
-        r"^\* checking .* \.\.\. (?:\[.*\] )?(?:NOTE|WARNING|ERROR)\n(?:(?!\*).*\n)*", log, re.MULTILINE
+        r"^\* checking .* \.\.\. (?:\[.*\] )?(?:NOTE|WARNING|ERROR)\n(?:(?!\*).*\n)*",
+        log,
+        re.MULTILINE,
     )
     ours = [finding for finding in findings if not NOT_OURS.search(finding)]
     assert not ours, "\n".join(ours)
@@ -68,7 +87,8 @@ def test_vignettes_run_their_code(built: Path) -> None:
         text = (built.parent / page).read_text(encoding="utf-8")
         assert "data:image/png;base64," in text, page
         assert "minhubpy_no_python" not in text, page
-    assert "Error in gen" in (built.parent / "minhubpy/inst/doc/minhubpy.html").read_text()  # an intended error
+    # an intended error
+    assert "Error in gen" in (built.parent / "minhubpy/inst/doc/minhubpy.html").read_text()
 
 
 def test_vignettes_are_built_without_python(library: Path, tmp_path: Path) -> None:
@@ -76,25 +96,38 @@ def test_vignettes_are_built_without_python(library: Path, tmp_path: Path) -> No
         shutil.copy(source, tmp_path)
     code = "for (file in dir(pattern = '[.]Rmd$')) knitr::knit(file, quiet = TRUE)"
     result = subprocess.run(
-        ["Rscript", "-e", code], cwd=tmp_path, env=environment(library, MINHUBPY_PYTHON="/nonexistent"),
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        ["Rscript", "-e", code],
+        cwd=tmp_path,
+        env=environment(library, MINHUBPY_PYTHON="/nonexistent"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     for page in tmp_path.glob("*.md"):
         assert "was built without a Python" in page.read_text(encoding="utf-8"), page.name
 
 
 @pytest.mark.parametrize("source", ["built", "folder"])
-def test_only_the_built_package_installs_vignettes(built: Path, tmp_path: Path, source: str) -> None:
+def test_only_the_built_package_installs_vignettes(
+    built: Path, tmp_path: Path, source: str
+) -> None:
     """R can install the built package and find its vignettes without knitr."""
     (library := tmp_path / "library").mkdir()
     (empty := tmp_path / "empty").mkdir()
-    variables = os.environ | {"R_LIBS": str(library), "R_LIBS_SITE": str(empty), "R_LIBS_USER": str(empty)}
+    variables = os.environ | {
+        "R_LIBS": str(library),
+        "R_LIBS_SITE": str(empty),
+        "R_LIBS_USER": str(empty),
+    }
     package = str(built if source == "built" else R_PACKAGE)
     install = ["R", "CMD", "INSTALL", "--no-test-load", "--no-byte-compile", package]
     subprocess.run(install, env=variables, capture_output=True, check=True, timeout=120)
     code = 'cat(vignette(package = "minhubpy")$results[, "Item"])'
-    result = subprocess.run(["Rscript", "-e", code], env=variables, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["Rscript", "-e", code], env=variables, capture_output=True, text=True, check=True
+    )
     names = {source.stem for source in (R_PACKAGE / "vignettes").glob("*.Rmd")}
     assert set(result.stdout.split()) == (names if source == "built" else set())
 
@@ -132,9 +165,13 @@ def test_code_of_vignettes_is_at_most_80_columns_wide() -> None:
     for source in (R_PACKAGE / "vignettes").glob("*.Rmd"):
         text = source.read_text(encoding="utf-8")
         assert "width = 80" in text
-        for options, code in re.findall(r"^```\{r (.*?)\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for options, code in re.findall(
+            r"^```\{r (.*?)\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+        ):
             if "echo = FALSE" not in options and "include = FALSE" not in options:
-                assert all(len(line) <= 80 for line in code.splitlines()), f"{source.name}: {options}"
+                assert all(len(line) <= 80 for line in code.splitlines()), (
+                    f"{source.name}: {options}"
+                )
 
 
 def test_help_pages_are_up_to_date(tmp_path: Path) -> None:
@@ -164,8 +201,12 @@ def test_exports_have_a_help_page() -> None:
         minhub_train minhub_resume minhub_run minhub_compare
         minhub_devices minhub_doctor minhub_start minhub_stop minhub_install
     """
-    families = {f"{name}{end}" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")}
+    families = {
+        f"{name}{end}" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")
+    }
     assert families | set(promised.split()) <= set(exports)
     endings = "_from_config", "_from_pretrained"
-    assert {name for name in exports if name.endswith(endings)} - families == {"tokenizer_from_pretrained"}
+    assert {name for name in exports if name.endswith(endings)} - families == {
+        "tokenizer_from_pretrained"
+    }
     assert not {"chat", "embed", "score", "layers"} & set(exports)  # names of other packages

@@ -14,7 +14,10 @@ from r_package import environment
 
 from minhub_py.system.extras import EXTRAS, MODULES
 
-HIDDEN = (*(package.replace("-", "_") for extra in EXTRAS.values() for package in extra.packages), *MODULES.values())
+HIDDEN = (
+    *(package.replace("-", "_") for extra in EXTRAS.values() for package in extra.packages),
+    *MODULES.values(),
+)
 # Tests and examples that use extras.
 FILES = ["test-serve.R", "test-chat.R"]
 PAGES = re.compile(r"minhub_serve|schema|[.]gguf|minhub_doctor")
@@ -46,15 +49,20 @@ def installed() -> Iterator[Path]:
 def run_r(library: Path, python: Path, *arguments: str, **env: str) -> str:
     """Standard output and error of Rscript."""
     result = subprocess.run(
-        [str(RSCRIPT), "--no-init-file", *arguments], env=environment(library, MINHUBPY_PYTHON=str(python), **env),
-        capture_output=True, check=False, timeout=280,
-    )  # fmt: skip
+        [str(RSCRIPT), "--no-init-file", *arguments],
+        env=environment(library, MINHUBPY_PYTHON=str(python), **env),
+        capture_output=True,
+        check=False,
+        timeout=280,
+    )
     output = result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
     assert result.returncode == 0, output[-3000:]
     return output
 
 
-def test_missing_extras_are_reported_before_work_starts(library: Path, bare_python: Path, tmp_path: Path) -> None:
+def test_missing_extras_are_reported_before_work_starts(
+    library: Path, bare_python: Path, tmp_path: Path
+) -> None:
     (tmp_path / "code.R").write_text("""
         library(minhubpy)
         options(minhubpy.quiet = TRUE)
@@ -68,28 +76,42 @@ def test_missing_extras_are_reported_before_work_starts(library: Path, bare_pyth
         report <- report[grepl("^extra ", report$what), ]
         cat("@", paste(report$what, report$found, report$fits, report$advice, sep = "|"), sep = "\n@ ")
     """)
-    lines = [line[2:].strip() for line in run_r(library, bare_python, str(tmp_path / "code.R")).splitlines()
-             if line.startswith("@ ")]  # fmt: skip
-    pip = f"{bare_python} -m pip install" if (bare_python.parent / "pip").exists() else "pip install"
+    lines = [
+        line[2:].strip()
+        for line in run_r(library, bare_python, str(tmp_path / "code.R")).splitlines()
+        if line.startswith("@ ")
+    ]
+    pip = (
+        f"{bare_python} -m pip install" if (bare_python.parent / "pip").exists() else "pip install"
+    )
     serve, json_, again, gguf = lines[:4]
     assert serve.startswith(
-        "serving over HTTP requires the Python packages starlette, uvicorn, llguidance: install with "
+        "serving over HTTP requires the Python packages starlette, uvicorn, llguidance: install"
+        " with "
     )
-    assert json_.startswith("output that follows a JSON schema requires the Python package llguidance: install with ")
+    assert json_.startswith(
+        "output that follows a JSON schema requires the Python package llguidance: install with "
+    )
     assert again == json_
-    assert gguf.startswith("reading and writing GGUF files requires the Python package gguf: install with ")
+    assert gguf.startswith(
+        "reading and writing GGUF files requires the Python package gguf: install with "
+    )
     for line, name in zip((serve, json_, gguf), ("serve", "json", "gguf"), strict=True):
         assert pip in line
         assert line.endswith(f"'minhub_py[{name}]'")
     rows = [line.split("|") for line in lines[4:] if line]
     assert [row[0] for row in rows] == [f"extra {name}" for name in EXTRAS]
     assert all(
-        row[1].startswith("missing: ") and row[2] == "TRUE" and row[3].endswith(f"'minhub_py[{row[0][6:]}]'")
+        row[1].startswith("missing: ")
+        and row[2] == "TRUE"
+        and row[3].endswith(f"'minhub_py[{row[0][6:]}]'")
         for row in rows
     )
 
 
-def test_missing_extras_are_reported_with_a_call_that_works(library: Path, bare_python: Path, tmp_path: Path) -> None:
+def test_missing_extras_are_reported_with_a_call_that_works(
+    library: Path, bare_python: Path, tmp_path: Path
+) -> None:
     """The virtual environment of minhub_install() may have neither pip nor uv."""
     (tmp_path / "minhubpy").mkdir()
     (tmp_path / "minhubpy" / "venv").symlink_to(bare_python.parent.parent)
@@ -104,8 +126,11 @@ def test_missing_extras_are_reported_with_a_call_that_works(library: Path, bare_
         cat("@", report$advice[grepl("^extra ", report$what)], sep = "\n@ ")
         cat("\n@", c(minhubpy:::EXTRAS, minhubpy:::OTHER_EXTRAS))
     """)
-    lines = [line[2:].strip() for line in run_r(library, python, str(tmp_path / "code.R")).splitlines()
-             if line.startswith("@ ")]  # fmt: skip
+    lines = [
+        line[2:].strip()
+        for line in run_r(library, python, str(tmp_path / "code.R")).splitlines()
+        if line.startswith("@ ")
+    ]
     probe, serve, *advice = [line for line in lines if line]
     assert probe.endswith('scikit-learn: install with minhub_install(extras = "probe")')
     assert serve.endswith('install with minhub_install(extras = "serve")')
@@ -114,20 +139,41 @@ def test_missing_extras_are_reported_with_a_call_that_works(library: Path, bare_
     assert set(advice[-1].split()) == set(EXTRAS) - {"pandas", "ray"}
 
 
-def test_examples_and_tests_skip_what_needs_a_missing_extra(library: Path, bare_python: Path, tmp_path: Path) -> None:
-    pages = [page for page in (R_PACKAGE / "man").glob("*.Rd") if PAGES.search(page.read_text(encoding="utf-8"))]
+def test_examples_and_tests_skip_what_needs_a_missing_extra(
+    library: Path, bare_python: Path, tmp_path: Path
+) -> None:
+    pages = [
+        page
+        for page in (R_PACKAGE / "man").glob("*.Rd")
+        if PAGES.search(page.read_text(encoding="utf-8"))
+    ]
     assert len(pages) > 2
-    code = [f"tools::Rd2ex({str(page)!r}, {f'{page.stem}.R'!r}, commentDontrun = TRUE); library(minhubpy); "
-            f"if (file.exists({f'{page.stem}.R'!r})) source({f'{page.stem}.R'!r}); "
-            "if (nrow(showConnections())) stop('a connection is left open')" for page in pages]  # fmt: skip
+    code = [
+        f"tools::Rd2ex({str(page)!r}, {f'{page.stem}.R'!r}, commentDontrun = TRUE);"
+        f" library(minhubpy); if (file.exists({f'{page.stem}.R'!r})) source({f'{page.stem}.R'!r});"
+        " if (nrow(showConnections())) stop('a connection is left open')"
+        for page in pages
+    ]
     script = tmp_path / "examples.R"
     script.write_text("\n".join([f"setwd({str(tmp_path)!r})", *code]))
-    assert "Error" not in run_r(library, bare_python, str(script), _R_CHECK_CONNECTIONS_LEFT_OPEN_="true")
-    output = run_r(
-        library, bare_python, str(PROGRAMS / "run_testthat.R"), str(R_PACKAGE / "tests" / "testthat"), *FILES
+    assert "Error" not in run_r(
+        library, bare_python, str(script), _R_CHECK_CONNECTIONS_LEFT_OPEN_="true"
     )
-    results = [line.split("\t")[1:] for line in output.splitlines() if line.startswith("minhub-result\t")]
+    output = run_r(
+        library,
+        bare_python,
+        str(PROGRAMS / "run_testthat.R"),
+        str(R_PACKAGE / "tests" / "testthat"),
+        *FILES,
+    )
+    results = [
+        line.split("\t")[1:] for line in output.splitlines() if line.startswith("minhub-result\t")
+    ]
     assert {file for file, *_ in results} == set(FILES)
     assert [result for result in results if result[1] not in ("success", "skip")] == []
-    assert any("lacks minhub_py[serve]" in message for _, kind, _, message in results if kind == "skip")
-    assert any("lacks minhub_py[json]" in message for _, kind, _, message in results if kind == "skip")
+    assert any(
+        "lacks minhub_py[serve]" in message for _, kind, _, message in results if kind == "skip"
+    )
+    assert any(
+        "lacks minhub_py[json]" in message for _, kind, _, message in results if kind == "skip"
+    )

@@ -14,22 +14,31 @@ def run_r(code: str, library: Path, **variables: str) -> str:
     """The standard output of R code."""
     result = subprocess.run(
         [str(RSCRIPT), "--no-init-file", "-e", textwrap.dedent(code)],
-        env=environment(library, **variables), capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
+        env=environment(library, **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 @pytest.fixture(scope="module")
 def generics(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library with a package `generics` that has the generic functions of CRAN's package, which Debian may lack."""
+    """A library with a package `generics` that has the generic functions of CRAN's package, which
+    Debian may lack.
+    """
     folder = tmp_path_factory.mktemp("generics")
     source = folder / "source" / "generics"
     (source / "R").mkdir(parents=True)
-    (source / "DESCRIPTION").write_text("Package: generics\nVersion: 0.1.3\nTitle: T\nDescription: D.\nLicense: MIT\n")
+    (source / "DESCRIPTION").write_text(
+        "Package: generics\nVersion: 0.1.3\nTitle: T\nDescription: D.\nLicense: MIT\n"
+    )
     (source / "NAMESPACE").write_text("export(generate, tidy)\n")
     (source / "R" / "generics.R").write_text(
-        'generate <- function(x, ...) UseMethod("generate")\ntidy <- function(x, ...) UseMethod("tidy")\n'
+        'generate <- function(x, ...) UseMethod("generate")\ntidy <- function(x, ...)'
+        ' UseMethod("tidy")\n'
     )
     (installed := folder / "library").mkdir()
     command = ["R", "CMD", "INSTALL", "--no-docs", f"--library={installed}", str(source)]
@@ -58,7 +67,9 @@ def test_generate_is_the_same_call_whichever_package_is_attached_last(
 
 
 def test_models_are_downloaded_listed_and_deleted(library: Path, hub: HubServer) -> None:
-    hub.add("owner/tiny", {"config.json": '{"model_type": "gpt2"}', "model.safetensors": b"0" * 50_000})
+    hub.add(
+        "owner/tiny", {"config.json": '{"model_type": "gpt2"}', "model.safetensors": b"0" * 50_000}
+    )
     code = """
         library(minhubpy)
         folder <- minhub_download("owner/tiny")
@@ -69,11 +80,22 @@ def test_models_are_downloaded_listed_and_deleted(library: Path, hub: HubServer)
         cat("|", any(minhub_models()$source == "cache"), "|", dir.exists(folder), sep = "")
     """
     shown = run_r(code, library, HF_HUB_CACHE=str(hub.cache), HF_ENDPOINT=hub.url, HF_TOKEN="")
-    assert shown.split("|") == ["TRUE", "owner/tiny", "main", "TRUE", "TRUE", "TRUE", "FALSE", "FALSE"]
+    assert shown.split("|") == [
+        "TRUE",
+        "owner/tiny",
+        "main",
+        "TRUE",
+        "TRUE",
+        "TRUE",
+        "FALSE",
+        "FALSE",
+    ]
 
 
 @pytest.mark.parametrize("attached", ["generics", "stats"])
-def test_results_are_tidied_where_generics_is_installed(library: Path, generics: Path, attached: str) -> None:
+def test_results_are_tidied_where_generics_is_installed(
+    library: Path, generics: Path, attached: str
+) -> None:
     code = f"""
         library(minhubpy)
         library({attached})
@@ -84,4 +106,7 @@ def test_results_are_tidied_where_generics_is_installed(library: Path, generics:
         cat(vapply(tidied, nrow, 0L), vapply(tidied, function(x) class(x)[1], ""))
     """
     rows = [2, 4, 6 * 5 * 5 * 5]
-    assert run_r(code, library, R_LIBS=f"{library}:{generics}").split() == [*map(str, rows), *["tbl_df"] * 3]
+    assert run_r(code, library, R_LIBS=f"{library}:{generics}").split() == [
+        *map(str, rows),
+        *["tbl_df"] * 3,
+    ]

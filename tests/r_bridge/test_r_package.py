@@ -20,11 +20,30 @@ from r_package import environment
 R_TESTS = R_PACKAGE / "tests" / "testthat"
 WITHOUT_MATPLOTLIB = PROGRAMS / "without_matplotlib"
 
-# R with a worker, and R inside Python. The latter differs in how it transfers calls, values, errors and interrupts.
-WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "-m", "minhub_py.cli.main", "r"]}
+# R with a worker, and R inside Python. The latter differs in how it transfers calls, values, errors
+# and interrupts.
+WAYS = {
+    "worker": [str(RSCRIPT), "--no-init-file"],
+    "hosted": [sys.executable, "-m", "minhub_py.cli.main", "r"],
+}
 ALL = sorted(path.name for path in R_TESTS.glob("test-*.R"))
-HOSTED = [f"test-{name}.R" for name in ("arguments", "chat", "console", "data", "generate", "input", "model", "parity",
-                                        "tokenizer", "weights", "words", "worker")]  # fmt: skip
+HOSTED = [
+    f"test-{name}.R"
+    for name in (
+        "arguments",
+        "chat",
+        "console",
+        "data",
+        "generate",
+        "input",
+        "model",
+        "parity",
+        "tokenizer",
+        "weights",
+        "words",
+        "worker",
+    )
+]
 FILES = {"worker": ALL, "hosted": HOSTED}
 
 
@@ -34,16 +53,23 @@ def run_r_tests(
     """(kind, test, message) of each expectation, by file."""
     # Python's plot of the losses would take longer than the run; test_run_files.py tests it.
     named: dict[str, str | None] = {"PYTHONPATH": str(WITHOUT_MATPLOTLIB), **more}
-    if way == "worker":  # in reverse order, with a Python that is found by the last of several variables
+    # in reverse order, with a Python that is found by the last of several variables
+    if way == "worker":
         files = files[::-1]
         named = {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": fast_python.python(), **named}
     else:  # `minhub r` installs minhubpy, here without bytecode, which the other way's library has
-        named = {"R_USER_CACHE_DIR": str(library.parent / "hosted"), "R_COMPILE_PKGS": "FALSE", **named}
+        named = {
+            "R_USER_CACHE_DIR": str(library.parent / "hosted"),
+            "R_COMPILE_PKGS": "FALSE",
+            **named,
+        }
     result = subprocess.run(
         [*WAYS[way], str(PROGRAMS / "run_testthat.R"), str(R_TESTS), *files],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),
-        capture_output=True, check=False, timeout=timeout,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+        timeout=timeout,
+    )
     said = result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
     assert result.returncode == 0, said[-5000:]
     results: dict[str, list[tuple[str, str, str]]] = {}
@@ -55,16 +81,24 @@ def run_r_tests(
 
 
 @pytest.fixture(scope="module")
-def results_of(library: Path, reference_folder: Path) -> Callable[[str], dict[str, list[tuple[str, str, str]]]]:
+def results_of(
+    library: Path, reference_folder: Path
+) -> Callable[[str], dict[str, list[tuple[str, str, str]]]]:
     """The results of one run of all test files."""
-    return functools.cache(lambda way: run_r_tests(way, library, reference_folder, FILES[way], timeout=580))
+    return functools.cache(
+        lambda way: run_r_tests(way, library, reference_folder, FILES[way], timeout=580)
+    )
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("way", "file"), [(way, file) for way in WAYS for file in FILES[way]])
-def test_r_tests_pass(results_of: Callable[[str], dict[str, list[tuple[str, str, str]]]], way: str, file: str) -> None:
+def test_r_tests_pass(
+    results_of: Callable[[str], dict[str, list[tuple[str, str, str]]]], way: str, file: str
+) -> None:
     results = results_of(way)[file]
-    bad = [f"{test}: {message}" for kind, test, message in results if kind not in ("success", "skip")]
+    bad = [
+        f"{test}: {message}" for kind, test, message in results if kind not in ("success", "skip")
+    ]
     assert not bad, "\n".join(bad)
     skipped = {message for kind, _, message in results if kind == "skip"}
     # Only tests of R torch, of a missing decoder, and in hosted R of the worker may be skipped.
@@ -77,12 +111,20 @@ def test_r_tests_pass(results_of: Callable[[str], dict[str, list[tuple[str, str,
 
 
 def test_r_tests_are_skipped_without_python(library: Path, tmp_path: Path) -> None:
-    results = run_r_tests("worker", library, tmp_path, ALL, timeout=300, MINHUBPY_PYTHON="/nonexistent")
-    kinds = {(kind, test, message) for lines in results.values() for kind, test, message in lines if kind != "success"}
+    results = run_r_tests(
+        "worker", library, tmp_path, ALL, timeout=300, MINHUBPY_PYTHON="/nonexistent"
+    )
+    kinds = {
+        (kind, test, message)
+        for lines in results.values()
+        for kind, test, message in lines
+        if kind != "success"
+    }
     assert {kind for kind, _, _ in kinds} == {"skip"}, [line for line in kinds if line[0] != "skip"]
 
 
-# R torch is not in Debian, and its LibTorch differs from Python's: only `make test-rtorch` runs these.
+# R torch is not in Debian, and its LibTorch differs from Python's: only `make test-rtorch` runs
+# these.
 
 NEEDS_R_TORCH = """this needs the R package torch and its LibTorch: install.packages("torch") and torch::install_torch()
 in R, in a library that Rscript looks into (the environment variable R_LIBS adds one). R says: """
@@ -95,8 +137,12 @@ def with_r_torch(library: Path) -> str:
     code = "cat(as.numeric(torch::torch_tensor(41) + 1))"
     result = subprocess.run(
         [str(RSCRIPT), "--no-init-file", "-e", code],
-        env=environment(library, R_LIBS=libraries), capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        env=environment(library, R_LIBS=libraries),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     if result.stdout != "42":
         pytest.exit(NEEDS_R_TORCH + " ".join(result.stderr.split())[:300], returncode=1)
     return libraries
@@ -105,10 +151,16 @@ def with_r_torch(library: Path) -> str:
 @pytest.mark.rtorch
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", WAYS)
-def test_r_tests_pass_with_r_torch(way: str, library: Path, with_r_torch: str, tmp_path: Path) -> None:
+def test_r_tests_pass_with_r_torch(
+    way: str, library: Path, with_r_torch: str, tmp_path: Path
+) -> None:
     files = ["test-torch.R", "test-torch-module.R", "test-weights.R"]
     results = run_r_tests(way, library, tmp_path, files, timeout=1700, R_LIBS=with_r_torch)
-    result = [(kind, f"{file}: {test}: {message}") for file, rows in results.items() for kind, test, message in rows]
+    result = [
+        (kind, f"{file}: {test}: {message}")
+        for file, rows in results.items()
+        for kind, test, message in rows
+    ]
     bad = [what for kind, what in result if kind not in ("success", "skip")]
     assert not bad, "\n".join(bad)
     passed = [what for kind, what in result if kind == "success"]

@@ -21,16 +21,22 @@ from minhub_py import from_pretrained
 # The operation that a kill interrupts.
 AT_WORK = {
     "idle": "receive()",
-    "generating": 'generate(model, "ROMEO:", 1e6, stream = function(piece) if (!told) say("working", told <<- TRUE))',
+    "generating": (
+        'generate(model, "ROMEO:", 1e6, stream = function(piece) if (!told) say("working", told <<-'
+        " TRUE))"
+    ),
     "computing": 'say("working"); token_logprobs(model, strrep("a", 1e6))',
 }
 
 
 @pytest.mark.parametrize(
     ("work", "child"),
-    [*((work, False) for work in AT_WORK), ("idle", True),
-     *(pytest.param(work, True, marks=pytest.mark.soak) for work in ("generating", "computing"))],
-)  # fmt: skip
+    [
+        *((work, False) for work in AT_WORK),
+        ("idle", True),
+        *(pytest.param(work, True, marks=pytest.mark.soak) for work in ("generating", "computing")),
+    ],
+)
 def test_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, child: bool) -> None:
     """child: one of R's child processes keeps the connection open."""
     r = start_r(f"""
@@ -57,9 +63,12 @@ def test_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, child
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("quit(status = 3)", 3), ("stop('x')", 1), ("invisible()", 0), ("minhub_stop()", 0)]
+    ("end", "status"),
+    [("quit(status = 3)", 3), ("stop('x')", 1), ("invisible()", 0), ("minhub_stop()", 0)],
 )
-def test_exit_of_r_leaves_no_worker_and_no_file(start_r: StartR, tmp_path: Path, end: str, status: int) -> None:
+def test_exit_of_r_leaves_no_worker_and_no_file(
+    start_r: StartR, tmp_path: Path, end: str, status: int
+) -> None:
     r = start_r(f"say(pid()); receive(); {end}")
     r.receive()
     workers = worker_of(r.pid)
@@ -102,22 +111,32 @@ def test_ctrl_c_ends_a_training_script_after_a_checkpoint(start_r: StartR, tmp_p
     text, out = tmp_path / "text.txt", tmp_path / "run"
     no_plot = {"PYTHONPATH": str(PROGRAMS / "without_matplotlib")}
     text.write_text("To be, or not to be, that is the question.\n" * 60, encoding="utf-8")
-    r = start_r(f"""
+    r = start_r(
+        f"""
         options(minhubpy.quiet = FALSE)
         minhub_train("{text}", out = "{out}", steps = 1e7, layers = 1, width = 8, context = 8, batch = 2,
           evaluate_every = 1000, progress = function(news) if (news$event == "evaluated") say(news$step))
         say("it went on")
-    """, popen={"start_new_session": True}, **no_plot)  # fmt: skip
+    """,
+        popen={"start_new_session": True},
+        **no_plot,
+    )
     assert r.receive() == "0"
     os.killpg(r.pid, signal.SIGINT)
     said = r.end(1)
     [checkpoint] = (out / "checkpoints").iterdir()
     assert checkpoint.name.startswith("step-")
-    assert f'Stopped after step {int(checkpoint.name[5:]):,}: continue with minhub_resume("{out}")' in said
-    r = start_r(f"""
+    assert (
+        f'Stopped after step {int(checkpoint.name[5:]):,}: continue with minhub_resume("{out}")'
+        in said
+    )
+    r = start_r(
+        f"""
         run <- minhub_resume("{out}", steps = {int(checkpoint.name[5:]) + 3})
         say(max(run$losses$step), nchar(generate(run, "To", 5)))
-    """, **no_plot)  # fmt: skip
+    """,
+        **no_plot,
+    )
     assert r.receive().split() == [str(int(checkpoint.name[5:]) + 3), "5"]
     r.end()
 
@@ -127,7 +146,9 @@ def test_interrupts_while_the_worker_starts(start_r: StartR, count: int) -> None
     """Each interrupts R or arrives after the start. It is not reported as an error in Python."""
     r = start_r(PROGRAMS / "interrupted_starts.R", popen={"start_new_session": True})
     outcomes = []
-    for number, pause in enumerate([0, *np.random.default_rng(4).uniform(0, 0.5, count - 1)], start=1):
+    for number, pause in enumerate(
+        [0, *np.random.default_rng(4).uniform(0, 0.5, count - 1)], start=1
+    ):
         assert r.receive() == "starting"
         time.sleep(pause)
         os.killpg(r.pid, signal.SIGINT)
@@ -152,7 +173,9 @@ def test_many_calls_do_not_leak_memory(start_r: StartR, count: int) -> None:
     before = [process.memory_info().rss for process in processes]
     r.say()
     assert int(r.receive()) == worker.pid
-    growth = [process.memory_info().rss - rss for process, rss in zip(processes, before, strict=True)]
+    growth = [
+        process.memory_info().rss - rss for process, rss in zip(processes, before, strict=True)
+    ]
     assert max(growth) < 10e6, f"R and Python grew by {growth}"
     r.say()
     r.end()
@@ -191,7 +214,10 @@ ROOM = {
     "a file may not grow": ("", True),
     "a disk with room for the address alone": ("mount -t tmpfs -o size=64k none /dev/shm", True),
     "a full disk": (
-        "mount -t tmpfs -o size=4k none /dev/shm; head -c 9999 /dev/zero >/dev/shm/full 2>/dev/null",
+        (
+            "mount -t tmpfs -o size=4k none /dev/shm; head -c 9999 /dev/zero >/dev/shm/full"
+            " 2>/dev/null"
+        ),
         False,
     ),
     "a disk with no place for a name": ("mount -t tmpfs -o nr_inodes=1 none /dev/shm", False),
@@ -200,7 +226,9 @@ ROOM = {
 
 
 @pytest.mark.parametrize("room", ROOM)
-def test_results_need_no_disk(start_r: StartR, tmp_path: Path, room: str, total_of_large: str) -> None:
+def test_results_need_no_disk(
+    start_r: StartR, tmp_path: Path, room: str, total_of_large: str
+) -> None:
     mounts, in_memory = ROOM[room]
     if mounts and not may_mount():
         mounts = ""  # repeats the first case, so that every machine tests one
@@ -216,30 +244,45 @@ def test_results_need_no_disk(start_r: StartR, tmp_path: Path, room: str, total_
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared memory has room", "shared memory is full, too"])
-def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(start_r: StartR, tmp_path: Path, shared: bool) -> None:
+@pytest.mark.parametrize(
+    "shared", [True, False], ids=["shared memory has room", "shared memory is full, too"]
+)
+def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(
+    start_r: StartR, tmp_path: Path, shared: bool
+) -> None:
     need("mount")
     folders = [tmp_path / "tmp"] if shared else [tmp_path / "tmp", Path("/dev/shm")]
     mounts = [
-        f"mount -t tmpfs -o size=8k none '{folder}'; head -c 99999 /dev/zero >'{folder}/full' 2>/dev/null"
+        f"mount -t tmpfs -o size=8k none '{folder}'; head -c 99999 /dev/zero >'{folder}/full'"
+        " 2>/dev/null"
         for folder in folders
     ]
     r = start_r(
-        "say(message_of(minhubpy:::ask('nothing'))); say(tempdir())", before=in_its_own_mounts("; ".join(mounts))
+        "say(message_of(minhubpy:::ask('nothing'))); say(tempdir())",
+        before=in_its_own_mounts("; ".join(mounts)),
     )
     message, folder = r.receive(), r.receive()
     assert message == (
-        "no error" if shared else
-        f"no file can be created in {folder}: free disk space, or set the environment variable TMPDIR before starting R"
-    )  # fmt: skip
+        "no error"
+        if shared
+        else (
+            f"no file can be created in {folder}: free disk space, or set the environment variable"
+            " TMPDIR before starting R"
+        )
+    )
     r.end()
 
 
 def test_start_error_contains_the_message_of_python(start_r: StartR) -> None:
     r = start_r("say(message_of(minhub_start()))", PYTHONHOME="/no/home")
     message = r.receive()
-    assert "does not start as Python 3 (ModuleNotFoundError: No module named 'encodings'; " in message
-    assert 'PYTHONHOME is /no/home: unset it with Sys.unsetenv("PYTHONHOME")): set another Python' in message
+    assert (
+        "does not start as Python 3 (ModuleNotFoundError: No module named 'encodings'; " in message
+    )
+    assert (
+        'PYTHONHOME is /no/home: unset it with Sys.unsetenv("PYTHONHOME")): set another Python'
+        in message
+    )
     assert "minhub_install" not in message
     r.end()
 
@@ -271,7 +314,9 @@ def test_folders_of_killed_sessions_are_removed(start_r: StartR) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     old = time.time() - 7200
-    folders = [Path("/dev/shm", f"minhubpy-{pid}-test{os.getpid()}") for pid in (ended.pid, os.getpid())]
+    folders = [
+        Path("/dev/shm", f"minhubpy-{pid}-test{os.getpid()}") for pid in (ended.pid, os.getpid())
+    ]
     for folder in folders:
         folder.mkdir()
         (folder / "log").touch()
@@ -322,8 +367,15 @@ RELEASES = """
 
 def test_models_are_released_at_once(start_r: StartR) -> None:
     """R's garbage collection alone would not run: a model takes almost none of R's memory."""
-    r = start_r(f"{RELEASES}\n    minhub_stop()\n    rm(other)\n    say(is.null(minhubpy:::session$link))")
-    assert [r.receive() for _ in range(4)] == ["replaced FALSE", "assigned FALSE", "removed FALSE", "shared TRUE"]
+    r = start_r(
+        f"{RELEASES}\n    minhub_stop()\n    rm(other)\n    say(is.null(minhubpy:::session$link))"
+    )
+    assert [r.receive() for _ in range(4)] == [
+        "replaced FALSE",
+        "assigned FALSE",
+        "removed FALSE",
+        "shared TRUE",
+    ]
     # In a function, the next load releases the model.
     assert r.receive() == "loop FALSE TRUE TRUE"
     assert r.receive() == "TRUE"  # rm() started no worker

@@ -42,7 +42,10 @@ def stop_before_r_connects(start_r: StartR, tmp_path: Path) -> tuple[RProcess, i
         exec {sys.executable} "$@"
     """)
     python.chmod(0o755)
-    r = start_r("say(message_of(minhubpy:::ask('nothing'))); say(pid()); receive()", MINHUBPY_PYTHON=str(python))
+    r = start_r(
+        "say(message_of(minhubpy:::ask('nothing'))); say(pid()); receive()",
+        MINHUBPY_PYTHON=str(python),
+    )
     deadline = time.monotonic() + 60
     while not (result := list(Path("/dev/shm").glob(f"minhubpy-{r.pid}-*/address"))):
         assert time.monotonic() < deadline
@@ -76,9 +79,15 @@ def test_other_clients_are_disconnected_and_do_not_delay_r(start_r: StartR, tmp_
         knock(port, hello),  # a wrong secret
         knock(port, protocol.pack(protocol.HELLO, 0)),  # without a secret
         knock(
-            port, protocol.pack(protocol.CALL, 1, convert.dumps({"method": "hello", "arguments": None, "release": []}))
+            port,
+            protocol.pack(
+                protocol.CALL,
+                1,
+                convert.dumps({"method": "hello", "arguments": None, "release": []}),
+            ),
         ),
-        knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, 2**31 - 1)),  # a frame that is never sent
+        # a frame that is never sent
+        knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, 2**31 - 1)),
         knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, -1)),
         knock(port, hello[:20]),  # half of a frame
         knock(port, random_bytes(5, 100_000)),
@@ -133,7 +142,8 @@ def test_worker_exits_if_its_folder_or_r_disappears(library: Path, tmp_path: Pat
         if folder.name == "made":
             folder.mkdir(0o700)
         worker = subprocess.Popen(
-            [sys.executable, "-m", "r_bridge.worker", str(folder), str(parent)], stderr=subprocess.PIPE
+            [sys.executable, "-m", "r_bridge.worker", str(folder), str(parent)],
+            stderr=subprocess.PIPE,
         )
         worker.communicate(timeout=120)
         assert not folder.exists()
@@ -249,21 +259,30 @@ def test_saved_models_and_tokenizers_work_in_a_new_session(start_r: StartR, tmp_
 def latin1_locales(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     folder = tmp_path_factory.mktemp("locales")
     command = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(folder / "en_US.ISO-8859-1")]
-    if shutil.which("localedef") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+    if (
+        shutil.which("localedef") is None
+        or subprocess.run(command, capture_output=True, check=False).returncode
+    ):
         return None
     return folder
 
 
 @pytest.mark.parametrize("language", ["C", "latin1", "C.UTF-8"])
 def test_text_is_utf8_in_every_locale(
-    start_r: StartR, tmp_path: Path, reference_folder: Path, latin1_locales: Path | None, language: str
+    start_r: StartR,
+    tmp_path: Path,
+    reference_folder: Path,
+    latin1_locales: Path | None,
+    language: str,
 ) -> None:
     folder = tmp_path / "façade 中"
     shutil.copytree(local.BUILTIN / "shakespeare-lstm", folder)
     if language == "latin1" and latin1_locales is None:
         language = "C"  # the locale cannot be created here; C is not UTF-8, either
     locales = (
-        {"LOCPATH": str(latin1_locales), "LC_ALL": "en_US.ISO-8859-1"} if language == "latin1" else {"LC_ALL": language}
+        {"LOCPATH": str(latin1_locales), "LC_ALL": "en_US.ISO-8859-1"}
+        if language == "latin1"
+        else {"LC_ALL": language}
     )
     r = start_r(
         """
@@ -278,9 +297,13 @@ def test_text_is_utf8_in_every_locale(
         model <- lstm_from_pretrained("FOLDER")
         say(model$family, message_of(from_pretrained("nobody/fa\\u00e7ade")))
         """.replace("REFERENCE", str(reference_folder)).replace("FOLDER", "fa\\u00e7ade \\u4e2d"),
-        popen={"cwd": tmp_path}, **locales,
-    )  # fmt: skip
-    assert r.receive() == {"C": "FALSE FALSE", "latin1": "FALSE TRUE", "C.UTF-8": "TRUE FALSE"}[language]
+        popen={"cwd": tmp_path},
+        **locales,
+    )
+    assert (
+        r.receive()
+        == {"C": "FALSE FALSE", "latin1": "FALSE TRUE", "C.UTF-8": "TRUE FALSE"}[language]
+    )
     encode = byte_tokenizer().encode
     for text in ("façile", "façile 😀", "façile"):
         assert [int(id) for id in r.receive().split()] == encode(text).ids
@@ -292,7 +315,9 @@ def test_text_is_utf8_in_every_locale(
     r.end()
 
 
-def test_array_elements_have_the_same_indices_in_r_and_python(start_r: StartR, reference_folder: Path) -> None:
+def test_array_elements_have_the_same_indices_in_r_and_python(
+    start_r: StartR, reference_folder: Path
+) -> None:
     """Compared as hexadecimal text, independently of convert.py."""
     folder = reference_folder / "random gptneo"
     r = start_r(f"""
@@ -321,14 +346,21 @@ def test_array_elements_have_the_same_indices_in_r_and_python(start_r: StartR, r
 
 def test_unsuitable_python_is_reported(start_r: StartR, tmp_path: Path) -> None:
     """With installed versions of Python; the R tests use imitations."""
-    pythons = [*Path("~/.pyenv/versions").expanduser().glob("3.*/bin/python"), Path("/usr/bin/python3")]
+    pythons = [
+        *Path("~/.pyenv/versions").expanduser().glob("3.*/bin/python"),
+        Path("/usr/bin/python3"),
+    ]
     for python in [path for path in pythons if path.exists()]:
         r = start_r("say(message_of(minhub_start()))", MINHUBPY_PYTHON=str(python))
         minor = int(
-            subprocess.run([python, "-c", "import sys; print(sys.version_info[1])"], stdout=-1, check=True).stdout
+            subprocess.run(
+                [python, "-c", "import sys; print(sys.version_info[1])"], stdout=-1, check=True
+            ).stdout
         )
         wrong = "is older than 3.10" if minor < 10 else "lacks "
-        assert r.receive().startswith(f"{python} (the environment variable MINHUBPY_PYTHON) {wrong}")
+        assert r.receive().startswith(
+            f"{python} (the environment variable MINHUBPY_PYTHON) {wrong}"
+        )
         r.end()
 
 

@@ -53,10 +53,16 @@ def test_ids_of_every_form_are_rows_of_python_ints() -> None:
     complete = np.array([1, 2], np.int32)
     many = {"ids": np.array([1, 2, 3], np.int32), "lengths": np.array([2, 0, 1], np.int32)}
     for value, expected in [
-        (complete, [[1, 2]]), (ids(1.0, 2.0), [[1, 2]]), (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
-        ([complete, ids(3.0)], [[1, 2], [3]]), ([None, complete], [[], [1, 2]]), ([], []), (complete[:0], [[]]),
-        (many, [[1, 2], [], [3]]), (many | {"ids": ids(1.0, 2.0, 3.0)}, [[1, 2], [], [3]]),
-    ]:  # fmt: skip
+        (complete, [[1, 2]]),
+        (ids(1.0, 2.0), [[1, 2]]),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([complete, ids(3.0)], [[1, 2], [3]]),
+        ([None, complete], [[], [1, 2]]),
+        ([], []),
+        (complete[:0], [[]]),
+        (many, [[1, 2], [], [3]]),
+        (many | {"ids": ids(1.0, 2.0, 3.0)}, [[1, 2], [], [3]]),
+    ]:
         rows = id_rows(value, 10)
         assert rows == expected
         assert all(type(id) is int for row in rows for id in row)
@@ -75,9 +81,18 @@ def test_ids_of_every_form_are_rows_of_python_ints() -> None:
         (ids(1e300), "row 1: ids must be between 0 and 9, not 1"),
         (np.ma.MaskedArray([1, 2], [False, True]), "row 1: an id is NA"),
         ([ids(1), np.ma.MaskedArray([1, 2], [False, True])], "row 2: an id is NA"),
-        ({"ids": np.ma.MaskedArray([1, 2, 3], [0, 0, 1], np.int32), "lengths": ids(1, 2)}, "row 2: an id is NA"),
-        ({"ids": np.array([1, 2, 11], np.int32), "lengths": ids(1, 2)}, "row 2: ids must be between 0 and 9, not 11"),
-        ({"ids": ids(1.0, 2.0, 2.5), "lengths": ids(1, 2)}, "row 2: ids must be whole numbers, not 2.5"),
+        (
+            {"ids": np.ma.MaskedArray([1, 2, 3], [0, 0, 1], np.int32), "lengths": ids(1, 2)},
+            "row 2: an id is NA",
+        ),
+        (
+            {"ids": np.array([1, 2, 11], np.int32), "lengths": ids(1, 2)},
+            "row 2: ids must be between 0 and 9, not 11",
+        ),
+        (
+            {"ids": ids(1.0, 2.0, 2.5), "lengths": ids(1, 2)},
+            "row 2: ids must be whole numbers, not 2.5",
+        ),
         (ids(True), "row 1: ids must be whole numbers, not 1 values .TRUE and FALSE."),
         (["a"], "row 1: ids must be whole numbers, not str"),
         (np.zeros((2, 2, 2)), "ids have 3 dimensions"),
@@ -85,14 +100,16 @@ def test_ids_of_every_form_are_rows_of_python_ints() -> None:
         ("text", "ids are missing"),
         ([[ids(1)]], "row 1: ids must be whole numbers, not a list of 1"),
     ],
-)  # fmt: skip
+)
 def test_invalid_ids_raise_value_error(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         id_rows(value, 10)
 
 
 def test_zero_in_an_r_torch_tensor_has_its_own_message() -> None:
-    with pytest.raises(ValueError, match="an id is 0, but the ids in an R torch tensor count from 1"):
+    with pytest.raises(
+        ValueError, match="an id is 0, but the ids in an R torch tensor count from 1"
+    ):
         id_rows(ids(0, 1), 10, first=1)
     with pytest.raises(ValueError, match="ids must be between 1 and 10, not 11"):
         id_rows(ids(11), 10, first=1)
@@ -131,20 +148,32 @@ def test_unknown_methods_and_arguments_are_rejected() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_accepted_with_native_and_hub_names(tied: bool) -> None:
-    """Hub names have the Hub's layout in checkpoints, and native layout in modules of the R package minhub."""
+    """Hub names have the Hub's layout in checkpoints, and native layout in modules of the R package
+    minhub.
+    """
     service = Service()
     number = create_model(service, tie_word_embeddings=tied)
     module = service.session.objects[number].module
     torch.manual_seed(0)
     ours = {name: torch.randn(weight.shape) for name, weight in module.named_parameters()}
     hub = dict(weights_map.to_hub("gpt2", ours))
-    named = {("" if name == "lm_head.weight" else "transformer.") + name: tensor for name, tensor in ours.items()}
+    named = {
+        ("" if name == "lm_head.weight" else "transformer.") + name: tensor
+        for name, tensor in ours.items()
+    }
     head = {} if not tied else {"lm_head.weight": ours["wte.weight"]}
     buffers = {"transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16)}
     unprefixed = {name.removeprefix("transformer."): tensor for name, tensor in hub.items()}
     for state in (ours, hub, hub | buffers | head, named, named | head, unprefixed):
-        module.load_state_dict({name: torch.zeros_like(w) for name, w in module.state_dict().items()})
-        assert replace_weights(service, number, {name: as_buffer(tensor) for name, tensor in state.items()}) is None
+        module.load_state_dict(
+            {name: torch.zeros_like(w) for name, w in module.state_dict().items()}
+        )
+        assert (
+            replace_weights(
+                service, number, {name: as_buffer(tensor) for name, tensor in state.items()}
+            )
+            is None
+        )
         for name, weight in module.named_parameters():
             assert torch.equal(weight, ours[name]), name
 
@@ -166,10 +195,19 @@ def test_invalid_weights_do_not_change_the_model() -> None:
         ),
         (good | {"more": nan}, "unknown weights in state_dict: more; see names(model$parameters)"),
         (dict(list(hub.items())[1:]), "missing weights in state_dict: wte.weight"),
-        (good | hub, "state_dict has wte.weight twice, as wte.weight and as transformer.wte.weight: remove one"),
+        (
+            good | hub,
+            (
+                "state_dict has wte.weight twice, as wte.weight and as transformer.wte.weight:"
+                " remove one"
+            ),
+        ),
         (
             hub | {"lm_head.weight": as_buffer(torch.zeros(10, 8))},
-            "lm_head.weight must equal transformer.wte.weight: they are one tied weight in this model",
+            (
+                "lm_head.weight must equal transformer.wte.weight: they are one tied weight in this"
+                " model"
+            ),
         ),
     ]:
         assert replace_weights(service, number, state) == message
@@ -182,7 +220,10 @@ def test_float64_weights_are_not_rounded() -> None:
     number = create_model(service)
     run(service, "to", model=number, device=None, dtype="float64")
     weights = service.session.objects[number].module
-    third = {n: as_buffer(torch.full(w.shape, 1 / 3, dtype=torch.float64)) for n, w in weights.named_parameters()}
+    third = {
+        n: as_buffer(torch.full(w.shape, 1 / 3, dtype=torch.float64))
+        for n, w in weights.named_parameters()
+    }
     assert replace_weights(service, number, third) is None
     assert all(bool((weight == 1 / 3).all()) for weight in weights.parameters())
 
@@ -190,15 +231,27 @@ def test_float64_weights_are_not_rounded() -> None:
 def test_objects_exist_until_r_releases_them() -> None:
     service = Service()
     number = create_model(service)
-    assert run(service, "forward", model=number, ids=np.array([1, 2]), first=0, as_torch=False)[0] == "done"
+    assert (
+        run(service, "forward", model=number, ids=np.array([1, 2]), first=0, as_torch=False)[0]
+        == "done"
+    )
     again = loads(dumps({"method": "nothing", "arguments": {}, "release": np.array([number, 99])}))
     assert service.run(again, lambda value: None, threading.Event()) == ("done", None)
     assert service.session.objects == {}
     kind, failure = run(service, "parameters", model=number)
     assert (kind, failure["class"]) == ("failed", ["LookupError"])
     # A tokenizer is not a model.
-    number = scalar(run(service, "tokenizer_from_pretrained", identifier="minhub/shakespeare-gpt2", revision="main",
-                     token=None, local_files_only=True)[1], int)  # fmt: skip
+    number = scalar(
+        run(
+            service,
+            "tokenizer_from_pretrained",
+            identifier="minhub/shakespeare-gpt2",
+            revision="main",
+            token=None,
+            local_files_only=True,
+        )[1],
+        int,
+    )
     assert run(service, "parameters", model=number)[0] == "failed"
 
 
@@ -207,18 +260,31 @@ def test_cancelled_request_returns_cancelled() -> None:
     number = create_model(service)
     cancelled = threading.Event()
     arguments = {
-        "model": number, "prompts": [np.array([1])], "tokenizer": None, "max_new_tokens": 10**9, "temperature": 1.0,
-        "top_k": None, "top_p": None, "repetition_penalty": 1.0, "seeds": np.array([1.0]), "eos_id": None, "stop": None,
+        "model": number,
+        "prompts": [np.array([1])],
+        "tokenizer": None,
+        "max_new_tokens": 10**9,
+        "temperature": 1.0,
+        "top_k": None,
+        "top_p": None,
+        "repetition_penalty": 1.0,
+        "seeds": np.array([1.0]),
+        "eos_id": None,
+        "stop": None,
         "stream": False,
-    }  # fmt: skip
+    }
     threading.Timer(0.2, cancelled.set).start()
     assert run(service, "generate", cancelled, **arguments) == ("cancelled", None)
     # Closing the iterator cancels the request, and the next one runs.
-    frames = service.stream({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
+    frames = service.stream(
+        {"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []}
+    )
     assert next(frames)[0] == "part"  # progress
     service.session.cancelled.set()
     assert [frame for frame in frames if frame[0] != "part"] == [("cancelled", None)]
-    frames = service.stream({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
+    frames = service.stream(
+        {"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []}
+    )
     assert next(frames)[0] == "part"
     frames.close()
     frames = service.stream({"method": ["nothing"], "arguments": None, "release": []})

@@ -1,4 +1,6 @@
-"""Adapters that R torch trains: as_torch_module(model, lora = 4) and save_adapter(), with LibTorch through Python."""
+"""Adapters that R torch trains: as_torch_module(model, lora = 4) and save_adapter(), with LibTorch
+through Python.
+"""
 
 from pathlib import Path
 
@@ -7,8 +9,8 @@ import torch
 from bridge_calls import as_buffer, create_model, run
 
 from minhub_py import from_pretrained, gptneox, llama, save_pretrained
-from minhub_py.adapters.attach import attach, new_adapter
 from minhub_py.export.torchscript import save_torchscript
+from minhub_py.loading.adapters.attach import attach, new_adapter
 from minhub_py.training.adapter_run import adapter_config
 from r_bridge.arguments import scalar
 from r_bridge.service import Service
@@ -22,7 +24,10 @@ def test_trained_factors_become_an_adapter_in_pefts_format(tmp_path: Path) -> No
     kind, about = run(service, "new_adapter", model=base, lora={"r": 4.0}, seed=1)
     assert kind == "done", about
     adapted = scalar(about["number"], int)
-    assert run(service, "save_torchscript", model=adapted, path=str(tmp_path / "model.pt"))[0] == "done"
+    assert (
+        run(service, "save_torchscript", model=adapted, path=str(tmp_path / "model.pt"))[0]
+        == "done"
+    )
     module = torch.jit.load(tmp_path / "model.pt")
     trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
     assert list(trained) == run(service, "adapter_weights", model=adapted)[1]
@@ -35,7 +40,10 @@ def test_trained_factors_become_an_adapter_in_pefts_format(tmp_path: Path) -> No
         optimizer.step()
     state = scalar(run(service, "new_state_dict")[1], int)
     for name, weight in trained.items():
-        assert run(service, "add_weight", state=state, name=name, value=as_buffer(weight.detach()))[0] == "done"
+        assert (
+            run(service, "add_weight", state=state, name=name, value=as_buffer(weight.detach()))[0]
+            == "done"
+        )
     folder = tmp_path / "adapter"
     kind, message = run(service, "save_adapter", model=adapted, folder=str(folder), weights=state)
     assert kind == "done", message
@@ -50,10 +58,14 @@ def test_an_activated_adapter_is_not_trained_in_r_torch() -> None:
     lora = {"r": 4.0, "invocation": "Code:"}
     kind, message = run(service, "new_adapter", model=create_model(service), lora=lora, seed=1)
     assert kind == "failed"
-    assert "as_torch_module() does not support invocation: train the adapter with minhub_train()" in str(message)
+    assert (
+        "as_torch_module() does not support invocation: train the adapter with minhub_train()"
+        in str(message)
+    )
 
 
-@pytest.mark.parametrize("family", [llama, gptneox])  # separate q, k and v; rows in another order than the Hub's
+# separate q, k and v; rows in another order than the Hub's
+@pytest.mark.parametrize("family", [llama, gptneox])
 def test_torchscript_adds_an_adapter(family: type, tmp_path: Path) -> None:
     sizes = {"vocab_size": 10, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
     base = family(**sizes, num_attention_heads=4).eval()
@@ -70,7 +82,13 @@ def test_torchscript_adds_an_adapter(family: type, tmp_path: Path) -> None:
 
 
 def test_dora_is_rejected(tmp_path: Path) -> None:
-    base = llama(vocab_size=10, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+    base = llama(
+        vocab_size=10,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
     model = attach(base, new_adapter(base, adapter_config({"r": 2, "dora": True}), seed=0))
     with pytest.raises(ValueError, match="a DoRA adapter cannot be written as TorchScript"):
         save_torchscript(model, tmp_path / "model.pt")

@@ -34,8 +34,9 @@ class Peer:
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-m", "r_bridge.worker", str(folder), str(os.getpid())],
-            stderr=subprocess.PIPE, env={**environment, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            stderr=subprocess.PIPE,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+        )
         deadline = time.monotonic() + 60
         while not (folder / "address").exists():
             assert self.process.poll() is None
@@ -60,10 +61,14 @@ class Peer:
         while True:
             kind, call, data = protocol.read_frame(self.socket)
             if call == number and kind & 0xFF != protocol.PART:
-                return kind, loads(data if kind < protocol.FILE else Path(data.decode()).read_bytes())
+                return kind, loads(
+                    data if kind < protocol.FILE else Path(data.decode()).read_bytes()
+                )
 
     def ask(self, method: str, /, **arguments: Any) -> tuple[int, Any]:
-        return self.call(dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)}))
+        return self.call(
+            dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)})
+        )
 
     def rss(self) -> int:
         return psutil.Process(self.process.pid).memory_info().rss
@@ -94,12 +99,32 @@ def test_worker_survives_corrupt_requests(peers: Any) -> None:
     peer = peers()
     assert peer.ask("nothing") == (protocol.DONE, None)
     random = np.random.default_rng(1)
-    good = dumps({"method": "nothing", "arguments": {"a": [1, "x"], "b": EXAMPLE}, "release": np.arange(3)})
-    requests = [b"", b"garbage", good[:-1], good + b"x", dumps(None), dumps([1, 2]), dumps({"method": 5}), dumps("x")]
+    good = dumps(
+        {"method": "nothing", "arguments": {"a": [1, "x"], "b": EXAMPLE}, "release": np.arange(3)}
+    )
+    requests = [
+        b"",
+        b"garbage",
+        good[:-1],
+        good + b"x",
+        dumps(None),
+        dumps([1, 2]),
+        dumps({"method": 5}),
+        dumps("x"),
+    ]
     # Valid values with invalid attributes.
     integer = struct.pack("=iii", convert.INTEGER | convert.HAS_ATTRIBUTES, 1, 5)
-    for attributes in ({"levels": ["u"]}, {"levels": 5}, {"dim": ["a"]}, {"dim": [None]}, {"dim": np.array([2.5])},
-                       {"dim": np.array([-3, 7])}, {"dim": {}}, {"dim": []}, {"levels": b"x"}):  # fmt: skip
+    for attributes in (
+        {"levels": ["u"]},
+        {"levels": 5},
+        {"dim": ["a"]},
+        {"dim": [None]},
+        {"dim": np.array([2.5])},
+        {"dim": np.array([-3, 7])},
+        {"dim": {}},
+        {"dim": []},
+        {"levels": b"x"},
+    ):
         requests.append(convert.HEADER + integer + b"".join(convert._attributes(attributes)))
     listed = struct.pack("=iii", convert.LIST | convert.HAS_ATTRIBUTES, 1, convert.NULL)
     for names in ([["x"]], [{}], 5, {"a": 1}, b"x", [None], np.array([1.5]), np.array([1, 2])):
@@ -147,7 +172,14 @@ def test_worker_exits_silently_after_an_invalid_frame(peers: Any) -> None:
 def test_worker_ignores_unknown_frames(peers: Any) -> None:
     """Unknown kinds, CANCEL for a completed or unknown request, and many at once."""
     peer = peers()
-    for kind, call in [(protocol.CANCEL, 0), (protocol.CANCEL, 77), (99, 1), (protocol.HELLO, 0), (-5, -5), (0, 0)]:
+    for kind, call in [
+        (protocol.CANCEL, 0),
+        (protocol.CANCEL, 77),
+        (99, 1),
+        (protocol.HELLO, 0),
+        (-5, -5),
+        (0, 0),
+    ]:
         peer.socket.sendall(protocol.pack(kind, call, b"some bytes"))
     assert peer.ask("nothing") == (protocol.DONE, None)
     peer.socket.sendall(protocol.pack(protocol.CANCEL, 1) * 5000)
@@ -155,7 +187,9 @@ def test_worker_ignores_unknown_frames(peers: Any) -> None:
     # Concurrent requests run in sequence.
     request = dumps({"method": "nothing", "arguments": {}, "release": []})
     numbers = [next(peer.calls) for _ in range(200)]
-    peer.socket.sendall(b"".join(protocol.pack(protocol.CALL, number, request) for number in numbers))
+    peer.socket.sendall(
+        b"".join(protocol.pack(protocol.CALL, number, request) for number in numbers)
+    )
     assert [protocol.read_frame(peer.socket)[1] for _ in numbers] == numbers
     assert peer.end() == ""
 
@@ -163,18 +197,32 @@ def test_worker_ignores_unknown_frames(peers: Any) -> None:
 def test_cancelled_request_responds_with_its_number(peers: Any) -> None:
     peer = peers()
     kind, about = peer.ask(
-        "fresh", family="lstm", config={"vocab_size": 9, "hidden_size": 8, "embedding_size": 8}, seed=1
+        "fresh",
+        family="lstm",
+        config={"vocab_size": 9, "hidden_size": 8, "embedding_size": 8},
+        seed=1,
     )
     assert kind == protocol.DONE
     arguments = {
-        "model": about["number"], "prompts": [np.array([1])], "tokenizer": None, "max_new_tokens": 10**9,
-        "temperature": 1.0, "top_k": None, "top_p": None, "repetition_penalty": 1.0, "seeds": np.array([1.0]),
-        "eos_id": None, "stop": None, "stream": False,
-    }  # fmt: skip
+        "model": about["number"],
+        "prompts": [np.array([1])],
+        "tokenizer": None,
+        "max_new_tokens": 10**9,
+        "temperature": 1.0,
+        "top_k": None,
+        "top_p": None,
+        "repetition_penalty": 1.0,
+        "seeds": np.array([1.0]),
+        "eos_id": None,
+        "stop": None,
+        "stream": False,
+    }
     for _ in range(20):
         number = next(peer.calls)
         request = dumps({"method": "generate", "arguments": arguments, "release": []})
-        peer.socket.sendall(protocol.pack(protocol.CALL, number, request) + protocol.pack(protocol.CANCEL, number))
+        peer.socket.sendall(
+            protocol.pack(protocol.CALL, number, request) + protocol.pack(protocol.CANCEL, number)
+        )
         assert peer.end_of(number) == (protocol.CANCELLED, None)
         assert peer.ask("nothing") == (protocol.DONE, None)
     # The worker exits without completing the request when the connection closes.
@@ -220,7 +268,9 @@ def test_unsendable_result_is_an_error() -> None:
             assert set(loads(payload)) == {"class", "message"}
 
 
-def test_large_file_is_announced_before_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_file_is_announced_before_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(protocol, "LEAD", 1 << 20)
     value = np.arange(3e5, dtype=np.float32).reshape(2, 50, 3000)
     ours, peer = socket.socketpair()

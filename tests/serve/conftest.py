@@ -23,7 +23,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Path:
     torch.manual_seed(0)
     vocab_size = read_tokenizer(bpe_folder).get_vocab_size()
     model = gpt2(
-        vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, eos_token_id=vocab_size - 1
+        vocab_size=vocab_size,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=CONTEXT,
+        eos_token_id=vocab_size - 1,
     )
     path = write_checkpoint(tmp_path_factory.mktemp("serve"), bpe_folder, large(model))
     (path / "generation_config.json").write_text(json.dumps(RECOMMENDED), encoding="utf-8")
@@ -35,7 +40,9 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Pat
     torch.manual_seed(1)
     vocab_size = read_tokenizer(bpe_folder).get_vocab_size()
     return write_checkpoint(
-        tmp_path_factory.mktemp("serve"), bpe_folder, lstm(vocab_size=vocab_size, hidden_size=16, embedding_size=16)
+        tmp_path_factory.mktemp("serve"),
+        bpe_folder,
+        lstm(vocab_size=vocab_size, hidden_size=16, embedding_size=16),
     )
 
 
@@ -49,7 +56,9 @@ def main_model(folder: Path):
 @pytest.fixture(scope="module")
 def address(main_model: ServedModel, recurrent: Path):
     """A server with two models, in a thread."""
-    with serving(main_model, served("other", recurrent), max_body=100_000, read_timeout=0.3) as address:
+    with serving(
+        main_model, served("other", recurrent), max_body=100_000, read_timeout=0.3
+    ) as address:
         yield address
 
 
@@ -106,7 +115,12 @@ def page(browser, page_address: str) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 900, "height": 700})
     page, problems = context.new_page(), []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: request.url.startswith((page_address, "data:")) or problems.append(request.url))
+    page.on(
+        "request",
+        lambda request: (
+            request.url.startswith((page_address, "data:")) or problems.append(request.url)
+        ),
+    )
     open_page(page, page_address)
     page.locator("#more").click()
     page.locator("#max_tokens").fill("12")
@@ -141,7 +155,10 @@ def markdown_page(browser, reciting_address: str) -> Iterator[Any]:
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: message.type == "error" and problems.append(message.text))
     page.on(
-        "request", lambda request: request.url.startswith((reciting_address, "data:")) or problems.append(request.url)
+        "request",
+        lambda request: (
+            request.url.startswith((reciting_address, "data:")) or problems.append(request.url)
+        ),
     )
     page.goto(reciting_address)
     page.wait_for_selector("#model option", state="attached")

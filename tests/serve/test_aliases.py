@@ -35,15 +35,26 @@ def http(main_model: ServedModel, other_model: ServedModel):
 
 
 def test_names_of_models_precede_patterns(http) -> None:
-    expected = {"tiny": "tiny", "other": "other", "other:latest": "other", "gpt-4": "other", "gpt-4:latest": "other",
-                "gpt-5": "tiny", "anything": "tiny"}  # fmt: skip
+    expected = {
+        "tiny": "tiny",
+        "other": "other",
+        "other:latest": "other",
+        "gpt-4": "other",
+        "gpt-4:latest": "other",
+        "gpt-5": "tiny",
+        "anything": "tiny",
+    }
     assert {name: model_of(http, name) for name in expected} == expected
 
 
 def test_a_model_of_the_cache_precedes_patterns(folder: Path, hub: HubServer) -> None:
     """Also before any request has listed the cache."""
     load = partial(served, folder=folder)
-    models = Models(cached=lambda: sources_in_cache(load), aliases={"*": "minhub/shakespeare-gpt2"}, max_models=1)
+    models = Models(
+        cached=lambda: sources_in_cache(load),
+        aliases={"*": "minhub/shakespeare-gpt2"},
+        max_models=1,
+    )
     with connected(models) as http:
         assert model_of(http, "minhub/shakespeare-lstm") == "minhub/shakespeare-lstm"
         assert model_of(http, "x") == "minhub/shakespeare-gpt2"
@@ -60,7 +71,12 @@ def test_aliases_without_patterns_are_listed(http) -> None:
     assert http.get("/v1/models/gpt-4").json()["id"] == "gpt-4"
     assert http.get("/v1/models/other").json()["id"] == "other"
     assert http.post("/api/show", json={"model": "gpt-4:latest"}).status_code == 200
-    body = {"model": "gpt-4", "messages": user("Hi"), "stream": False, "options": {"num_predict": 1}}
+    body = {
+        "model": "gpt-4",
+        "messages": user("Hi"),
+        "stream": False,
+        "options": {"num_predict": 1},
+    }
     assert http.post("/api/chat", json=body).status_code == 200
 
 
@@ -68,9 +84,24 @@ def test_an_alias_of_a_path_is_one_of_its_model(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     parse = partial(parse_aliases, models=[str(folder), "owner/name"], adapters={"calm": "x"})
-    texts = [f"a={folder}", f"b={folder}/", "c=model", "d=owner/name", "e=calm", "f=owner/name+calm", "g*=model"]
-    assert parse(texts) == {"a": "model", "b": "model", "c": "model", "d": "owner/name", "e": "calm", "f": "calm",
-                            "g*": "model"}  # fmt: skip
+    texts = [
+        f"a={folder}",
+        f"b={folder}/",
+        "c=model",
+        "d=owner/name",
+        "e=calm",
+        "f=owner/name+calm",
+        "g*=model",
+    ]
+    assert parse(texts) == {
+        "a": "model",
+        "b": "model",
+        "c": "model",
+        "d": "owner/name",
+        "e": "calm",
+        "f": "calm",
+        "g*": "model",
+    }
 
 
 @pytest.mark.parametrize(
@@ -83,7 +114,9 @@ def test_an_alias_of_a_path_is_one_of_its_model(tmp_path: Path) -> None:
         ("*=unknown", "there is no model unknown"),
     ],
 )
-def test_an_alias_of_an_unknown_model_is_an_error_at_the_start(folder: Path, alias: str, reason: str) -> None:
+def test_an_alias_of_an_unknown_model_is_an_error_at_the_start(
+    folder: Path, alias: str, reason: str
+) -> None:
     alias, reason = (text.replace("NAME", folder.name) for text in (alias, reason))
     assert reason in failed("serve", str(folder), "--alias", alias, "--port", "0", status=2)
 
@@ -91,8 +124,23 @@ def test_an_alias_of_an_unknown_model_is_an_error_at_the_start(folder: Path, ali
 # Names in requests that change the cache
 
 
-@pytest.mark.parametrize("name", ["PATH", "PATH/config.json", "./PATH", "~/models", "a/b/c", "../x", "x y", "a--b", "",
-                                  "owner/name:../x.gguf", "owner/name:/etc/x.gguf", "C:\\models"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PATH",
+        "PATH/config.json",
+        "./PATH",
+        "~/models",
+        "a/b/c",
+        "../x",
+        "x y",
+        "a--b",
+        "",
+        "owner/name:../x.gguf",
+        "owner/name:/etc/x.gguf",
+        "C:\\models",
+    ],
+)
 def test_invalid_names_are_client_errors_that_do_not_depend_on_files(
     folder: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -100,7 +148,9 @@ def test_invalid_names_are_client_errors_that_do_not_depend_on_files(
     existing, missing = name.replace("PATH", str(folder)), name.replace("PATH", f"{folder}-missing")
     with connected(Models(), allow_pull=True) as http:
         for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
-            answers = [http.request(method, path, json={"model": each}) for each in (existing, missing)]
+            answers = [
+                http.request(method, path, json={"model": each}) for each in (existing, missing)
+            ]
             assert [answer.status_code for answer in answers] == [400, 400]
             texts = [answer.text.replace(f"{folder}-missing", str(folder)) for answer in answers]
             if len(existing) < 30:  # longer names are shortened
@@ -110,7 +160,11 @@ def test_invalid_names_are_client_errors_that_do_not_depend_on_files(
 
 
 def test_errors_do_not_suggest_or_name_local_folders(
-    folder: Path, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path,
+    hub: HubServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "owner" / "secret").mkdir(parents=True)
     (tmp_path / "owner" / "secret" / "config.json").write_text("{}", encoding="utf-8")
@@ -130,7 +184,9 @@ def test_errors_do_not_suggest_or_name_local_folders(
         blocked = tmp_path / "blocked"
         blocked.write_text("", encoding="utf-8")
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(blocked))
-        last = json.loads(http.post("/api/pull", json={"model": "owner/tiny"}).text.splitlines()[-1])
+        last = json.loads(
+            http.post("/api/pull", json={"model": "owner/tiny"}).text.splitlines()[-1]
+        )
         assert "the server's output has the reason" in last["error"]
         assert str(tmp_path) not in last["error"]
         assert str(blocked) in capfd.readouterr().err
@@ -139,6 +195,8 @@ def test_errors_do_not_suggest_or_name_local_folders(
 def test_an_alias_is_pulled_and_deleted_as_its_model(folder: Path, hub: HubServer) -> None:
     hub.add("owner/tiny", {path.name: path.read_bytes() for path in folder.iterdir()})
     with connected(Models(aliases={"small": "owner/tiny"}), allow_pull=True) as http:
-        assert http.post("/api/pull", json={"model": "small:latest", "stream": False}).json() == {"status": "success"}
+        assert http.post("/api/pull", json={"model": "small:latest", "stream": False}).json() == {
+            "status": "success"
+        }
         assert http.request("DELETE", "/api/delete", json={"model": "small"}).status_code == 200
         assert http.request("DELETE", "/api/delete", json={"model": "small"}).status_code == 404

@@ -1,4 +1,6 @@
-"""`--cache-dir`: prefixes survive a restart of the server, and a killed server leaves no wrong reply."""
+"""`--cache-dir`: prefixes survive a restart of the server, and a killed server leaves no wrong
+reply.
+"""
 
 import json
 import os
@@ -22,7 +24,7 @@ from served_models import connected, in_chat, large, served, serving, user, writ
 from minhub_py import Chat, gpt2, llama
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.inference.disk_cache import DiskCache
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 
 pytestmark = needs("decoder")  # without it, nothing is stored
 
@@ -63,13 +65,20 @@ def test_prefixes_survive_a_restart_of_the_command(folder: Path, tmp_path: Path)
     [(text, first), (again, second)] = results
     assert text == again
     assert (first, second) == (0, 128)
-    message = failed("serve", str(folder), "--cache-dir", str(folder / "config.json"), "--port", "0", status=2)
+    message = failed(
+        "serve", str(folder), "--cache-dir", str(folder / "config.json"), "--port", "0", status=2
+    )
     assert "--cache-dir" in message
 
 
-def test_engines_with_the_same_folder_send_the_replies_of_single_runs(folder: Path, tmp_path: Path) -> None:
+def test_engines_with_the_same_folder_send_the_replies_of_single_runs(
+    folder: Path, tmp_path: Path
+) -> None:
     for number in range(3):  # the first alone, then two at the same time
-        models = [served(f"model-{i}", folder, disk=DiskCache(tmp_path, 10**8)) for i in range(1 if number == 0 else 2)]
+        models = [
+            served(f"model-{i}", folder, disk=DiskCache(tmp_path, 10**8))
+            for i in range(1 if number == 0 else 2)
+        ]
         with connected(*models, grace=5) as http:
 
             def ask(name: str, question: int, http: httpx2.Client = http) -> tuple[str, int]:
@@ -82,7 +91,9 @@ def test_engines_with_the_same_folder_send_the_replies_of_single_runs(folder: Pa
             for question in range(3):
                 for model in models:
                     text, cached = ask(model.name, question)
-                    assert text == in_chat(model, [SYSTEM, *user(f"Question {question}")], 10, question)
+                    assert text == in_chat(
+                        model, [SYSTEM, *user(f"Question {question}")], 10, question
+                    )
                     assert cached > 0 or (number, question) == (0, 0)
 
 
@@ -117,9 +128,15 @@ def test_a_server_that_is_killed_while_it_writes_never_leaves_a_wrong_reply(
     """Large keys and values, so that a kill interrupts a write."""
     torch.manual_seed(part)
     model = llama(
-        vocab_size=read_tokenizer(bpe_folder).get_vocab_size(), hidden_size=32, intermediate_size=32,
-        num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=16, head_dim=64, max_position_embeddings=512,
-    )  # fmt: skip
+        vocab_size=read_tokenizer(bpe_folder).get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        head_dim=64,
+        max_position_embeddings=512,
+    )
     path, cache = write_checkpoint(tmp_path / "model", bpe_folder, large(model)), tmp_path / "cache"
     chance = random.Random(part)
     prompts = [[chance.randrange(250) for _ in range(330)] for _ in range(5)]
@@ -146,14 +163,24 @@ def test_a_server_that_is_killed_while_it_writes_never_leaves_a_wrong_reply(
             os.utime(file, (0, 0))
     with server(path, "--cache-dir", cache) as (_, http):
         assert [complete(http, prompt)[0] for prompt in prompts] == expected
-    print(f"{KILLS} kills, {interrupted} of them during a write; {cached} of {2 * KILLS} replies from the disk")
+    print(
+        f"{KILLS} kills, {interrupted} of them during a write; {cached} of {2 * KILLS} replies from"
+        " the disk"
+    )
     assert interrupted > 0
     assert cached > 0
 
 
-CLOSED = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
-          "required": ["n"], "additionalProperties": False}  # fmt: skip
-CALLABLE = [{"type": "function", "function": {"name": name, "parameters": CLOSED}} for name in ("first", "second")]
+CLOSED = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+CALLABLE = [
+    {"type": "function", "function": {"name": name, "parameters": CLOSED}}
+    for name in ("first", "second")
+]
 Answer = tuple[str, str, list[tuple[str, str]]]
 
 
@@ -161,12 +188,20 @@ def request_body(number: int) -> dict[str, Any]:
     """One of 32 requests: text, a schema, optional calls and required calls."""
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": CLOSED}}
     kinds: list[dict[str, Any]] = [
-        {"max_tokens": 5 + number}, {"max_tokens": 5 + number, "response_format": form},
+        {"max_tokens": 5 + number},
+        {"max_tokens": 5 + number, "response_format": form},
         {"max_tokens": 5 + number, "tools": CALLABLE},
-        {"max_tokens": 200 - 5 * number, "tools": CALLABLE, "tool_choice": "required",
-         "parallel_tool_calls": number % 8 > 3},
-    ]  # fmt: skip
-    system = {"role": "system", "content": ("A long introduction" if number % 2 else "Another text") * 8}
+        {
+            "max_tokens": 200 - 5 * number,
+            "tools": CALLABLE,
+            "tool_choice": "required",
+            "parallel_tool_calls": number % 8 > 3,
+        },
+    ]
+    system = {
+        "role": "system",
+        "content": ("A long introduction" if number % 2 else "Another text") * 8,
+    }
     messages = [system, *user(f"Question {number % 8}")]
     return {"messages": messages, "seed": number, "temperature": 1.2, **kinds[number % 4]}
 
@@ -175,11 +210,20 @@ def answer(http: httpx2.Client, number: int, stream: bool) -> Answer:
     """The finish reason, text and complete calls of a reply."""
     body = request_body(number)
     if not stream:
-        choice = http.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]
+        choice = (
+            http.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]
+        )
         message = choice["message"]
-        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+        calls = [
+            (call["function"]["name"], call["function"]["arguments"])
+            for call in message.get("tool_calls") or []
+        ]
         return choice["finish_reason"], message["content"] or "", calls
-    lines = http.post("/v1/chat/completions", json={**body, "stream": True}).raise_for_status().text.split("\n\n")
+    lines = (
+        http.post("/v1/chat/completions", json={**body, "stream": True})
+        .raise_for_status()
+        .text.split("\n\n")
+    )
     choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
     text, names, arguments = "", list[str](), list[str]()
     for delta in (choice["delta"] for choice in choices):
@@ -189,19 +233,24 @@ def answer(http: httpx2.Client, number: int, stream: bool) -> Answer:
                 names.append(call["function"]["name"])
                 arguments.append("")
             arguments[call["index"]] += call["function"]["arguments"]
-    if choices[-1]["finish_reason"] == "length" and arguments and not arguments[-1].endswith("}"):  # it was cut
+    # it was cut
+    if choices[-1]["finish_reason"] == "length" and arguments and not arguments[-1].endswith("}"):
         del names[-1], arguments[-1]
     return choices[-1]["finish_reason"], text, list(zip(names, arguments, strict=True))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_many_clients_with_schemas_and_tools_get_the_replies_of_single_runs(bpe_folder: Path, tmp_path: Path) -> None:
+def test_many_clients_with_schemas_and_tools_get_the_replies_of_single_runs(
+    bpe_folder: Path, tmp_path: Path
+) -> None:
     """64 clients and streams, with a prefix cache in memory that is too small and one on disk."""
     need("llguidance")
     torch.manual_seed(0)
     size = read_tokenizer(bpe_folder).get_vocab_size()
-    model = gpt2(vocab_size=size, n_embd=32, n_layer=2, n_head=4, n_positions=1024, eos_token_id=size - 1)
+    model = gpt2(
+        vocab_size=size, n_embd=32, n_layer=2, n_head=4, n_positions=1024, eos_token_id=size - 1
+    )
     folder = write_checkpoint(tmp_path / "model", bpe_folder, large(model))
     alone = served("alone", folder, batch_size=1, prefix_bytes=1, max_length=1024)
     with connected(alone, grace=1) as http:
@@ -212,7 +261,9 @@ def test_many_clients_with_schemas_and_tools_get_the_replies_of_single_runs(bpe_
     replies = 0
     for _ in range(3):  # each a restart
         disk = DiskCache(tmp_path / "cache", 20_000_000)
-        many = served("many", folder, queue_size=100, prefix_bytes=1_000_000, disk=disk, max_length=1024)
+        many = served(
+            "many", folder, queue_size=100, prefix_bytes=1_000_000, disk=disk, max_length=1024
+        )
         with serving(many, grace=5) as address, ThreadPoolExecutor(64) as pool:
 
             def client(seed: int, address: str = address) -> int:
@@ -220,10 +271,15 @@ def test_many_clients_with_schemas_and_tools_get_the_replies_of_single_runs(bpe_
                 with httpx2.Client(base_url=address, timeout=300) as http:
                     for _ in range(15):
                         number = chance.randrange(32)
-                        assert answer(http, number, chance.random() < 0.5) == expected[number], number
+                        assert answer(http, number, chance.random() < 0.5) == expected[number], (
+                            number
+                        )
                 return 15
 
             replies += sum(pool.map(client, range(64)))
         assert many.engine.counts["failed"] == 0
         assert many.engine.counts["cached"] > 0
-    print(f"{replies} replies equal those of single runs, with {len(calls)} calls in the 8 requests that require one")
+    print(
+        f"{replies} replies equal those of single runs, with {len(calls)} calls in the 8 requests"
+        " that require one"
+    )

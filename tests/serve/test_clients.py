@@ -1,6 +1,6 @@
 """Unmodified clients with a real server: openai, ollama and llm in Python, httr2 and curl in R.
 
-tests/benchmarks/NOTES.md lists further clients that were tested manually.
+benchmarks/NOTES.md lists further clients that were tested manually.
 """
 
 import contextlib
@@ -41,15 +41,27 @@ def test_openai_parses_structured_outputs(address: str) -> None:
 
     with openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as client:
         ask = {"model": "tiny", "temperature": 1.2}
-        reply = client.chat.completions.parse(**ask, messages=user("Which?"), seed=1, response_format=Animal)
+        reply = client.chat.completions.parse(
+            **ask, messages=user("Which?"), seed=1, response_format=Animal
+        )
         assert reply.choices[0].message.parsed.kind in ("cat", "dog")
-        assert client.responses.parse(**ask, input="Which?", text_format=Animal).output_parsed.legs < 10
-        with client.chat.completions.stream(**ask, messages=user("Which?"), seed=1, response_format=Animal) as stream:
-            assert stream.get_final_completion().choices[0].message.parsed == reply.choices[0].message.parsed
+        assert (
+            client.responses.parse(**ask, input="Which?", text_format=Animal).output_parsed.legs
+            < 10
+        )
+        with client.chat.completions.stream(
+            **ask, messages=user("Which?"), seed=1, response_format=Animal
+        ) as stream:
+            assert (
+                stream.get_final_completion().choices[0].message.parsed
+                == reply.choices[0].message.parsed
+            )
 
 
 def test_ollama_lists_chats_and_generates(address: str, main_model: ServedModel) -> None:
-    with contextlib.closing(ollama.Client(host=address, headers={"Authorization": "Bearer secret"})) as client:
+    with contextlib.closing(
+        ollama.Client(host=address, headers={"Authorization": "Bearer secret"})
+    ) as client:
         [model] = client.list().models
         assert model.model == "tiny:latest"
         assert client.show("tiny").capabilities == ["completion", "tools"]
@@ -62,24 +74,39 @@ def test_ollama_lists_chats_and_generates(address: str, main_model: ServedModel)
         assert parts[-1].eval_count == 12
         assert client.generate(**ask, prompt="Hi").response == expected
         ask["options"]["num_predict"] = 150
-        text = client.chat(**ask, messages=user("Which?"), format=Animal.model_json_schema()).message.content
+        text = client.chat(
+            **ask, messages=user("Which?"), format=Animal.model_json_schema()
+        ).message.content
         assert Animal.model_validate_json(text)
         with pytest.raises(ollama.ResponseError, match="unknown model 'other'"):
             client.chat(model="other", messages=user("Hi"))
 
 
-def test_llm_chats_continues_and_follows_a_schema(address: str, main_model: ServedModel, tmp_path: Path) -> None:
-    """The tests do not install `llm`: it requires tabulate, with which PyTorch loses the exit status of Ctrl-C."""
+def test_llm_chats_continues_and_follows_a_schema(
+    address: str, main_model: ServedModel, tmp_path: Path
+) -> None:
+    """The tests do not install `llm`: it requires tabulate, with which PyTorch loses the exit
+    status of Ctrl-C.
+    """
     need("llm")
-    models = [{"model_id": "tiny", "model_name": "tiny", "api_base": f"{address}/v1", "api_key_name": "minhub",
-               "supports_schema": True}]  # fmt: skip
+    models = [
+        {
+            "model_id": "tiny",
+            "model_name": "tiny",
+            "api_base": f"{address}/v1",
+            "api_key_name": "minhub",
+            "supports_schema": True,
+        }
+    ]
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models), encoding="utf-8")
     (tmp_path / "keys.json").write_text('{"minhub": "secret"}', encoding="utf-8")
 
     def llm(*arguments: str) -> str:
         command = [sys.executable, "-m", "llm", *arguments, "-m", "tiny", "-o", "seed", "3"]
         environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
-        result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=environment, timeout=120
+        )
         return result.stdout
 
     question = user("How are you?")
@@ -87,8 +114,12 @@ def test_llm_chats_continues_and_follows_a_schema(address: str, main_model: Serv
     assert llm("How are you?", "-o", "max_tokens", "10").strip() == expected.strip()
     turns = [*question, {"role": "assistant", "content": expected}, *user("And you?")]
     expected = in_chat(main_model, turns, 10, 3)
-    assert llm("-c", "And you?", "-o", "max_tokens", "10", "--no-stream").strip() == expected.strip()
-    assert Animal.model_validate_json(llm("Which?", "--schema", json.dumps(Animal.model_json_schema())))
+    assert (
+        llm("-c", "And you?", "-o", "max_tokens", "10", "--no-stream").strip() == expected.strip()
+    )
+    assert Animal.model_validate_json(
+        llm("Which?", "--schema", json.dumps(Animal.model_json_schema()))
+    )
 
 
 IN_R = r"""
@@ -133,10 +164,18 @@ cat(jsonlite::toJSON(results, auto_unbox = TRUE, digits = NA))
 
 
 @needs("R")
-def test_httr2_and_curl_in_r_receive_replies_and_errors(address: str, main_model: ServedModel, tmp_path: Path) -> None:
+def test_httr2_and_curl_in_r_receive_replies_and_errors(
+    address: str, main_model: ServedModel, tmp_path: Path
+) -> None:
     script = tmp_path / "client.R"
     script.write_text(IN_R, encoding="utf-8")
-    command = [str(RSCRIPT), "--vanilla", str(script), address, json.dumps(Animal.model_json_schema())]
+    command = [
+        str(RSCRIPT),
+        "--vanilla",
+        str(script),
+        address,
+        json.dumps(Animal.model_json_schema()),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 0, result.stderr
     results = json.loads(result.stdout)
@@ -144,5 +183,7 @@ def test_httr2_and_curl_in_r_receive_replies_and_errors(address: str, main_model
     assert results["reply"] == results["streamed"] == results["curl"] == expected
     assert Animal.model_validate_json(results["structured"])
     assert (results["status"], "messages" in results["error"]) == (400, True)
-    expected_vectors = embed(main_model.model, main_model.tokenizer, ["To be", "or not"], normalize=True)
+    expected_vectors = embed(
+        main_model.model, main_model.tokenizer, ["To be", "or not"], normalize=True
+    )
     torch.testing.assert_close(torch.tensor(results["embeddings"]), expected_vectors)

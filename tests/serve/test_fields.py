@@ -30,7 +30,7 @@ BODIES: dict[str, dict] = {
     "/api/embed": {"input": "Hi"},
     "/api/embeddings": {"prompt": "Hi"},
     "/api/show": {},
-}  # fmt: skip
+}
 
 
 def message(response: httpx2.Response) -> str:
@@ -46,20 +46,25 @@ def lenient(main_model: ServedModel) -> Iterator[httpx2.Client]:
 
 
 def test_the_table_of_bodies_has_all_routes() -> None:
-    """test_embedding_routes.py covers reranking, test_models_on_demand.py the routes that change the server."""
+    """test_embedding_routes.py covers reranking, test_models_on_demand.py the routes that change
+    the server.
+    """
     routes = {f"/v1{path}" for path in POSTS} | {f"/api{path}" for path in OLLAMA_POSTS}
     assert routes == {*BODIES, "/v1/rerank", "/v1/models/unload", "/api/pull"}
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_unknown_fields_are_rejected_unless_the_server_ignores_them(http, lenient, path: str) -> None:
+def test_unknown_fields_are_rejected_unless_the_server_ignores_them(
+    http, lenient, path: str
+) -> None:
     body = {"model": "tiny", **BODIES[path]}
     assert http.post(path, json=body).status_code == 200
     for value in (False, 0, 0.5, "x", [0], {"a": 1}, True):
         response = http.post(path, json={**body, "imaginary": value})
         assert response.status_code == 400
-        assert message(response) == (
-            "imaginary is unknown: remove it, or start the server with --ignore-unknown-fields"
+        assert (
+            message(response)
+            == "imaginary is unknown: remove it, or start the server with --ignore-unknown-fields"
         )
         assert lenient.post(path, json={**body, "imaginary": value}).status_code == 200
     empty = {f"imaginary{number}": value for number, value in enumerate((None, "", [], {}))}
@@ -68,14 +73,23 @@ def test_unknown_fields_are_rejected_unless_the_server_ignores_them(http, lenien
 
 def test_messages_about_unknown_fields_name_the_field_and_a_similar_one(http) -> None:
     response = http.post("/v1/chat/completions", json={**CHAT, "max_token": 3})
-    assert message(response).startswith("max_token is unknown: did you mean max_tokens? Otherwise remove it, or")
+    assert message(response).startswith(
+        "max_token is unknown: did you mean max_tokens? Otherwise remove it, or"
+    )
     assert response.json()["error"] | {"message": ""} == {
-        "message": "", "type": "invalid_request_error", "param": "max_token", "code": "unknown_field",
-    }  # fmt: skip
+        "message": "",
+        "type": "invalid_request_error",
+        "param": "max_token",
+        "code": "unknown_field",
+    }
     body = {"model": "tiny", **BODIES["/api/chat"]}
-    assert "did you mean options.temperature?" in message(http.post("/api/chat", json={**body, "temperature": 1}))
+    assert "did you mean options.temperature?" in message(
+        http.post("/api/chat", json={**body, "temperature": 1})
+    )
     options = {"options": {"num_predicted": 3}}
-    assert "options.num_predicted is unknown: did you mean" in message(http.post("/api/chat", json=body | options))
+    assert "options.num_predicted is unknown: did you mean" in message(
+        http.post("/api/chat", json=body | options)
+    )
     assert "unknown" in message(http.post("/v1/completions", json={"prompt": "Hi", "\x1b[2J": 1}))
     assert "\x1b" not in http.post("/v1/completions", json={"prompt": "Hi", "\x1b[2J": 1}).text
 
@@ -148,19 +162,30 @@ def test_fields_without_an_effect_are_accepted(http, path: str) -> None:
     assert response.status_code == 200, response.text
 
 
-def test_neutral_settings_of_other_servers_do_not_change_the_reply(http, main_model: ServedModel) -> None:
+def test_neutral_settings_of_other_servers_do_not_change_the_reply(
+    http, main_model: ServedModel
+) -> None:
     expected = in_chat(main_model, user("Hi"), 20, 1, temperature=0.7, repetition_penalty=1.0)
     body = {**CHAT, **NEUTRAL["/v1/chat/completions"], "max_tokens": 20, "temperature": 0.7}
-    assert http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == expected
+    assert (
+        http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        == expected
+    )
 
 
 def names_of(*types: type) -> set[str]:
-    return {name for each in types for base in (each, *getattr(each, "__orig_bases__", ()))
-            for name in getattr(base, "__annotations__", {})}  # fmt: skip
+    return {
+        name
+        for each in types
+        for base in (each, *getattr(each, "__orig_bases__", ()))
+        for name in getattr(base, "__annotations__", {})
+    }
 
 
 def test_every_field_of_the_clients_is_known(http) -> None:
-    """Used, without effect, or named as unsupported; never unknown. The names are those of the installed clients."""
+    """Used, without effect, or named as unsupported; never unknown. The names are those of the
+    installed clients.
+    """
     from anthropic.types import MessageCountTokensParams, beta
     from anthropic.types.message_create_params import MessageCreateParamsBase
     from ollama import _types as ollama
@@ -171,16 +196,22 @@ def test_every_field_of_the_clients_is_known(http) -> None:
     from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
     names = {
-        "/v1/chat/completions": names_of(Chat), "/v1/completions": names_of(Completion),
-        "/v1/responses": names_of(ResponseCreateParamsBase), "/v1/embeddings": names_of(EmbeddingCreateParams),
+        "/v1/chat/completions": names_of(Chat),
+        "/v1/completions": names_of(Completion),
+        "/v1/responses": names_of(ResponseCreateParamsBase),
+        "/v1/embeddings": names_of(EmbeddingCreateParams),
         "/v1/responses/input_tokens": names_of(InputTokenCountParams),
-        "/v1/messages": names_of(MessageCreateParamsBase, beta.message_create_params.MessageCreateParamsBase),
+        "/v1/messages": names_of(
+            MessageCreateParamsBase, beta.message_create_params.MessageCreateParamsBase
+        ),
         "/v1/messages/count_tokens": names_of(
             MessageCountTokensParams, beta.message_count_tokens_params.MessageCountTokensParams
         ),
-        "/api/chat": {*ollama.ChatRequest.model_fields}, "/api/generate": {*ollama.GenerateRequest.model_fields},
-        "/api/embed": {*ollama.EmbedRequest.model_fields}, "/api/show": {*ollama.ShowRequest.model_fields},
-    }  # fmt: skip
+        "/api/chat": {*ollama.ChatRequest.model_fields},
+        "/api/generate": {*ollama.GenerateRequest.model_fields},
+        "/api/embed": {*ollama.EmbedRequest.model_fields},
+        "/api/show": {*ollama.ShowRequest.model_fields},
+    }
     for path, fields in names.items():
         assert len(fields) > 1 or path == "/api/show"
         for name in fields - BODIES[path].keys():
@@ -192,7 +223,12 @@ def test_every_field_of_the_clients_is_known(http) -> None:
 
 
 def test_a_field_is_in_one_group() -> None:
-    groups = (known_fields.GENERATION, known_fields.SAMPLING, known_fields.OUTPUT, known_fields.FIXED)
+    groups = (
+        known_fields.GENERATION,
+        known_fields.SAMPLING,
+        known_fields.OUTPUT,
+        known_fields.FIXED,
+    )
     names = [name for group in groups for name in group]
     assert len(set(names)) == len(names)
 
@@ -204,33 +240,82 @@ def test_openai_anthropic_and_ollama_send_their_fields(main_model: ServedModel) 
 
     with serving(main_model) as address:
         with openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client:
-            shared = {"model": "tiny", "metadata": {"a": "b"}, "store": True, "user": "me", "service_tier": "auto",
-                      "safety_identifier": "x", "prompt_cache_key": "k"}  # fmt: skip
-            reply = client.chat.completions.create(**shared, messages=user("Hi"), max_completion_tokens=4, seed=3)
+            shared = {
+                "model": "tiny",
+                "metadata": {"a": "b"},
+                "store": True,
+                "user": "me",
+                "service_tier": "auto",
+                "safety_identifier": "x",
+                "prompt_cache_key": "k",
+            }
+            reply = client.chat.completions.create(
+                **shared, messages=user("Hi"), max_completion_tokens=4, seed=3
+            )
             assert reply.choices[0].message.content == in_chat(main_model, user("Hi"), 4, 3)
-            stream = {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}}
-            chunks = list(client.chat.completions.create(**shared, **stream, messages=user("Hi"), max_tokens=4,
-                                                         tools=[], parallel_tool_calls=False))  # fmt: skip
+            stream = {
+                "stream": True,
+                "stream_options": {"include_usage": True, "include_obfuscation": False},
+            }
+            chunks = list(
+                client.chat.completions.create(
+                    **shared,
+                    **stream,
+                    messages=user("Hi"),
+                    max_tokens=4,
+                    tools=[],
+                    parallel_tool_calls=False,
+                )
+            )
             assert chunks[-1].usage.completion_tokens <= 4
-            response = client.responses.create(**shared, input="Hi", max_output_tokens=4, truncation="auto",
-                                               include=["reasoning.encrypted_content"])  # fmt: skip
+            response = client.responses.create(
+                **shared,
+                input="Hi",
+                max_output_tokens=4,
+                truncation="auto",
+                include=["reasoning.encrypted_content"],
+            )
             assert response.usage.output_tokens <= 4
         with anthropic.Anthropic(base_url=address, api_key="x", max_retries=0) as client:
             ask = {"model": "tiny", "messages": user("Hi")}
-            reply = client.messages.create(**ask, max_tokens=4, metadata={"user_id": "x"}, service_tier="auto",
-                                           cache_control={"type": "ephemeral"})  # fmt: skip
+            reply = client.messages.create(
+                **ask,
+                max_tokens=4,
+                metadata={"user_id": "x"},
+                service_tier="auto",
+                cache_control={"type": "ephemeral"},
+            )
             assert reply.usage.output_tokens <= 4
             count = reply.usage.input_tokens + reply.usage.cache_read_input_tokens
             assert client.messages.count_tokens(**ask).input_tokens == count
             assert client.beta.messages.create(**ask, max_tokens=4, betas=["x"]).content
-        options = {name: 1 for name in ollama.Options.model_fields if name not in ("mirostat", "stop")}
-        options |= {"temperature": 0.7, "seed": 4, "num_predict": 4, "typical_p": 1.0, "repeat_penalty": 1.0,
-                    "top_k": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": ["x"]}  # fmt: skip
+        options = {
+            name: 1 for name in ollama.Options.model_fields if name not in ("mirostat", "stop")
+        }
+        options |= {
+            "temperature": 0.7,
+            "seed": 4,
+            "num_predict": 4,
+            "typical_p": 1.0,
+            "repeat_penalty": 1.0,
+            "top_k": 0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stop": ["x"],
+        }
         with contextlib.closing(ollama.Client(host=address)) as client:
-            reply = client.chat(model="tiny", messages=user("Hi"), options=ollama.Options(**options), keep_alive="5m")
+            reply = client.chat(
+                model="tiny",
+                messages=user("Hi"),
+                options=ollama.Options(**options),
+                keep_alive="5m",
+            )
             assert reply.done
 
 
 def test_fields_of_openai_are_also_those_of_other_requests_for_a_prompt(http) -> None:
     body = {**CHAT, "stream": True, "temperature": 0.3, "logprobs": True, "guided_regex": "a+"}
-    assert json.loads(http.post("/apply-template", json=body).text)["prompt"] == "<user>Hi\n<assistant>"
+    assert (
+        json.loads(http.post("/apply-template", json=body).text)["prompt"]
+        == "<user>Hi\n<assistant>"
+    )

@@ -67,10 +67,14 @@ def loaded(http) -> list[str]:
 
 
 def states(http) -> dict[str, str]:
-    return {entry["id"]: entry["status"]["value"] for entry in http.get("/v1/models").json()["data"]}
+    return {
+        entry["id"]: entry["status"]["value"] for entry in http.get("/v1/models").json()["data"]
+    }
 
 
-def test_a_request_loads_its_model_and_replies_as_generate(models_folder: Folder, folder: Path) -> None:
+def test_a_request_loads_its_model_and_replies_as_generate(
+    models_folder: Folder, folder: Path
+) -> None:
     with on_demand(models_folder) as http:
         assert states(http) == {"a": "unloaded", "b": "unloaded", "c": "unloaded"}
         text = complete(http, "b")
@@ -120,7 +124,10 @@ def test_an_alias_is_another_name(models_folder: Folder) -> None:
         assert loaded(http) == ["b"]
         properties = http.get("/props", params={"model": "claude-x"}).json()  # it is loaded
         [model] = http.models.all
-        assert (properties["model_alias"], properties["total_slots"]) == ("b", model.engine.batch_size)
+        assert (properties["model_alias"], properties["total_slots"]) == (
+            "b",
+            model.engine.batch_size,
+        )
         assert properties["default_generation_settings"]["n_ctx"] == model.engine.max_length
         slots = http.get("/v1/slots").json()
         assert [slot["is_processing"] for slot in slots] == [False] * model.engine.batch_size
@@ -138,7 +145,10 @@ def test_get_requests_do_not_load_a_model(models_folder: Folder) -> None:
             for query in ({"model": "b"}, {"model": "b", "autoload": "true"}):
                 response = http.get(path, params=query)
                 assert response.status_code == 400
-                assert response.json()["error"]["message"] == "b is not loaded: load it with POST /models/load"
+                assert (
+                    response.json()["error"]["message"]
+                    == "b is not loaded: load it with POST /models/load"
+                )
             assert http.head(path, params={"model": "b"}).status_code == 400
         for path in ("/v1/models/b", "/v1/models", "/api/tags", "/api/ps", "/metrics", "/health"):
             assert http.get(path, params={"model": "b"}).status_code == 200
@@ -153,7 +163,14 @@ def test_get_requests_do_not_load_a_model(models_folder: Folder) -> None:
 
 
 def test_a_model_in_use_is_not_unloaded(models_folder: Folder) -> None:
-    long = {"model": "a", "prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True, "seed": 1}
+    long = {
+        "model": "a",
+        "prompt": "Once",
+        "max_tokens": 200,
+        "ignore_eos": True,
+        "stream": True,
+        "seed": 1,
+    }
     with on_demand(models_folder, max_models=1, timeout=0.1) as http:
         with http.stream("POST", "/v1/completions", json=long) as response:
             lines = response.iter_lines()
@@ -171,16 +188,22 @@ def test_a_model_in_use_is_not_unloaded(models_folder: Folder) -> None:
 def test_idle_models_are_unloaded_after_keep_alive(models_folder: Folder) -> None:
     with on_demand(models_folder, keep_alive=None) as http:
         http.post("/api/generate", json={"model": "a", **REQUEST}).raise_for_status()
-        http.post("/api/generate", json={"model": "b", "keep_alive": "10ms", **REQUEST}).raise_for_status()
+        http.post(
+            "/api/generate", json={"model": "b", "keep_alive": "10ms", **REQUEST}
+        ).raise_for_status()
         wait(lambda: loaded(http) == ["a"])
         reply = http.post("/api/chat", json={"model": "a", "messages": [], "keep_alive": 0}).json()
         assert reply["done_reason"] == "unload"
         wait(lambda: loaded(http) == [])
-        assert http.post("/api/generate", json={"model": "a", "keep_alive": "soon"}).status_code == 400
+        assert (
+            http.post("/api/generate", json={"model": "a", "keep_alive": "soon"}).status_code == 400
+        )
         assert complete(http, "a")
 
 
-def test_a_failed_load_is_an_error_and_is_tried_again(models_folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_load_is_an_error_and_is_tried_again(
+    models_folder: Folder, capfd: pytest.CaptureFixture[str]
+) -> None:
     with on_demand(models_folder) as http:
         models_folder.error = ValueError("/secret/path is corrupt")
         response = http.post("/v1/completions", json={"model": "a", **PROMPT})
@@ -204,7 +227,10 @@ def test_load_and_unload_on_request(models_folder: Folder) -> None:
         for path in ("/models/load", "/models/unload"):
             assert http.post(path, json={}).status_code == 400
             assert http.post(path, json={"model": "d"}).status_code == 404
-            assert all(http.post(path, json={"model": value}).status_code in (400, 404) for value in WRONG[:6])
+            assert all(
+                http.post(path, json={"model": value}).status_code in (400, 404)
+                for value in WRONG[:6]
+            )
 
 
 def test_a_server_that_stops_during_a_load_ends(models_folder: Folder) -> None:
@@ -212,7 +238,9 @@ def test_a_server_that_stops_during_a_load_ends(models_folder: Folder) -> None:
     models_folder.gate.clear()
     with ThreadPoolExecutor(1) as pool:
         with serving(models, grace=0.0) as address:
-            reply = pool.submit(httpx2.post, f"{address}/v1/completions", json={"model": "a", **PROMPT}, timeout=30)
+            reply = pool.submit(
+                httpx2.post, f"{address}/v1/completions", json={"model": "a", **PROMPT}, timeout=30
+            )
             wait(lambda: models_folder.loads)
         models_folder.gate.set()
     assert isinstance(reply.exception(), httpx2.TransportError) or reply.result().status_code >= 500
@@ -227,18 +255,30 @@ def test_pull_downloads_with_progress_and_delete_removes(hub: HubServer, folder:
     load = partial(served, folder=folder)
     models = Models(cached=lambda: sources_in_cache(load))
     with connected(models, allow_pull=True) as http:
-        lines = [json.loads(line) for line in http.post("/api/pull", json={"model": "owner/tiny"}).text.splitlines()]
+        lines = [
+            json.loads(line)
+            for line in http.post("/api/pull", json={"model": "owner/tiny"}).text.splitlines()
+        ]
         assert lines[0] == {"status": "pulling manifest"}
         assert lines[-1] == {"status": "success"}
         done = {line["digest"]: line for line in lines if "digest" in line}
         assert done["model.safetensors"]["completed"] == done["model.safetensors"]["total"] > 0
         assert states(http)["owner/tiny"] == "unloaded"
         assert complete(http, "owner/tiny")
-        assert http.request("DELETE", "/api/delete", json={"model": "owner/tiny"}).status_code == 200
+        assert (
+            http.request("DELETE", "/api/delete", json={"model": "owner/tiny"}).status_code == 200
+        )
         assert "owner/tiny" not in states(http)
-        assert http.request("DELETE", "/api/delete", json={"model": "owner/tiny"}).status_code == 404
-        assert all(http.post("/api/pull", json={"model": value}).status_code == 400 for value in (None, 1, [], {}))
-        assert http.post("/api/pull", json={"model": "owner/tiny", "stream": "yes"}).status_code == 400
+        assert (
+            http.request("DELETE", "/api/delete", json={"model": "owner/tiny"}).status_code == 404
+        )
+        assert all(
+            http.post("/api/pull", json={"model": value}).status_code == 400
+            for value in (None, 1, [], {})
+        )
+        assert (
+            http.post("/api/pull", json={"model": "owner/tiny", "stream": "yes"}).status_code == 400
+        )
         failed = http.post("/api/pull", json={"model": "owner/missing"})
         assert failed.status_code == 200
         assert "no repository" in json.loads(failed.text.splitlines()[-1])["error"]
@@ -250,7 +290,9 @@ def test_pull_downloads_with_progress_and_delete_removes(hub: HubServer, folder:
 def test_a_server_without_allow_pull_changes_no_files(models_folder: Folder) -> None:
     with on_demand(models_folder) as http:
         assert http.post("/api/pull", json={"model": "owner/tiny"}).status_code == 403
-        assert http.request("DELETE", "/api/delete", json={"model": "owner/tiny"}).status_code == 403
+        assert (
+            http.request("DELETE", "/api/delete", json={"model": "owner/tiny"}).status_code == 403
+        )
 
 
 def test_an_interrupted_pull_is_continued(hub: HubServer, folder: Path) -> None:
@@ -268,7 +310,8 @@ def test_an_interrupted_pull_is_continued(hub: HubServer, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("5m", 300), ("1h30m", 5400), (10, 10), ("10", 10), ("-1", None), (-1, None), ("500ms", 0.5)]
+    ("text", "seconds"),
+    [("5m", 300), ("1h30m", 5400), (10, 10), ("10", 10), ("-1", None), (-1, None), ("500ms", 0.5)],
 )
 def test_durations(text: object, seconds: float | None) -> None:
     assert parse_duration(text) == seconds
@@ -281,7 +324,9 @@ def test_other_durations_are_rejected(text: object) -> None:
 
 
 @needs("Chromium")
-def test_the_page_loads_and_downloads_models(browser, hub: HubServer, folder: Path, models_folder: Folder) -> None:
+def test_the_page_loads_and_downloads_models(
+    browser, hub: HubServer, folder: Path, models_folder: Folder
+) -> None:
     hub.add("owner/tiny", files_of(folder))
     cached = partial(sources_in_cache, partial(served, folder=folder))
     models = Models(cached=lambda: models_folder.sources() | cached())

@@ -6,7 +6,9 @@ from pages import messages, say, show
 from scripted import Script
 
 
-def test_reasoning_is_collapsed_and_restored_by_a_reload(browser: Any, hermes: tuple[str, Script]) -> None:
+def test_reasoning_is_collapsed_and_restored_by_a_reload(
+    browser: Any, hermes: tuple[str, Script]
+) -> None:
     address, script = hermes
     context = browser.new_context(viewport={"width": 900, "height": 700})
     page = context.new_page()

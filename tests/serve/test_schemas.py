@@ -5,11 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from served_models import CONTEXT, FORMAT, PERSON, BrokenError, connected, in_chat, is_person, user, wait
+from served_models import (
+    CONTEXT,
+    FORMAT,
+    PERSON,
+    BrokenError,
+    connected,
+    in_chat,
+    is_person,
+    user,
+    wait,
+)
 
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.models import ServedModel
 
@@ -19,16 +29,24 @@ def test_a_schema_constrains_the_reply_in_all_apis(client, http, main_model: Ser
     ask = {"model": "tiny", "messages": user("Who?"), "max_tokens": 200, "temperature": 1.3}
 
     def plain(seed: int) -> bool:
-        text = client.chat.completions.create(**{**ask, "max_tokens": 60}, seed=seed).choices[0].message.content
+        text = (
+            client.chat.completions.create(**{**ask, "max_tokens": 60}, seed=seed)
+            .choices[0]
+            .message.content
+        )
         return text == in_chat(main_model, ask["messages"], 60, seed, temperature=1.3)
 
     def formed(seed: int) -> str:
-        reply = client.chat.completions.create(**ask, seed=seed, response_format=FORMAT, logprobs=True, n=2)
+        reply = client.chat.completions.create(
+            **ask, seed=seed, response_format=FORMAT, logprobs=True, n=2
+        )
         for choice in reply.choices:
             assert choice.finish_reason == "stop", choice
             assert is_person(choice.message.content)
             assert all(-100 < token.logprob < 0 for token in choice.logprobs.content)
-        stream = client.chat.completions.create(**ask, seed=seed + 1, response_format=FORMAT, stream=True)
+        stream = client.chat.completions.create(
+            **ask, seed=seed + 1, response_format=FORMAT, stream=True
+        )
         text = "".join(part.choices[0].delta.content or "" for part in stream)
         assert text == reply.choices[1].message.content
         return reply.choices[0].message.content
@@ -46,7 +64,9 @@ def test_a_schema_constrains_the_reply_in_all_apis(client, http, main_model: Ser
         response = http.post(f"/api/{path}", json=body).json()
         assert is_person(response["message"]["content"] if path == "chat" else response["response"])
     form = {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}
-    response = client.responses.create(model="tiny", input="Who?", max_output_tokens=200, text={"format": form})
+    response = client.responses.create(
+        model="tiny", input="Who?", max_output_tokens=200, text={"format": form}
+    )
     assert is_person(response.output_text)
     response = client.completions.create(
         model="tiny", prompt="Who?", max_tokens=200, extra_body={"response_format": FORMAT}
@@ -59,11 +79,25 @@ def test_a_schema_constrains_the_reply_in_all_apis(client, http, main_model: Ser
 def test_json_object_without_a_schema_constrains_the_reply(client, http) -> None:
     ask = {"model": "tiny", "messages": user("Who?"), "max_tokens": 60}
     for form in ({"type": "json_object"}, {"type": "json_object", "schema": {"type": "object"}}):
-        text = client.chat.completions.create(**ask, seed=3, response_format=form).choices[0].message.content
+        text = (
+            client.chat.completions.create(**ask, seed=3, response_format=form)
+            .choices[0]
+            .message.content
+        )
         assert text.startswith("{")
-    body = {"model": "tiny", "messages": user("Who?"), "format": "json", "stream": False, "options": {"num_predict": 9}}
+    body = {
+        "model": "tiny",
+        "messages": user("Who?"),
+        "format": "json",
+        "stream": False,
+        "options": {"num_predict": 9},
+    }
     assert http.post("/api/chat", json=body).json()["message"]["content"].startswith("{")
-    text = client.chat.completions.create(**ask, response_format={"type": "text"}, seed=1).choices[0].message.content
+    text = (
+        client.chat.completions.create(**ask, response_format={"type": "text"}, seed=1)
+        .choices[0]
+        .message.content
+    )
     assert not text.startswith("{")
 
 
@@ -83,7 +117,9 @@ def test_json_object_without_a_schema_constrains_the_reply(client, http) -> None
     ],
 )
 def test_invalid_formats_are_client_errors(http, form: dict, message: str) -> None:
-    response = http.post("/v1/chat/completions", json={"messages": user("Hi"), "response_format": form})
+    response = http.post(
+        "/v1/chat/completions", json={"messages": user("Hi"), "response_format": form}
+    )
     assert response.status_code in (400, 413)
     assert message in response.json()["error"]["message"]
 
@@ -97,16 +133,25 @@ def test_a_request_continues_within_its_schema_after_a_recovery(folder: Path) ->
             raise BrokenError
         return output
 
-    next(module for module in model.modules() if isinstance(module, torch.nn.Embedding)).register_forward_hook(fail)
+    next(
+        module for module in model.modules() if isinstance(module, torch.nn.Embedding)
+    ).register_forward_hook(fail)
     tokenizer = read_tokenizer(folder)
     engine = Engine(model, tokenizer, batch_size=4, max_length=CONTEXT)
-    fragile = ServedModel("fragile", model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
+    fragile = ServedModel(
+        "fragile", model, tokenizer, chat_template_of(folder, tokenizer), engine, 60
+    )
     with connected(fragile) as http:
         body = {"prompt": "Who?", "max_tokens": 200, "seed": 1, "response_format": FORMAT}
         expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
         with ThreadPoolExecutor(2) as pool:
             pending = pool.submit(http.post, "/v1/completions", json=body)
-            wait(lambda: any(len(request.new_ids) > 3 for request in list(engine.running.values())) or pending.done())
+            wait(
+                lambda: (
+                    any(len(request.new_ids) > 3 for request in list(engine.running.values()))
+                    or pending.done()
+                )
+            )
             assert http.post("/v1/completions", json={"prompt": [1, poison]}).status_code == 500
             text = pending.result().json()["choices"][0]["text"]
     assert text == expected

@@ -138,7 +138,10 @@ def test_a_deleted_conversation_can_be_restored(page) -> None:
     page.reload()
     page.wait_for_selector("#log .note")
     assert page.locator("article").count() == 0
-    assert page.evaluate("Object.keys(localStorage).filter(key => key.startsWith('minhub.chat'))") == []
+    assert (
+        page.evaluate("Object.keys(localStorage).filter(key => key.startsWith('minhub.chat'))")
+        == []
+    )
 
 
 def test_a_reply_that_reaches_the_token_limit_can_be_continued(markdown_page, reciting) -> None:
@@ -171,7 +174,8 @@ def test_the_prompt_box_grows_with_wrapped_lines(page) -> None:
     wrapped = page.evaluate(height)
     assert wrapped > 2 * one
     assert page.evaluate(
-        "document.getElementById('prompt').scrollHeight <= document.getElementById('prompt').clientHeight"
+        "document.getElementById('prompt').scrollHeight <="
+        " document.getElementById('prompt').clientHeight"
     )
     page.locator("#prompt").fill("line\n" * 100)
     assert page.evaluate(height) <= 0.4 * 700 + 1
@@ -203,17 +207,25 @@ def test_actions_show_on_hover_and_focus(page) -> None:
 
 
 def test_touch_screens_show_actions_and_probabilities(browser, page_address: str) -> None:
-    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True
+    )
     page = context.new_page()
     open_page(page, page_address)
     say(page, "Hello")
     messages(page)
     for name in ("Edit this message", "Copy this reply", "Generate this reply again"):
-        assert page.get_by_role("button", name=name).evaluate("button => getComputedStyle(button).opacity") == "1"
+        assert (
+            page.get_by_role("button", name=name).evaluate(
+                "button => getComputedStyle(button).opacity"
+            )
+            == "1"
+        )
     page.locator("article.assistant .word").nth(2).tap()
     assert page.locator("#hint tr").count() >= 5
     show(page, "touch")
-    # The list overlaps the page, and a tap outside closes it. A long title does not increase the notice's height.
+    # The list overlaps the page, and a tap outside closes it. A long title does not increase the
+    # notice's height.
     page.locator("#new").tap()
     say(page, "A long title of a conversation " * 4)
     messages(page)
@@ -254,12 +266,15 @@ def test_the_header_is_one_row_with_the_full_model_name(
     assert len(messages(page)) == 2
     show(page, f"page-{width}-{scheme}")
     tops = page.locator("header button, header .pick").evaluate_all(
-        "all => all.map(each => (each.getBoundingClientRect().top + each.getBoundingClientRect().bottom) / 2)"
+        "all => all.map(each => (each.getBoundingClientRect().top +"
+        " each.getBoundingClientRect().bottom) / 2)"
     )
     assert max(tops) - min(tops) < 2
     name = page.locator("#model-name")
     assert name.inner_text() == reciting.name
-    assert name.evaluate("name => name.scrollWidth <= name.clientWidth && name.scrollHeight <= name.clientHeight")
+    assert name.evaluate(
+        "name => name.scrollWidth <= name.clientWidth && name.scrollHeight <= name.clientHeight"
+    )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -284,16 +299,21 @@ def test_corrupt_conversations_in_the_storage_are_ignored(page) -> None:
         "n6": {"role": "robot", "parent": "n1", "text": "x"}, "n7": {"role": "user", "parent": "n1", "text": 7},
         "__proto__": {"role": "user", "parent": None, "text": "x"},
     }}  # fmt: skip
-    page.evaluate("""chats => {
+    page.evaluate(
+        """chats => {
         for (const [id, chat] of Object.entries(chats)) localStorage.setItem(`minhub.chat.${id}`, JSON.stringify(chat));
         localStorage.setItem('minhub.chat.unreadable', '{"nodes": ');
         localStorage.setItem('minhub.settings', '[1, {"temperature": "hot"}]');
-    }""", chats)  # fmt: skip
+    }""",
+        chats,
+    )
     for id in [*chats, "unreadable"]:
         page.evaluate("id => sessionStorage.setItem('minhub.chat', JSON.stringify(id))", id)
         page.reload()
         page.wait_for_selector("#model option", state="attached")
-        assert page.locator("article .text").all_inner_texts() == (["sound", "other"] if id == "partly" else [])
+        assert page.locator("article .text").all_inner_texts() == (
+            ["sound", "other"] if id == "partly" else []
+        )
     page.locator("#list").click()
     assert page.locator("#chats .title").all_inner_texts() == ["sound"]
     page.get_by_role("button", name="sound", exact=True).click()
@@ -306,19 +326,37 @@ def test_corrupt_conversations_in_the_storage_are_ignored(page) -> None:
 def test_sampling_defaults_come_from_the_model(page, main_model) -> None:
     """The page shows them and sends only values that a user has set."""
     bodies: list[dict[str, Any]] = []
-    page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
-    neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
-               "frequency_penalty": 0}  # fmt: skip
+    page.on(
+        "request",
+        lambda request: request.method == "POST" and bodies.append(request.post_data_json),
+    )
+    neutral = {
+        "temperature": 1,
+        "top_p": 1,
+        "top_k": 0,
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+    }
     names = tuple(neutral)
     defaults = default_sampling(main_model.model)
     for name in names:
-        assert float(page.locator(f"#{name}").get_attribute("placeholder")) == (defaults.get(name) or neutral[name])
+        assert float(page.locator(f"#{name}").get_attribute("placeholder")) == (
+            defaults.get(name) or neutral[name]
+        )
     assert [page.locator(f"#{name}").input_value() for name in names] == [""] * len(names)
     say(page, "Hello")
     messages(page)
     assert not set(names) & set(bodies[0])
     page.locator("#more").click()
-    changed = {"temperature": 0.4, "top_k": 20, "min_p": 0.05, "presence_penalty": -0.5, "frequency_penalty": 0.5}
+    changed = {
+        "temperature": 0.4,
+        "top_k": 20,
+        "min_p": 0.05,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.5,
+    }
     for name, value in changed.items():
         page.locator(f"#{name}").fill(str(value))
     say(page, "Hello")
@@ -331,10 +369,13 @@ def test_sampling_defaults_come_from_the_model(page, main_model) -> None:
     assert page.locator("#temperature").input_value() == ""
     # Older versions of the page stored default values, which are dropped.
     page.evaluate(
-        "localStorage.setItem('minhub.settings', JSON.stringify({temperature: 0.8, top_p: 1, max_tokens: 9}))"
+        "localStorage.setItem('minhub.settings', JSON.stringify({temperature: 0.8, top_p: 1,"
+        " max_tokens: 9}))"
     )
     page.reload()
-    assert [page.locator(f"#{name}").input_value() for name in (*names, "max_tokens")] == [""] * len(names) + ["9"]
+    assert [page.locator(f"#{name}").input_value() for name in (*names, "max_tokens")] == [
+        ""
+    ] * len(names) + ["9"]
 
 
 def test_the_policy_allows_only_files_of_the_page(page, page_address: str) -> None:
@@ -349,7 +390,10 @@ def test_the_policy_allows_only_files_of_the_page(page, page_address: str) -> No
         == "TypeError"
     )
     for name in ("app.js", "style.css", "markdown.js"):
-        assert page.request.get(f"{page_address}/page/{name}").headers["content-security-policy"] == PAGE_POLICY
+        assert (
+            page.request.get(f"{page_address}/page/{name}").headers["content-security-policy"]
+            == PAGE_POLICY
+        )
     for name in ("../app.py", "%2e%2e/app.py", "nothing.js", ""):
         assert page.request.get(f"{page_address}/page/{name}").status == 404
 
@@ -386,7 +430,9 @@ def test_an_invalid_setting_is_explained_and_does_not_apply(page) -> None:
     page.locator("#more").click()
     page.locator("#temperature").fill("0.5")
     page.locator("#temperature").fill("9")
-    assert re.search("Temperature: .* 2.* The last valid value applies", page.get_by_role("alert").inner_text())
+    assert re.search(
+        "Temperature: .* 2.* The last valid value applies", page.get_by_role("alert").inner_text()
+    )
     show(page, "invalid")
     with page.expect_request("**/chat/completions") as waiting:
         say(page, "Hello")
@@ -419,8 +465,12 @@ def test_the_page_fits_small_screens(browser, page_address: str, scheme: str) ->
 
 
 def test_replies_follow_a_schema_and_a_conversation_is_exported(page, tmp_path: Path) -> None:
-    schema = {"type": "object", "properties": {"loud": {"type": "boolean"}}, "required": ["loud"],
-              "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"loud": {"type": "boolean"}},
+        "required": ["loud"],
+        "additionalProperties": False,
+    }
     page.locator("#more").click()
     page.locator("#schema").fill('{"type": ')
     assert page.locator("#schema").evaluate("each => !each.checkValidity()")

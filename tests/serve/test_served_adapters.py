@@ -28,11 +28,19 @@ def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
         with serving(*served) as address:
             listed = httpx2.get(f"{address}/v1/models").json()["data"]
             assert [(entry["id"], entry.get("parent")) for entry in listed] == [
-                ("tiny", None), ("a", "tiny"), ("b", "tiny"),
-            ]  # fmt: skip
+                ("tiny", None),
+                ("a", "tiny"),
+                ("b", "tiny"),
+            ]
 
             def complete(name: str) -> str:
-                body = {"model": name, "prompt": "the cat", "max_tokens": 12, "temperature": 0, "seed": 1}
+                body = {
+                    "model": name,
+                    "prompt": "the cat",
+                    "max_tokens": 12,
+                    "temperature": 0,
+                    "seed": 1,
+                }
                 body |= {"top_k": 0, "top_p": 1, "repetition_penalty": 1}
                 reply = httpx2.post(f"{address}/v1/completions", json=body)
                 assert reply.status_code == 200, reply.text
@@ -44,15 +52,25 @@ def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
             assert len(set(texts)) == 3
             assert [complete(name) for name in ("tiny", "a", "tiny+b")] == texts
             assert complete("tiny+a") == complete("a")
-            unknown = httpx2.post(f"{address}/v1/completions", json={"model": "tiny+c", "prompt": "x"})
+            unknown = httpx2.post(
+                f"{address}/v1/completions", json={"model": "tiny+c", "prompt": "x"}
+            )
             assert unknown.status_code == 404
             assert "available are tiny, a, b" in unknown.text
-            unknown = httpx2.post(f"{address}/v1/completions", json={"model": "other+a", "prompt": "x"})
-            assert "available are tiny, a, b; the adapter is a or tiny+a" in unknown.json()["error"]["message"]
+            unknown = httpx2.post(
+                f"{address}/v1/completions", json={"model": "other+a", "prompt": "x"}
+            )
+            assert (
+                "available are tiny, a, b; the adapter is a or tiny+a"
+                in unknown.json()["error"]["message"]
+            )
             shown = httpx2.get(f"{address}/api/tags").json()["models"]
             assert [entry["details"]["parent_model"] for entry in shown] == ["", "tiny", "tiny"]
             # An adapter has its factors and its cache in addition to the weights of the base.
-            factors = sum(tensor.nbytes for tensor in load_file(tmp_path / "a" / "adapter_model.safetensors").values())
+            factors = sum(
+                tensor.nbytes
+                for tensor in load_file(tmp_path / "a" / "adapter_model.safetensors").values()
+            )
             assert listed[1]["meta"]["size"] == factors + served[1].engine.cache_bytes
             assert listed[0]["meta"]["size"] > listed[1]["meta"]["size"]
     finally:
@@ -64,7 +82,12 @@ def test_activated_adapters_use_the_prefixes_of_their_base(folder: Path, tmp_pat
     """A long text is computed once for the base and for each activated adapter."""
     model, tokenizer = from_pretrained(folder), tokenizer_from_pretrained(folder)
     for seed, (name, end) in enumerate({"a": "dog", "b": "house"}.items()):
-        random_adapter(model, tmp_path / name, seed, alora_invocation_tokens=tuple(tokenizer.encode(f" {end}").ids))
+        random_adapter(
+            model,
+            tmp_path / name,
+            seed,
+            alora_invocation_tokens=tuple(tokenizer.encode(f" {end}").ids),
+        )
     random_adapter(model, tmp_path / "always", 2)
     paths = {name: str(tmp_path / name) for name in ("a", "b", "always")}
     loading = {"revision": "main", "device": "cpu", "dtype": "auto", "quantize": None}
@@ -79,7 +102,9 @@ def test_activated_adapters_use_the_prefixes_of_their_base(folder: Path, tmp_pat
             def cached(name: str, end: str) -> int:
                 body = {"model": name, "prompt": text + end, "max_tokens": 8, "temperature": 0}
                 reply = httpx2.post(f"{address}/v1/completions", json=body).json()
-                alone_text = alone(by_name[name], tokenizer.encode(text + end).ids, 8, 0, temperature=0)
+                alone_text = alone(
+                    by_name[name], tokenizer.encode(text + end).ids, 8, 0, temperature=0
+                )
                 assert reply["choices"][0]["text"] == alone_text
                 count: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
                 return count

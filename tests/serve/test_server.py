@@ -16,13 +16,24 @@ import pytest
 import torch
 from commands import failed
 from guarantees import assert_same
-from served_models import CONTEXT, LONG, BrokenError, alone, connected, post, raw, served, user, wait
+from served_models import (
+    CONTEXT,
+    LONG,
+    BrokenError,
+    alone,
+    connected,
+    post,
+    raw,
+    served,
+    user,
+    wait,
+)
 
 from minhub_py import generate, score
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.serve.catalog import Models
 from minhub_py.serve.engine import Engine, token_text
 from minhub_py.serve.models import ServedModel
@@ -30,7 +41,9 @@ from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 
 
-def test_a_disconnect_cancels_the_request(address: str, main_model: ServedModel, monkeypatch) -> None:
+def test_a_disconnect_cancels_the_request(
+    address: str, main_model: ServedModel, monkeypatch
+) -> None:
     engine = main_model.engine
     wait(lambda: engine.unfinished == 0)
     step = engine._step
@@ -62,7 +75,9 @@ def test_incomplete_requests_and_slow_readers_do_not_block_the_server(
         answer += idle.recv(1000)
     idle.sendall(b"GET /health HTTP/1.1\r\nHo")
     reply = client.completions.create(model="tiny", prompt="Hello", max_tokens=5, seed=1)
-    assert reply.choices[0].text == alone(main_model, main_model.tokenizer.encode("Hello").ids, 5, 1)
+    assert reply.choices[0].text == alone(
+        main_model, main_model.tokenizer.encode("Hello").ids, 5, 1
+    )
     assert b" 400 " in malformed.recv(1000)
     assert b" 408 " in half_body.recv(1000)  # after read_timeout
     assert half_head.recv(1000) == idle.recv(1000) == b""  # closed
@@ -97,14 +112,21 @@ def test_a_model_that_raises_fails_only_the_request_that_causes_it(folder: Path)
     embedding = next(module for module in model.modules() if isinstance(module, torch.nn.Embedding))
     embedding.register_forward_hook(fail)
     engine = Engine(model, tokenizer, batch_size=6, max_length=CONTEXT)
-    fragile = ServedModel("fragile", model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
+    fragile = ServedModel(
+        "fragile", model, tokenizer, chat_template_of(folder, tokenizer), engine, 60
+    )
     ids = {name: tokenizer.encode(name).ids for name in ("one day", "a second text", "the third")}
-    expected = {name: generate(model, [text], 60, temperature=0, eos_id=None)[0] for name, text in ids.items()}
+    expected = {
+        name: generate(model, [text], 60, temperature=0, eos_id=None)[0]
+        for name, text in ids.items()
+    }
     with connected(fragile) as http:
 
         def ask(prompt: list[int]):
-            return http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 60, "temperature": 0,
-                                                      "ignore_eos": True})  # fmt: skip
+            return http.post(
+                "/v1/completions",
+                json={"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True},
+            )
 
         with ThreadPoolExecutor(6) as pool:
             good = {name: pool.submit(ask, text) for name, text in ids.items()}
@@ -122,14 +144,20 @@ def test_a_model_that_raises_fails_only_the_request_that_causes_it(folder: Path)
 
 
 def test_changed_weights_are_used_without_the_cached_prefixes(folder: Path) -> None:
-    """R's load_state_dict() replaces the weights of a served model, and PyTorch changes weights in place."""
+    """R's load_state_dict() replaces the weights of a served model, and PyTorch changes weights in
+    place.
+    """
     one = served("one", folder)
     ids = list(range(5, 45))
     with connected(one) as http:
 
         def text() -> str:
             body = {"prompt": ids, "max_tokens": 12, "temperature": 0}
-            return http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+            return (
+                http.post("/v1/completions", json=body)
+                .raise_for_status()
+                .json()["choices"][0]["text"]
+            )
 
         texts = [text()]
         assert text() == texts[0] == alone(one, ids, 12, 0, temperature=0)
@@ -162,10 +190,22 @@ def test_a_full_queue_is_status_429_and_a_timeout_503(folder: Path) -> None:
 
 
 def test_the_command_serves_until_sigterm(folder: Path, tmp_path: Path) -> None:
-    """An unfinished reply completes within the grace period, and nothing is printed on standard error."""
+    """An unfinished reply completes within the grace period, and nothing is printed on standard
+    error.
+    """
     import openai
 
-    command = [sys.executable, "-m", "minhub_py", "serve", str(folder), "--port", "0", "--api-key", "secret"]
+    command = [
+        sys.executable,
+        "-m",
+        "minhub_py",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--api-key",
+        "secret",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -174,10 +214,14 @@ def test_the_command_serves_until_sigterm(folder: Path, tmp_path: Path) -> None:
         with openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as client:
             [model] = client.models.list()
             assert model.id == folder.name
-            assert client.chat.completions.create(model=model.id, messages=user("Hi"), max_tokens=3).choices
+            assert client.chat.completions.create(
+                model=model.id, messages=user("Hi"), max_tokens=3
+            ).choices
             with pytest.raises(openai.AuthenticationError):
                 client.with_options(api_key="wrong").models.list()
-            stream = client.completions.create(model=model.id, prompt="Hi", max_tokens=200, stream=True)
+            stream = client.completions.create(
+                model=model.id, prompt="Hi", max_tokens=200, stream=True
+            )
             next(stream)
             server.send_signal(signal.SIGTERM)
             for _ in stream:  # short enough for the grace period
@@ -234,8 +278,15 @@ def test_errors_of_requests_do_not_disturb_a_stream(
     ids = [main_model.tokenizer.encode(prompt).ids for prompt in prompts]
 
     def stream(n: int) -> list[tuple[str, float]]:
-        body = {"model": "tiny", "prompt": prompts[n], "max_tokens": 200, "ignore_eos": True, "seed": n,
-                "stream": True, "logprobs": 1}  # fmt: skip
+        body = {
+            "model": "tiny",
+            "prompt": prompts[n],
+            "max_tokens": 200,
+            "ignore_eos": True,
+            "seed": n,
+            "stream": True,
+            "logprobs": 1,
+        }
         tokens: list[tuple[str, float]] = []
         with http.stream("POST", "/v1/completions", json=body) as reply:
             for line in reply.iter_lines():
@@ -246,14 +297,22 @@ def test_errors_of_requests_do_not_disturb_a_stream(
         return tokens
 
     def ask(fields: dict) -> None:
-        response = http.post("/v1/chat/completions", json={"messages": user("Hi"), "max_tokens": 50, **fields})
-        assert (response.status_code, len(response.json()["error"]["message"]) < 300) == (400, True), response.text[
-            :500
-        ]
+        response = http.post(
+            "/v1/chat/completions", json={"messages": user("Hi"), "max_tokens": 50, **fields}
+        )
+        assert (response.status_code, len(response.json()["error"]["message"]) < 300) == (
+            400,
+            True,
+        ), response.text[:500]
 
     schemas = [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"enum": []}, wide(700), wide(3000)]
     bad = [{"response_format": {"type": "json_object", "schema": schema}} for schema in schemas]
-    bad += [{"repetition_penalty": 1e-300}, {"temperature": -1}, {"stop": "x" * 50_000}, {"stop": ["a"] * 1000}]
+    bad += [
+        {"repetition_penalty": 1e-300},
+        {"temperature": -1},
+        {"stop": "x" * 50_000},
+        {"stop": ["a"] * 1000},
+    ]
     expected = [generate(main_model.model, [ids[n]], 200, seed=n, eos_id=None)[0] for n in range(3)]
     with ThreadPoolExecutor(7) as pool:
         streams = [pool.submit(stream, n) for n in range(3)]
@@ -264,20 +323,26 @@ def test_errors_of_requests_do_not_disturb_a_stream(
             scores = score(main_model.model, [[*ids[n], *expected[n]]])[0][len(ids[n]) - 1 :]
             texts, logprobs = zip(*future.result(), strict=True)
             assert_same(torch.tensor(logprobs), scores)
-            labels = [token_bytes(main_model.tokenizer, id, token_text(main_model.tokenizer, id)) for id in expected[n]]
+            labels = [
+                token_bytes(main_model.tokenizer, id, token_text(main_model.tokenizer, id))
+                for id in expected[n]
+            ]
             assert list(texts) == [token_label(data) for data in labels]
     assert engine.counts["failed"] == failed_before + 4  # in the batch: the two wide schemas, twice
     assert "one by one" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("write_timeout", [60, 0.3])
-def test_a_client_that_does_not_read_frees_the_model_and_is_disconnected(folder: Path, write_timeout: float) -> None:
+def test_a_client_that_does_not_read_frees_the_model_and_is_disconnected(
+    folder: Path, write_timeout: float
+) -> None:
     """The model is free when its rows are; the connection is closed after the time limit."""
     model = served("tiny", folder, batch_size=8)
     catalog = Models([model])
     body = {**json.loads(LONG), "stream": True, "logprobs": 20, "n": 8}
     server = BackgroundServer(Server(catalog, write_timeout=write_timeout), grace=0.2)
-    server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the system does not buffer the response
+    # the system does not buffer the response
+    server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with server as address, httpx2.Client(base_url=address, timeout=60) as http:
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

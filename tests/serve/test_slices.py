@@ -1,4 +1,6 @@
-"""Long computations of the event loop are done in slices, with the same results; others run between them."""
+"""Long computations of the event loop are done in slices, with the same results; others run between
+them.
+"""
 
 import asyncio
 import json
@@ -47,7 +49,11 @@ def value(chance: random.Random, depth: int) -> Any:
     if kind == 9:
         return chance.choices([0, 12, -1, 1e9, True, None, "a, b", "é"], k=chance.randrange(9))
     items = [value(chance, depth - 1) for _ in range(chance.randrange(5))]
-    return items if kind == 7 else {chance.choice(["", "k", "ключ", f"{i}"]): item for i, item in enumerate(items)}
+    return (
+        items
+        if kind == 7
+        else {chance.choice(["", "k", "ключ", f"{i}"]): item for i, item in enumerate(items)}
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -55,16 +61,29 @@ def test_read_json_equals_json_loads(monkeypatch, seed: int) -> None:
     chance = random.Random(seed)
     monkeypatch.setattr(slices, "CHARACTERS", 12)
     for _ in range(500):
-        text = json.dumps(value(chance, 4), ensure_ascii=chance.random() < 0.5, indent=chance.choice([None, 1]))
+        text = json.dumps(
+            value(chance, 4), ensure_ascii=chance.random() < 0.5, indent=chance.choice([None, 1])
+        )
         if chance.random() < 0.7:  # mostly invalid
             at = chance.randrange(len(text) + 1)
-            text = text[:at] + chance.choice(["", ",", "]", "}", '"', ":", "1", " ", "NaN"]) + text[at + 1 :]
-        assert outcome(whole, text) == outcome(lambda text: json.loads(text, parse_constant=rejected), text)
+            text = (
+                text[:at]
+                + chance.choice(["", ",", "]", "}", '"', ":", "1", " ", "NaN"])
+                + text[at + 1 :]
+            )
+        assert outcome(whole, text) == outcome(
+            lambda text: json.loads(text, parse_constant=rejected), text
+        )
 
 
 @pytest.mark.parametrize("size", [1, 50_000])
 def test_deep_nesting_is_rejected(size: int) -> None:
-    for text in ("[" * 100_000, '{"a":' * 100_000, "[" * 129 + "]" * 129, '["[", ' * 129 + "1" + "]" * 129):
+    for text in (
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "[" * 129 + "]" * 129,
+        '["[", ' * 129 + "1" + "]" * 129,
+    ):
         with pytest.raises(ValueError, match="nested too deeply: at most 128 lists and objects"):
             whole(f'["{"x" * size}", {text[:-1]}]')
         with pytest.raises(ValueError, match="nested too deeply"):

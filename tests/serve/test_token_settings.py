@@ -1,4 +1,6 @@
-"""Settings of vLLM and llama.cpp that limit the tokens, the end and the form of a reply, or its prompt."""
+"""Settings of vLLM and llama.cpp that limit the tokens, the end and the form of a reply, or its
+prompt.
+"""
 
 import json
 import re
@@ -56,7 +58,9 @@ def test_end_tokens_are_not_generated_before_min_tokens(ending, path: str) -> No
         reply = ending.post(path, json={**body, "min_tokens": minimum}).json()
         assert reply["usage"]["completion_tokens"] == minimum + 1
         assert reply["choices"][0]["finish_reason"] == "stop"
-    assert "min_tokens is 10, but the reply has at most 9 tokens" in error(ending, path, **body, min_tokens=10)
+    assert "min_tokens is 10, but the reply has at most 9 tokens" in error(
+        ending, path, **body, min_tokens=10
+    )
 
 
 def test_stop_strings_do_not_end_a_reply_before_min_tokens(http, main_model: ServedModel) -> None:
@@ -72,7 +76,10 @@ def test_stop_tokens_end_a_reply_and_are_not_a_part_of_it(http, main_model: Serv
     stop = new[9]
     first = new.index(stop)
     expected = main_model.tokenizer.decode(new[:first])
-    for path, fields in (("/v1/completions", {}), ("/v1/chat/completions", {"messages": user("Hi")})):
+    for path, fields in (
+        ("/v1/completions", {}),
+        ("/v1/chat/completions", {"messages": user("Hi")}),
+    ):
         assert "from 0 to" in error(http, path, **fields, stop_token_ids=[10**6])
         assert "must be a list of integers" in error(http, path, **fields, stop_token_ids="x")
     reply = complete(http, stop_token_ids=[stop])
@@ -141,7 +148,10 @@ FORMS = [
 
 @pytest.mark.parametrize(("fields", "pattern"), FORMS)
 def test_replies_have_the_requested_form(http, fields: dict, pattern: str) -> None:
-    for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", {"messages": user("Hi"), "seed": 2})):
+    for path, body in (
+        ("/v1/completions", PROMPT),
+        ("/v1/chat/completions", {"messages": user("Hi"), "seed": 2}),
+    ):
         [choice] = http.post(path, json={**body, "max_tokens": 60, **fields}).json()["choices"]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         if choice["finish_reason"] == "stop":
@@ -154,16 +164,28 @@ def test_replies_have_the_requested_form(http, fields: dict, pattern: str) -> No
     ("fields", "reason"),
     [
         ({"guided_regex": "a("}, "unclosed group"),
-        ({"guided_regex": "a(?=b)"}, "look-around, including look-ahead and look-behind, is not supported"),
+        (
+            {"guided_regex": "a(?=b)"},
+            "look-around, including look-ahead and look-behind, is not supported",
+        ),
         ({"guided_choice": []}, "guided_choice must be a list of 1 to 1,000 strings"),
         ({"guided_choice": [1]}, "guided_choice[0] must be a string"),
         ({"grammar": "x"}, "grammar"),
         ({"grammar": "root ::= other"}, "other"),
-        ({"grammar": "\n".join(f'r{n} ::= "x"' for n in range(501))}, "at most 20,000 characters and 500 rules"),
+        (
+            {"grammar": "\n".join(f'r{n} ::= "x"' for n in range(501))},
+            "at most 20,000 characters and 500 rules",
+        ),
         ({"guided_json": "{"}, "guided_json must be a JSON schema"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice contradict each other"),
+        (
+            {"guided_regex": "a", "guided_choice": ["a"]},
+            "guided_regex and guided_choice contradict each other",
+        ),
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "contradict each other"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag is not supported"),
+        (
+            {"structured_outputs": {"structural_tag": "x"}},
+            "structured_outputs.structural_tag is not supported",
+        ),
         ({"structured_outputs": {"verse": "x"}}, "structured_outputs.verse is unknown"),
     ],
 )
@@ -177,8 +199,15 @@ def test_reasoning_precedes_a_choice(hermes, script) -> None:
     import httpx2
 
     script.replies = ["<think>\nHm.\n</think>\n\nno"]
-    body = {"messages": user("Hi"), "guided_choice": ["yes", "no"], "max_tokens": 60, "temperature": 0}
-    reply = httpx2.post(f"{hermes[0]}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]
+    body = {
+        "messages": user("Hi"),
+        "guided_choice": ["yes", "no"],
+        "max_tokens": 60,
+        "temperature": 0,
+    }
+    reply = httpx2.post(f"{hermes[0]}/v1/chat/completions", json=body, timeout=60).json()[
+        "choices"
+    ][0]
     assert reply["message"]["content"] == "no"
     assert reply["message"]["reasoning"] == "Hm."
     assert reply["finish_reason"] == "stop"
@@ -188,16 +217,22 @@ def test_prompts_are_truncated_on_the_left(http, main_model: ServedModel) -> Non
     text = "To be or not to be, that is the question."
     ids = main_model.tokenizer.encode(text).ids
     for prompt in (text, ids):
-        reply = http.post("/v1/completions", json={**PROMPT, "prompt": prompt, "truncate_prompt_tokens": 5}).json()
+        reply = http.post(
+            "/v1/completions", json={**PROMPT, "prompt": prompt, "truncate_prompt_tokens": 5}
+        ).json()
         assert reply["usage"]["prompt_tokens"] == 5
         assert reply["choices"][0]["text"] == alone(main_model, ids[-5:], 24, 5)
     long = [ids[0]] * 1000
-    reply = http.post("/v1/completions", json={**PROMPT, "prompt": long, "truncate_prompt_tokens": -1}).json()
+    reply = http.post(
+        "/v1/completions", json={**PROMPT, "prompt": long, "truncate_prompt_tokens": -1}
+    ).json()
     assert reply["usage"]["prompt_tokens"] == main_model.engine.max_length - 24
     body = {"messages": user(text), "truncate_prompt_tokens": 7, "max_tokens": 6, "seed": 1}
     reply = http.post("/v1/chat/completions", json=body).json()
     assert reply["usage"]["prompt_tokens"] == 7
-    expected = alone(main_model, main_model.template.encode(user(text))[-7:], 6, 1, **main_model.sampling)
+    expected = alone(
+        main_model, main_model.template.encode(user(text))[-7:], 6, 1, **main_model.sampling
+    )
     assert reply["choices"][0]["message"]["content"] == expected
     assert "at least 1, or -1" in error(http, truncate_prompt_tokens=0)
 
@@ -210,7 +245,9 @@ def test_prompts_of_conversations_have_their_variables(http, main_model: ServedM
         body = {"messages": messages, "max_tokens": 6, "temperature": 0, **fields}
         reply = http.post("/v1/chat/completions", json=body).json()
         assert reply["choices"][0]["message"]["content"] == alone(main_model, ids, 6, 0, **settings)
-        prompt = http.post("/apply-template", json={"messages": messages, **fields}).json()["prompt"]
+        prompt = http.post("/apply-template", json={"messages": messages, **fields}).json()[
+            "prompt"
+        ]
         assert prompt == main_model.template.render(messages, **fields)
         assert http.post("/tokenize", json={"messages": messages, **fields}).json()["tokens"] == ids
     both = {"add_generation_prompt": True, "continue_final_message": True}
@@ -221,10 +258,14 @@ def test_documents_are_passed_to_templates_that_use_them(http, folder: Path) -> 
     documents = [{"title": "Weather", "text": "It rains."}]
     fields = {"messages": user("Hi"), "documents": documents}
     assert "does not use documents" in error(http, "/v1/chat/completions", **fields)
-    assert "documents[0] must be an object" in error(http, "/v1/chat/completions", messages=user("Hi"), documents=["x"])
+    assert "documents[0] must be an object" in error(
+        http, "/v1/chat/completions", messages=user("Hi"), documents=["x"]
+    )
     template = folder / "chat_template.jinja"
     try:
-        template.write_text("{% for d in documents %}[{{ d.title }}: {{ d.text }}]{% endfor %}" + TEMPLATE)
+        template.write_text(
+            "{% for d in documents %}[{{ d.title }}: {{ d.text }}]{% endfor %}" + TEMPLATE
+        )
         model = served("documents", folder)
     finally:
         template.write_text(TEMPLATE)
@@ -244,18 +285,42 @@ def test_special_tokens_of_completions(ending, http, main_model: ServedModel) ->
     [end] = main_model.end_ids
     token = main_model.tokenizer.id_to_token(end)
     for fields, text in (({}, ""), ({"skip_special_tokens": False}, 3 * token)):
-        assert ending.post("/v1/completions", json={**body, **fields}).json()["choices"][0]["text"] == text
+        assert (
+            ending.post("/v1/completions", json={**body, **fields}).json()["choices"][0]["text"]
+            == text
+        )
 
 
 def test_names_of_other_servers_for_the_same_setting(http, main_model: ServedModel) -> None:
     expected = complete(http, repetition_penalty=1.5, temperature=0, max_tokens=30)["text"]
     assert expected != complete(http, temperature=0, max_tokens=30)["text"]
-    body = {"prompt": "Once upon", "seed": 5, "temperature": 0, "repeat_penalty": 1.5, "n_predict": 30}
+    body = {
+        "prompt": "Once upon",
+        "seed": 5,
+        "temperature": 0,
+        "repeat_penalty": 1.5,
+        "n_predict": 30,
+    }
     assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
-    options = {"seed": 5, "temperature": 0, "num_predict": 30, "top_k": 0, "top_p": 1, "repetition_penalty": 1.5}
-    body = {"model": "tiny", "prompt": "Once upon", "raw": True, "stream": False, "options": options}
+    options = {
+        "seed": 5,
+        "temperature": 0,
+        "num_predict": 30,
+        "top_k": 0,
+        "top_p": 1,
+        "repetition_penalty": 1.5,
+    }
+    body = {
+        "model": "tiny",
+        "prompt": "Once upon",
+        "raw": True,
+        "stream": False,
+        "options": options,
+    }
     assert http.post("/api/generate", json=body).json()["response"] == expected
-    unlimited = http.post("/v1/completions", json={"prompt": "Once upon", "n_predict": -1, "ignore_eos": True}).json()
+    unlimited = http.post(
+        "/v1/completions", json={"prompt": "Once upon", "n_predict": -1, "ignore_eos": True}
+    ).json()
     assert unlimited["usage"]["total_tokens"] == main_model.engine.max_length
     chat = {"messages": user("Hi"), "n_predict": 3, "ignore_eos": True}
     assert http.post("/v1/chat/completions", json=chat).json()["usage"]["completion_tokens"] == 3

@@ -12,14 +12,23 @@ from minhub_py.inference.quantize import layers_of, replace_layers
 from minhub_py.models.experts import ExpertMatrices
 from weights_map.blocks import TYPES, Blocks, unpack_rows
 
-SIZES = {"vocab_size": 61, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 150}  # fmt: skip
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 150,
+}
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int) -> Blocks:
     """The scale of random weights, as in a new layer."""
     count, scale = rows * columns // TYPES[kind].size, 0.01
-    scale *= columns**-0.5 / unpack_rows(torch.from_numpy(blocks(kind, count, seed)), kind).std().item()
+    scale *= (
+        columns**-0.5 / unpack_rows(torch.from_numpy(blocks(kind, count, seed)), kind).std().item()
+    )
     return Blocks(kind, torch.from_numpy(blocks(kind, count, seed, scale)).view(rows, -1))
 
 

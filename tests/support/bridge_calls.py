@@ -27,12 +27,21 @@ def in_r(tmp_path: Path, code: str, value: bytes = b"") -> bytes:
     return (tmp_path / "out").read_bytes()
 
 
-EXAMPLE = {"a": np.arange(3.0), "b": ["x", None, "\u00e9"], "c": np.arange(6).reshape(2, 3), "d": [None, True, b"raw"]}
+EXAMPLE = {
+    "a": np.arange(3.0),
+    "b": ["x", None, "\u00e9"],
+    "c": np.arange(6).reshape(2, 3),
+    "d": [None, True, b"raw"],
+}
 
 
-def run(service: Service, method: str, /, cancelled: Any = None, **arguments: Any) -> tuple[str, Any]:
+def run(
+    service: Service, method: str, /, cancelled: Any = None, **arguments: Any
+) -> tuple[str, Any]:
     """Run a request from the bytes that R would send."""
-    call = loads(dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)}))
+    call = loads(
+        dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)})
+    )
     kind, value = service.run(call, lambda value: None, cancelled or threading.Event())
     return kind, loads(dumps(value))
 
@@ -53,8 +62,14 @@ def replace_weights(service: Service, number: int, state: dict[str, Any]) -> str
         ("check_state_dict", {"model": number, "names": list(state), "shapes": shapes})
     ]
     room = scalar(run(service, "new_state_dict")[1], int)
-    calls += [("add_weight", {"state": room, "name": name, "value": value}) for name, value in state.items()]
-    calls += [(method, {"model": number, "state": room}) for method in ("prepare_state_dict", "load_state_dict")]
+    calls += [
+        ("add_weight", {"state": room, "name": name, "value": value})
+        for name, value in state.items()
+    ]
+    calls += [
+        (method, {"model": number, "state": room})
+        for method in ("prepare_state_dict", "load_state_dict")
+    ]
     for method, arguments in calls:
         kind, answer = run(service, method, **arguments)
         if kind == "failed":
@@ -65,4 +80,8 @@ def replace_weights(service: Service, number: int, state: dict[str, Any]) -> str
 def as_buffer(tensor: torch.Tensor) -> dict[str, Any]:
     """A tensor in the form in which R sends R torch tensors."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return {"shape": np.array(tensor.shape), "dtype": dtype, "data": tensor.contiguous().numpy().tobytes()}
+    return {
+        "shape": np.array(tensor.shape),
+        "dtype": dtype,
+        "data": tensor.contiguous().numpy().tobytes(),
+    }

@@ -6,7 +6,9 @@ from minhub_py.cli.main import main
 
 
 def minhub(*arguments: object, input: str | bytes | None = None, **settings: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=input, **settings)
+    return CliRunner().invoke(
+        main, [str(argument) for argument in arguments], input=input, **settings
+    )
 
 
 def succeeded(*arguments: object, input: str | bytes | None = None, **settings: object) -> Result:
@@ -22,7 +24,9 @@ def done(*arguments: object, input: str | bytes | None = None, **settings: objec
 
 
 def failed(*arguments: object, status: int = 1) -> str:
-    """The message of a command that must fail: on standard error only; at most two lines for status 1."""
+    """The message of a command that must fail: on standard error only; at most two lines for status
+    1.
+    """
     result = minhub(*arguments)
     assert result.exit_code == status, result.output
     assert result.stdout == ""

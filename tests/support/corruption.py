@@ -17,10 +17,10 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 import minhub_py
-from minhub_py.config import one_rope
-from minhub_py.inspection import verify
+from minhub_py.loading.inspection import verify
+from minhub_py.models.config import one_rope
 from minhub_py.models.heads import HeadSettings
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.shapes import ShapeError
 
 WEIGHTS = "model.safetensors"
@@ -35,9 +35,12 @@ TINY: dict[str, dict[str, Any]] = {
               "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 5},
 }  # fmt: skip
 # The head, and the embedding to which a config may tie it.
-HEADS = {"gpt2": ("lm_head.weight", "transformer.wte.weight"), "gptneo": ("lm_head.weight", "transformer.wte.weight"),
-         "llama": ("lm_head.weight", "model.embed_tokens.weight"),
-         "lstm": ("head.weight", "embedding.weight")}  # fmt: skip
+HEADS = {
+    "gpt2": ("lm_head.weight", "transformer.wte.weight"),
+    "gptneo": ("lm_head.weight", "transformer.wte.weight"),
+    "llama": ("lm_head.weight", "model.embed_tokens.weight"),
+    "lstm": ("head.weight", "embedding.weight"),
+}
 ALL_OR_SOME = [pytest.param(1, marks=pytest.mark.soak, id="all"), pytest.param(4, id="some")]
 PARTS = pytest.mark.parametrize("parts", ALL_OR_SOME)
 
@@ -52,7 +55,17 @@ JUNK = (
     "[" * 100_000 + "]" * 100_000, "[" * 100_000, "'a'", "undefined", "0x10", "01", "1_000",
     "[" + "1, " * 5000 + "1]",
 )  # fmt: skip
-NAMES = ("", "x", "__metadata__", "\x1b[2J\n\n", "\0", "\u202e", "a" * 5000, "../x", "transformer.h.99999.ln_1.weight")
+NAMES = (
+    "",
+    "x",
+    "__metadata__",
+    "\x1b[2J\n\n",
+    "\0",
+    "\u202e",
+    "a" * 5000,
+    "../x",
+    "transformer.h.99999.ln_1.weight",
+)
 
 
 def save(family: str, folder: Path, **settings: Any) -> Path:
@@ -71,7 +84,9 @@ class Trials:
         self.failures: list[str] = []
 
     def run(self, name: str, data: bytes, label: str, words: Iterable[str] = ()) -> None:
-        """Replace the file `name` by `data`, and load. An error must name the file or one of `words`."""
+        """Replace the file `name` by `data`, and load. An error must name the file or one of
+        `words`.
+        """
         path = self.folder / name
         path.unlink(missing_ok=True)  # a new file: the old one may still be mapped
         path.write_bytes(data)
@@ -89,8 +104,12 @@ class Trials:
         self.failures.append(f"{label}\n    {what[:400]!r}")
 
     def end(self, least: int, least_loaded: int = 1) -> None:
-        """Check the results. least_loaded: minimum number of mutants that must load, so that they test enough."""
-        assert not self.failures, f"{len(self.failures)} of {self.count}:\n" + "\n".join(self.failures[:40])
+        """Check the results. least_loaded: minimum number of mutants that must load, so that they
+        test enough.
+        """
+        assert not self.failures, f"{len(self.failures)} of {self.count}:\n" + "\n".join(
+            self.failures[:40]
+        )
         assert self.count >= least
         assert self.loaded >= least_loaded
 
@@ -119,8 +138,15 @@ def load_rightly(folder: Path) -> None:
 
     files = [folder / WEIGHTS]
     if not files[0].exists():
-        files = [folder / name for name in set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())]
-    stored = {our_name(name): tensor for file in files for name, tensor in read_safetensors(file.read_bytes()).items()}
+        files = [
+            folder / name
+            for name in set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+        ]
+    stored = {
+        our_name(name): tensor
+        for file in files
+        for name, tensor in read_safetensors(file.read_bytes()).items()
+    }
 
     if (folder / "config.json").exists():
         default = family.Config()
@@ -128,8 +154,12 @@ def load_rightly(folder: Path) -> None:
         for field in fields(default):
             if field.name in HeadSettings.__dataclass_fields__ and model.config.head is None:
                 continue  # they have no effect without a classification head
-            expected, actual = settings.get(field.name, getattr(default, field.name)), getattr(model.config, field.name)
-            if field.name == "tie_word_embeddings" and expected is True:  # except for a head that differs
+            expected, actual = (
+                settings.get(field.name, getattr(default, field.name)),
+                getattr(model.config, field.name),
+            )
+            # except for a head that differs
+            if field.name == "tie_word_embeddings" and expected is True:
                 head, embedding = (stored.get(our_name(name)) for name in HEADS[family.name])
                 expected = head is None or torch.equal(head, embedding.to(head.dtype))
             assert actual == expected, f"{field.name} is {actual!r}, config.json says {expected!r}"
@@ -138,7 +168,11 @@ def load_rightly(folder: Path) -> None:
 
     dtypes = [tensor.dtype for name, tensor in stored.items() if ".attn.bias" not in name]
     for name, actual in model.state_dict().items():
-        expected = stored[name].t() if family.name == "gpt2" and re.search(r"\.c_\w+\.weight", name) else stored[name]
+        expected = (
+            stored[name].t()
+            if family.name == "gpt2" and re.search(r"\.c_\w+\.weight", name)
+            else stored[name]
+        )
         assert expected.is_floating_point(), f"{name} is stored as {expected.dtype}"
         assert actual.dtype == reduce(torch.promote_types, dtypes), name
         assert actual.shape == expected.shape, name
@@ -157,13 +191,20 @@ def our_name(name: str) -> str:
 
 
 def damage(rng: random.Random, data: bytes, region: int) -> tuple[str, bytes]:
-    """A random corruption of bytes, as by disks, networks and editors; mostly of the first `region` bytes."""
+    """A random corruption of bytes, as by disks, networks and editors; mostly of the first `region`
+    bytes.
+    """
     at = rng.randrange(region if rng.random() < 0.9 else len(data))
-    kind = rng.choice(("flip", "byte", "zeros", "insert", "delete", "cut", "append", "swap", "double"))
+    kind = rng.choice(
+        ("flip", "byte", "zeros", "insert", "delete", "cut", "append", "swap", "double")
+    )
     size = rng.choice((1, 2, 8, 64, 1000))
     if kind == "flip":
         bit = rng.randrange(8)
-        return f"flip bit {bit} of byte {at}", data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+        return (
+            f"flip bit {bit} of byte {at}",
+            data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :],
+        )
     if kind == "byte":
         value = rng.choice(b'0123456789"{}[],:-.eE \n\0\xff')
         return f"byte {at} = {value}", data[:at] + bytes([value]) + data[at + 1 :]
@@ -215,9 +256,15 @@ def mutate_header(rng: random.Random, file: bytes) -> tuple[str, bytes]:
         return mutate_header_text(rng, header, data, junk)
     else:
         size = rng.choice((0, 4, 400))
-        shape = rng.choice(([size // 4], [0, 2**62], [2**62, 0], [0, 2**63], [2**40, 0, 2**40], [0] * 100))
+        shape = rng.choice(
+            ([size // 4], [0, 2**62], [2**62, 0], [0, 2**63], [2**40, 0, 2**40], [0] * 100)
+        )
         new = rng.choice(("x", "transformer.h.0.attn.bias", "lm_head.weight", "head.weight"))
-        header[new] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + size]}
+        header[new] = {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": [len(data), len(data) + size],
+        }
         data += bytes(size)
         label = f"{new} of shape {shape} in {size} bytes added"
     return f"{label} with {brief(junk)}", file_bytes(to_json(header, junk), data)
@@ -227,7 +274,10 @@ def mutate_entry(rng: random.Random, header: dict[str, Any], junk: str) -> str:
     """Change one tensor's entry in a header."""
     name, other = rng.sample([name for name in header if name != "__metadata__"], 2)
     entry = header[name]
-    key, numbers = rng.choice(("dtype", "shape", "data_offsets")), rng.choice(("shape", "data_offsets"))
+    key, numbers = (
+        rng.choice(("dtype", "shape", "data_offsets")),
+        rng.choice(("shape", "data_offsets")),
+    )
     kind = rng.choice(("junk", "junk", "number", "number", "shift", "copy", "reshape", "remove"))
     if kind == "junk":
         entry[key] = "<junk>"
@@ -240,7 +290,9 @@ def mutate_entry(rng: random.Random, header: dict[str, Any], junk: str) -> str:
         entry[key] = header[other][key]
     elif kind == "reshape":  # as many values: the file itself is valid
         shape, total = entry["shape"], math.prod(entry["shape"])
-        entry["shape"] = rng.choice(([total], [1, *shape], [*shape, 1], shape[::-1], [total, 1, 1], [1] * 70))
+        entry["shape"] = rng.choice(
+            ([total], [1, *shape], [*shape, 1], shape[::-1], [total, 1, 1], [1] * 70)
+        )
     else:
         del entry[key]
     return f"{kind}: {name} is {entry}"
@@ -252,37 +304,68 @@ def mutate_names(rng: random.Random, header: dict[str, Any]) -> tuple[str, dict[
     if kind == "swap":
         return f"{name} and {other} swapped", {**header, name: header[other], other: header[name]}
     if kind == "rename":
-        new = rng.choice((*NAMES, other, "module." + name, name.removeprefix("transformer."), name.upper()))
-        return f"{name} renamed {brief(new)!r}", {new if old == name else old: about for old, about in header.items()}
-    return f"{name} removed, its data not", {old: about for old, about in header.items() if old != name}
+        new = rng.choice(
+            (*NAMES, other, "module." + name, name.removeprefix("transformer."), name.upper())
+        )
+        return f"{name} renamed {brief(new)!r}", {
+            new if old == name else old: about for old, about in header.items()
+        }
+    return f"{name} removed, its data not", {
+        old: about for old, about in header.items() if old != name
+    }
 
 
-def mutate_header_text(rng: random.Random, header: dict[str, Any], data: bytes, junk: str) -> tuple[str, bytes]:
+def mutate_header_text(
+    rng: random.Random, header: dict[str, Any], data: bytes, junk: str
+) -> tuple[str, bytes]:
     """Duplicate names, a wrong length, and metadata."""
     name = rng.choice(list(header))
     kind = rng.choice(("length", "twice", "metadata"))
     if kind == "length":
         text = json.dumps(header)
         true = len(text)
-        length = rng.choice((0, 1, 7, true - 1, true + 1, true + len(data), 10**8, 2**31, 2**53, 2**63, 2**64 - 1))
+        length = rng.choice(
+            (0, 1, 7, true - 1, true + 1, true + len(data), 10**8, 2**31, 2**53, 2**63, 2**64 - 1)
+        )
         return f"header length {length} for {true}", file_bytes(text, data, length)
     if kind == "twice":
-        twice = rng.choice((f"{json.dumps(name)}: {json.dumps(header[name])}", '"x": {}', f'"__metadata__": {junk}'))
+        twice = rng.choice(
+            (
+                f"{json.dumps(name)}: {json.dumps(header[name])}",
+                '"x": {}',
+                f'"__metadata__": {junk}',
+            )
+        )
         return f"{brief(twice)} twice", file_bytes(f"{json.dumps(header)[:-1]}, {twice}}}", data)
-    header["__metadata__"] = rng.choice(("<junk>", {"layout": "native"}, {"layout": "<junk>"}, {"": "x" * 10**5}))
+    header["__metadata__"] = rng.choice(
+        ("<junk>", {"layout": "native"}, {"layout": "<junk>"}, {"": "x" * 10**5})
+    )
     text = to_json(header, junk)
-    return f"__metadata__ {brief(str(header['__metadata__']))} with {brief(junk)}", file_bytes(text, data)
+    return f"__metadata__ {brief(str(header['__metadata__']))} with {brief(junk)}", file_bytes(
+        text, data
+    )
 
 
 def mutate_tensors(rng: random.Random, file: bytes) -> tuple[str, bytes]:
     """A valid file, written by the safetensors library, whose tensors differ from the model's."""
     tensors = read_safetensors(file)
     name, other = rng.sample(list(tensors), 2)
-    kind = rng.choice(("cast", "cast all", "transpose", "remove", "add", "rename", "NaN", "mask", "head"))
+    kind = rng.choice(
+        ("cast", "cast all", "transpose", "remove", "add", "rename", "NaN", "mask", "head")
+    )
     dtype = rng.choice(
-        (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.int8,
-         torch.complex64, torch.float8_e4m3fn)
-    )  # fmt: skip
+        (
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.int64,
+            torch.uint8,
+            torch.bool,
+            torch.int8,
+            torch.complex64,
+            torch.float8_e4m3fn,
+        )
+    )
     if kind == "cast":
         tensors[name] = tensors[name].to(dtype)
     elif kind == "cast all":
@@ -312,7 +395,15 @@ def tensor_names(folder: Path) -> set[str]:
     """Tensor names, native or of the Hub, that an error may contain instead of the file."""
     names = read_safetensors((folder / WEIGHTS).read_bytes())
     masks = ("h.0.attn.bias", "h.0.attn.attention.bias")
-    return {*names, *map(our_name, names), *masks, "lm_head.weight", "head.weight", "unknown: ", "missing: "}
+    return {
+        *names,
+        *map(our_name, names),
+        *masks,
+        "lm_head.weight",
+        "head.weight",
+        "unknown: ",
+        "missing: ",
+    }
 
 
 def state_dict(folder: Path) -> dict[str, Tensor]:

@@ -20,13 +20,20 @@ TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order differ b
 
 ENDS = {"bos_token_id": None, "eos_token_id": None}
 GPT2 = {"vocab_size": 61, "n_positions": 150, "n_embd": 24, "n_layer": 2, "n_head": 4, **ENDS}
-GPTNEO = {"vocab_size": 61, "max_position_embeddings": 150, "hidden_size": 24, "num_layers": 2, "num_heads": 4,
-          "window_size": 7, **ENDS}  # fmt: skip
+GPTNEO = {
+    "vocab_size": 61,
+    "max_position_embeddings": 150,
+    "hidden_size": 24,
+    "num_layers": 2,
+    "num_heads": 4,
+    "window_size": 7,
+    **ENDS,
+}
 LSTM = {"vocab_size": 61, "embedding_size": 16, "hidden_size": 24, "num_layers": 2, **ENDS}
 LOCAL = [[["local"], 2]]
 
-CASES = {f"gpt2-{name}": ({"activation_function": name}) for name in library.ACTIVATIONS}
-CASES |= {f"gptneo-{name}": ({"activation_function": name}) for name in library.ACTIVATIONS}
+CASES = {f"gpt2-{name}": {"activation_function": name} for name in library.ACTIVATIONS}
+CASES |= {f"gptneo-{name}": {"activation_function": name} for name in library.ACTIVATIONS}
 CASES |= {
     "gpt2-heads-of-5": {"n_embd": 35, "n_head": 7, "n_inner": 17},
     "gpt2-heads-of-1": {"n_embd": 3, "n_head": 3, "n_inner": 1, "vocab_size": 13},
@@ -44,7 +51,12 @@ CASES |= {
     "gpt2-upcast": {"reorder_and_upcast_attn": True},
     "gpt2-epsilon": {"layer_norm_epsilon": 0.5},
     "gptneo-heads-of-5": {"hidden_size": 35, "num_heads": 7, "intermediate_size": 17},
-    "gptneo-heads-of-72": {"hidden_size": 144, "num_heads": 2, "intermediate_size": 333, "vocab_size": 301},
+    "gptneo-heads-of-72": {
+        "hidden_size": 144,
+        "num_heads": 2,
+        "intermediate_size": 333,
+        "vocab_size": 301,
+    },
     "gptneo-untied": {"tie_word_embeddings": False},
     "gptneo-all-global": {"attention_types": [[["global"], 2]]},
     "gptneo-all-local": {"attention_types": LOCAL},
@@ -64,10 +76,16 @@ ARCHITECTURES = ("gpt2-heads-of-5", "gptneo-heads-of-5", "lstm-three-layers")
 
 
 def kernels():
-    """The kernels that this processor supports. Without the decoder, one name for the tests to skip."""
+    """The kernels that this processor supports. Without the decoder, one name for the tests to
+    skip.
+    """
     if library.library() is None:
         return ["none"]
-    names = [name for name in ("amx", "bf16", "avx512", "avx2", "plain") if library.library().choose(name.encode())]
+    names = [
+        name
+        for name in ("amx", "bf16", "avx512", "avx2", "plain")
+        if library.library().choose(name.encode())
+    ]
     library.library().choose(None)
     return names
 
@@ -100,8 +118,12 @@ def plain(monkeypatch):
 
 
 def new(name, dtype="float32", **changes):
-    """A model in eval mode. dtype: PyTorch's, or "transposed" float32, or a quantization, with "+" a dtype after it."""
-    family, standard = {"gpt2": (gpt2, GPT2), "gptneo": (gptneo, GPTNEO), "lstm": (lstm, LSTM)}[name.split("-")[0]]
+    """A model in eval mode. dtype: PyTorch's, or "transposed" float32, or a quantization, with "+"
+    a dtype after it.
+    """
+    family, standard = {"gpt2": (gpt2, GPT2), "gptneo": (gptneo, GPTNEO), "lstm": (lstm, LSTM)}[
+        name.split("-")[0]
+    ]
     model = family(**{**standard, **CASES.get(name, {}), **changes}).eval()
     generator = torch.Generator().manual_seed(0)
     for path, parameter in model.named_parameters():
@@ -129,7 +151,9 @@ def in_dtype(model, dtype):
 
 def some_ids(model, count, rows=None):
     shape = (count,) if rows is None else (rows, count)
-    return torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(1)).tolist()
+    return torch.randint(
+        model.config.vocab_size, shape, generator=torch.Generator().manual_seed(1)
+    ).tolist()
 
 
 def extend(runner, rows, cache):
@@ -181,17 +205,29 @@ def product(layer, x):
 def at_the_end_of_memory(tensor):
     """A copy that ends at a page without access, so that reading beyond it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype, libc.mprotect.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mmap.restype, libc.mprotect.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int],
+    )
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_size_t]
     transposed = tensor.dim() == 2 and tensor.stride(1) != 1 and tensor.size(1) > 1
     stored = tensor.t() if transposed else tensor
     array = stored.detach().contiguous().view(torch.uint8).numpy() if stored.dim() else None
     page = mmap.PAGESIZE
     room = -(-array.nbytes // page) * page
-    start = libc.mmap(None, room + page, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    start = libc.mmap(
+        None,
+        room + page,
+        mmap.PROT_READ | mmap.PROT_WRITE,
+        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+        -1,
+        0,
+    )
     assert start != ctypes.c_void_p(-1).value
     assert not libc.mprotect(start + room, page, 0)
-    there = np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(start + room - array.nbytes))
+    there = np.ctypeslib.as_array(
+        (ctypes.c_uint8 * array.nbytes).from_address(start + room - array.nbytes)
+    )
     there[:] = array.reshape(-1)
     copied = torch.from_numpy(there).view(tensor.dtype).view(stored.shape)
     return copied.t() if transposed else copied

@@ -26,7 +26,9 @@ TEMPLATE = (
 def byte_tokenizer(*special: str, merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
     """A tokenizer of bytes, so that any text has tokens, and of these merges and special tokens."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
-    tokenizer = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=list(merges)))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=list(merges))
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(special))
@@ -36,15 +38,30 @@ def byte_tokenizer(*special: str, merges: Sequence[tuple[str, str]] = ()) -> Tok
 def publish(hub: HubServer, folder: Path) -> None:
     """Add gpt2, a chat model and text encoders to the Hub; `folder` receives their files."""
     torch.manual_seed(0)
-    tokenizer = byte_tokenizer("<|endoftext|>", merges=[("Ġ", "t"), ("Ġ", "a")])  # marks words, like GPT-2's
-    model = gpt2(vocab_size=259, n_positions=256, n_embd=32, n_layer=2, n_head=2, bos_token_id=258, eos_token_id=258)
+    # marks words, like GPT-2's
+    tokenizer = byte_tokenizer("<|endoftext|>", merges=[("Ġ", "t"), ("Ġ", "a")])
+    model = gpt2(
+        vocab_size=259,
+        n_positions=256,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=258,
+        eos_token_id=258,
+    )
     save_pretrained(model, folder / "gpt2", tokenizer)
     hub.add("gpt2", folder / "gpt2")
     tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>")
     bot = llama(
-        vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=2048, bos_token_id=256, eos_token_id=257,
-    )  # fmt: skip
+        vocab_size=258,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=256,
+        eos_token_id=257,
+    )
     save_pretrained(bot, folder / "bot", tokenizer)
     settings = {"chat_template": TEMPLATE, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     (folder / "bot" / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -36,20 +36,30 @@ def texts() -> Iterator[str]:
     yield from DIFFICULT
     rng = random.Random(0)
     characters = "".join(DIFFICULT)
-    words = [word for text in DIFFICULT for word in text.split(" ")] + TEXT.read_text(encoding="utf-8").split()
+    words = [word for text in DIFFICULT for word in text.split(" ")] + TEXT.read_text(
+        encoding="utf-8"
+    ).split()
     for size in range(300):
         yield "".join(rng.choices(characters, k=size % 40))
-        yield "".join(rng.choice(words) + rng.choice([" ", "  ", "", "\n"]) for _ in range(size % 20))
+        yield "".join(
+            rng.choice(words) + rng.choice([" ", "  ", "", "\n"]) for _ in range(size % 20)
+        )
 
 
 def write_vocabulary(folder: Path, special: list[str]) -> None:
     """A vocab.txt of words and word parts of the test texts, with accents and capitals."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    trainer = trainers.WordPieceTrainer(vocab_size=2500, special_tokens=special, show_progress=False, min_frequency=1)
-    words = [word for text in DIFFICULT for word in text.split()] * 3 + TEXT.read_text(encoding="utf-8").split()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=2500, special_tokens=special, show_progress=False, min_frequency=1
+    )
+    words = [word for text in DIFFICULT for word in text.split()] * 3 + TEXT.read_text(
+        encoding="utf-8"
+    ).split()
     tokenizer.train_from_iterator([*words, *map(str.lower, words), "##ing", "❓"], trainer)
     vocabulary = tokenizer.get_vocab()
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.__getitem__)))
+    (folder / "vocab.txt").write_text(
+        "".join(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.__getitem__))
+    )
 
 
 def train_unigram() -> bytes:
@@ -57,9 +67,14 @@ def train_unigram() -> bytes:
     lines = [line for line in TEXT.read_text(encoding="utf-8").splitlines() if line][:1500]
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*lines, *(text for text in DIFFICULT[2:7] if text.strip())]), model_writer=file,
-        vocab_size=800, hard_vocab_limit=False, minloglevel=2, num_threads=1, model_type="unigram",
-    )  # fmt: skip
+        sentence_iterator=iter([*lines, *(text for text in DIFFICULT[2:7] if text.strip())]),
+        model_writer=file,
+        vocab_size=800,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        num_threads=1,
+        model_type="unigram",
+    )
     return file.getvalue()
 
 

@@ -1,7 +1,8 @@
-"""Programs `python` and `minhub` that start fast: forks of a process that has imported PyTorch (fork_server.py).
+"""Programs `python` and `minhub` that start fast: forks of a process that has imported PyTorch
+(fork_server.py).
 
-A new Python needs more than a second of CPU time to import PyTorch, a fork a few hundredths. Tests of the import, of
-other options of Python, and of its start use sys.executable.
+A new Python needs more than a second of CPU time to import PyTorch, a fork a few hundredths. Tests
+of the import, of other options of Python, and of its start use sys.executable.
 """
 
 import atexit
@@ -18,13 +19,30 @@ from pathlib import Path
 from paths import PROGRAMS
 
 # torch.optim imports torch._dynamo with the first optimizer.
-MODULES = ["torch", "torch._dynamo", "numpy", "tokenizers", "safetensors.torch", "rich.console", "rich.progress",
-           "rich.table", "matplotlib.backends.backend_agg", "matplotlib.figure",
-           "minhub_py.cli.main", "minhub_py.cli.training", "minhub_py.pretrained", "minhub_py.inference.generate",
-           "minhub_py.models.gpt2", "minhub_py.models.gptneo", "minhub_py.models.lstm", "minhub_py.training.setup",
-           "r_bridge.service"]  # fmt: skip
+MODULES = [
+    "torch",
+    "torch._dynamo",
+    "numpy",
+    "tokenizers",
+    "safetensors.torch",
+    "rich.console",
+    "rich.progress",
+    "rich.table",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "minhub_py.cli.main",
+    "minhub_py.cli.training",
+    "minhub_py.loading.pretrained",
+    "minhub_py.inference.generate",
+    "minhub_py.models.gpt2",
+    "minhub_py.models.gptneo",
+    "minhub_py.models.lstm",
+    "minhub_py.training.setup",
+    "r_bridge.service",
+]
 
-# At import: a test may have changed it when the server starts, and the server forks in its own environment only.
+# At import: a test may have changed it when the server starts, and the server forks in its own
+# environment only.
 ENVIRONMENT = dict(os.environ)
 
 
@@ -39,19 +57,32 @@ def programs() -> Path:
         # A terminal's Ctrl-C does not reach it. It exits when its standard input is closed.
         server = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "fork_server.py"), str(listener.fileno()), *MODULES],
-            stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True,
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
             env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
 
     def close() -> None:
         server.communicate()
         shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(close)
-    starter = [sys.executable, "-IS", str(PROGRAMS / "start_python.py"), str(address), sys.executable]
-    for name, first in (("python", []), ("minhub", [str(Path(sys.executable).with_name("minhub"))])):
+    starter = [
+        sys.executable,
+        "-IS",
+        str(PROGRAMS / "start_python.py"),
+        str(address),
+        sys.executable,
+    ]
+    for name, first in (
+        ("python", []),
+        ("minhub", [str(Path(sys.executable).with_name("minhub"))]),
+    ):
         program = folder / name
-        program.write_text(f'#!/bin/sh\nexec {shlex.join([*starter, *first])} "$@"\n', encoding="utf-8")
+        program.write_text(
+            f'#!/bin/sh\nexec {shlex.join([*starter, *first])} "$@"\n', encoding="utf-8"
+        )
         program.chmod(0o755)
     return folder
 

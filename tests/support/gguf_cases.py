@@ -12,15 +12,40 @@ from sentencepiece_files import CORPUS, texts
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 48, "n_embd": 64, "n_layer": 2, "n_head": 4}
-LLAMA_SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-               "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 48}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 64,
+    "n_positions": 48,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+}
+LLAMA_SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 48,
+}
 NEOX = {**LLAMA_SIZES, "model_type": "gpt_neox"}
 NEOX.pop("num_key_value_heads")
 GEMMA = {**LLAMA_SIZES, "head_dim": 24, "tie_word_embeddings": True}
-YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 12}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 8192}  # fmt: skip
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 12,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 CASES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "gpt2-untied": {**GPT2, "tie_word_embeddings": False, "n_inner": 96, "layer_norm_epsilon": 0.01},
@@ -47,14 +72,20 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_neox-tied": {**NEOX, "rotary_pct": 0.5, "tie_word_embeddings": True, "layer_norm_eps": 0.1},
 }  # fmt: skip
 
-# Experts are as wide as llama.cpp's blocks of 32; all are selected, or another choice would exceed rounding.
+# Experts are as wide as llama.cpp's blocks of 32; all are selected, or another choice would exceed
+# rounding.
 EXPERTS = {**LLAMA_SIZES, "num_local_experts": 3, "num_experts_per_tok": 3}
 CASES |= {
     "mixtral": {**EXPERTS, "model_type": "mixtral"},
-    "qwen3_moe": {**EXPERTS, "model_type": "qwen3_moe", "head_dim": 24, "moe_intermediate_size": 32,
-                  "norm_topk_prob": True},
+    "qwen3_moe": {
+        **EXPERTS,
+        "model_type": "qwen3_moe",
+        "head_dim": 24,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
     "olmoe": {**EXPERTS, "model_type": "olmoe", "num_experts_per_tok": 2},
-}  # fmt: skip
+}
 
 IDS = torch.arange(40).unsqueeze(0) * 7 % 64
 
@@ -68,7 +99,8 @@ def reference(name: str) -> Any:
 
 BYTES = pre_tokenizers.ByteLevel
 LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
 
@@ -82,20 +114,29 @@ GPT4O_WORDS = (
 
 def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pattern), "isolated"), BYTES(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            BYTES(add_prefix_space=False, use_regex=False),
+        ]
     )
 
 
-# tokenizer.ggml.pre -> the words, the normalizer, and whether words are left whole, as in published tokenizer.json.
+# tokenizer.ggml.pre -> the words, the normalizer, and whether words are left whole, as in published
+# tokenizer.json.
 WORDS: dict[str, tuple[Any, Any, bool]] = {
     "gpt-2": (BYTES(add_prefix_space=False), None, False),
     "olmo": (BYTES(add_prefix_space=False), normalizers.NFC(), False),
-    "smollm": (pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES(add_prefix_space=False)]),
-               None, False),
+    "smollm": (
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), BYTES(add_prefix_space=False)]
+        ),
+        None,
+        False,
+    ),
     "llama-bpe": (split_by(LLAMA3_WORDS), None, True),
     "qwen2": (split_by(LLAMA3_WORDS.replace("{1,3}", "")), normalizers.NFC(), False),
     "gpt-4o": (split_by(GPT4O_WORDS), None, True),
-}  # fmt: skip
+}
 
 
 def trained(pre: str) -> Tokenizer:
@@ -105,8 +146,12 @@ def trained(pre: str) -> Tokenizer:
     tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
     if normalizer:
         tokenizer.normalizer = normalizer
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<|endoftext|>", "<|im_start|>"],
-                                  initial_alphabet=BYTES.alphabet(), show_progress=False)  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<|endoftext|>", "<|im_start|>"],
+        initial_alphabet=BYTES.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(list(texts(200)), trainer)
     tokenizer.add_tokens(["<x>"])
     return tokenizer
@@ -117,11 +162,16 @@ def character_bpe() -> Tokenizer:
     special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")  # the normalizer leaves none
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    # the normalizer leaves none
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator([*CORPUS, *4 * ["\n\n\n", "\n\n"]], trainer)
-    tokenizer = Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), "added_tokens": []}))
+    tokenizer = Tokenizer.from_str(
+        json.dumps({**json.loads(tokenizer.to_str()), "added_tokens": []})
+    )
     tokenizer.add_special_tokens(special[:4])
     tokenizer.add_tokens(["<|tool_call>"])
     return tokenizer

@@ -1,4 +1,6 @@
-"""GGUF files of small models as llama.cpp's converter writes them: names by its package, order of rows by its rules."""
+"""GGUF files of small models as llama.cpp's converter writes them: names by its package, order of
+rows by its rules.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,9 +30,11 @@ def write(
     extra: Mapping[str, Tensor] | None = None,
     change: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
 ) -> Path:
-    """The file of a model of transformers; matrices in `kind`, other tensors in float32, as in llama.cpp.
+    """The file of a model of transformers; matrices in `kind`, other tensors in float32, as in
+    llama.cpp.
 
-    tokenizer: adds one.    extra: tensors under GGUF's names.    change: changes the header before it is written.
+    tokenizer: adds one.    extra: tensors under GGUF's names.    change: changes the header before
+    it is written.
     """
     config = model.config
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
@@ -43,8 +47,10 @@ def write(
     if config.tie_word_embeddings:
         del tensors["embed_out.weight" if "embed_out.weight" in tensors else "lm_head.weight"]
     for name, tensor in with_experts_apart(tensors).items():
-        gguf_name = names.get_name(name.replace("lm_head", "embed_out") if architecture == "gptneox" else name,
-                               try_suffixes=(".weight", ".bias"))  # fmt: skip
+        gguf_name = names.get_name(
+            name.replace("lm_head", "embed_out") if architecture == "gptneox" else name,
+            try_suffixes=(".weight", ".bias"),
+        )
         assert gguf_name, name
         add_tensor(writer, gguf_name, reordered(config, name, tensor), kind)
     for name, tensor in (extra or {}).items():
@@ -63,7 +69,9 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def with_experts_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with the stacked matrices of experts separated, under the names that the gguf package supports."""
+    """The tensors with the stacked matrices of experts separated, under the names that the gguf
+    package supports.
+    """
     result = {}
     for name, tensor in tensors.items():
         if name.endswith("experts.gate_up_proj"):
@@ -76,7 +84,9 @@ def with_experts_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str) -> None:
     type_ = Type[kind] if tensor.dim() >= 2 and "gate_inp" not in name else Type.F32
-    writer.add_tensor(name, gguf.quants.quantize(tensor.contiguous().numpy(), type_), raw_dtype=type_)
+    writer.add_tensor(
+        name, gguf.quants.quantize(tensor.contiguous().numpy(), type_), raw_dtype=type_
+    )
 
 
 def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -152,11 +162,20 @@ def blocks(kind: str, count: int, seed: int = 0, scale: float = 0.01) -> "np.nda
     _, size = gguf.GGML_QUANT_SIZES[Type[kind]]
     data = np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
     if kind == "MXFP4":  # its scale is an exponent
-        data[:, 0] = 127 + np.round(np.log2(scale)) + np.random.default_rng(seed).integers(-1, 2, count)
+        data[:, 0] = (
+            127 + np.round(np.log2(scale)) + np.random.default_rng(seed).integers(-1, 2, count)
+        )
         return data
     # Where each type has its float16 numbers.
-    offsets = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2),
-              "Q5_1": (0, 2)}.get(kind, (0,))  # fmt: skip
+    offsets = {
+        "Q2_K": (80, 82),
+        "Q3_K": (108,),
+        "Q4_K": (0, 2),
+        "Q5_K": (0, 2),
+        "Q6_K": (208,),
+        "Q4_1": (0, 2),
+        "Q5_1": (0, 2),
+    }.get(kind, (0,))
     for offset in offsets:
         scales = np.random.default_rng(offset).normal(0, scale, count).astype(np.float16)
         data[:, offset : offset + 2] = scales.view(np.uint8).reshape(count, 2)

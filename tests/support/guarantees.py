@@ -1,4 +1,5 @@
-"""Results that do not depend on the batch, chunks, prefixes and threads: with the decoder bitwise, else up to rounding.
+"""Results that do not depend on the batch, chunks, prefixes and threads: with the decoder bitwise,
+else up to rounding.
 
 docs/internals/determinism.md states these guarantees.
 """
@@ -16,9 +17,11 @@ from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.inference.torch_runner import TorchRunner
 
 EXACT = not missing("decoder")
-RUNNER: type[TorchRunner] = NativeRunner if EXACT else TorchRunner  # of unmodified models on the CPU
+# of unmodified models on the CPU
+RUNNER: type[TorchRunner] = NativeRunner if EXACT else TorchRunner
 ENCODER_RUNNER = NativeEncoder if EXACT else TorchEncoder
-# PyTorch's largest difference of log-probabilities, by the dtype of the products; in float32 for a largest logit of 10.
+# PyTorch's largest difference of log-probabilities, by the dtype of the products; in float32 for a
+# largest logit of 10.
 ROUNDING = {"float32": 10 * LOGPROBS, "float16": 0.1, "bfloat16": 0.8}
 
 
@@ -43,11 +46,14 @@ def assert_same(actual: Any, expected: Any, dtype: str = "float32") -> None:
         assert actual == expected
 
 
-def assert_same_tokens(actual: Sequence[tuple], expected: Sequence[tuple], dtype: str = "float32") -> None:
+def assert_same_tokens(
+    actual: Sequence[tuple], expected: Sequence[tuple], dtype: str = "float32"
+) -> None:
     """The same (token ID, log-probability, ...) of a sequence.
 
-    Without the decoder, sequences may differ after the first token whose alternative is as likely. With 16 bits, the
-    random number of a sampled token can also be near the border between two tokens, however likely they are.
+    Without the decoder, sequences may differ after the first token whose alternative is as likely.
+    With 16 bits, the random number of a sampled token can also be near the border between two
+    tokens, however likely they are.
     """
     pairs = enumerate(zip(actual, expected, strict=False))
     first = next((i for i, (one, other) in pairs if one[0] != other[0]), None)

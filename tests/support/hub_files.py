@@ -18,7 +18,14 @@ SMALL = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}", "merge
 SINGLE = {**SMALL, "model.safetensors": WEIGHTS, "README.md": "# A model"}
 SHARDS = {"model-1.safetensors": WEIGHTS[:50_000], "model-2.safetensors": WEIGHTS[50_000:]}
 INDEX = json.dumps(
-    {"metadata": {}, "weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-1.safetensors"}}
+    {
+        "metadata": {},
+        "weight_map": {
+            "a": "model-2.safetensors",
+            "b": "model-1.safetensors",
+            "c": "model-1.safetensors",
+        },
+    }
 )
 SHARDED = {**SMALL, **SHARDS, "model.safetensors.index.json": INDEX}
 
@@ -45,7 +52,9 @@ def cut_off(hub: HubServer, after: int) -> None:
 
 
 def assert_files(folder: Path, files: dict[str, str | bytes]) -> None:
-    assert {path.name for path in folder.iterdir()} == {name for name in files if name != "README.md"}
+    assert {path.name for path in folder.iterdir()} == {
+        name for name in files if name != "README.md"
+    }
     for path in folder.iterdir():
         content = files[path.name]
         assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)

@@ -2,35 +2,37 @@
 
     def test_something(hub):                         # the fixture: a server and an empty HF_HOME
         commit = hub.add("owner/name", {"config.json": "{}", "model.safetensors": weights})
-        hub.add("owner/name", Path("folder"), tag="v2")     # the next commit; main moves, the tag stays
-        hub_py.fetch("owner/name")                   # in this process: huggingface_hub uses the server …
-        subprocess.run([...], env=hub.env)           # … and in others, through HF_ENDPOINT and HF_HOME
-        assert hub.fetched() == ["config.json", "model.safetensors"]
+        hub.add("owner/name", Path("folder"), tag="v2")     # the next commit; main moves, the tag
+        stays hub_py.fetch("owner/name")                   # in this process: huggingface_hub uses
+        the server … subprocess.run([...], env=hub.env)           # … and in others, through
+        HF_ENDPOINT and HF_HOME assert hub.fetched() == ["config.json", "model.safetensors"]
 
 Without pytest: `with HubServer(home) as hub: …`, and `hub.env` for subprocesses.
 
-Routes, as on the Hub: /api/models/R[/revision/V][?blobs=true], /api/models/R/tree/V[?recursive=true], and
-HEAD and GET of /R/resolve/V/FILE with ETag, X-Repo-Commit and ranges. Weights and files larger than 1 MB are LFS files:
-resolve returns X-Linked-Etag, X-Linked-Size and a redirect to another origin ("localhost"), which must not receive a
-token.
+Routes, as on the Hub: /api/models/R[/revision/V][?blobs=true],
+/api/models/R/tree/V[?recursive=true], and HEAD and GET of /R/resolve/V/FILE with ETag,
+X-Repo-Commit and ranges. Weights and files larger than 1 MB are LFS files: resolve returns
+X-Linked-Etag, X-Linked-Size and a redirect to another origin ("localhost"), which must not receive
+a token.
 
-A renamed repository (`hub.move("gpt2", "openai-community/gpt2")`) is available under its old name, too.
+A renamed repository (`hub.move("gpt2", "openai-community/gpt2")`) is available under its old name,
+too.
 
-Recorded requests: `hub.requests` (method, path, file, start of the range, token), `hub.fetched()` (the names of
-downloaded files), `hub.forget()` (deletes the records).
+Recorded requests: `hub.requests` (method, path, file, start of the range, token), `hub.fetched()`
+(the names of downloaded files), `hub.forget()` (deletes the records).
 
 Faults, until `hub.heal()`, or for the first `times` matching requests:
-    hub.cut("model.safetensors", 1000)               the connection breaks before byte 1000 of the file
-    hub.shorten("model.safetensors", 10)             a response to a range has only 10 bytes
-    hub.flip("model.safetensors", 1000)              byte 1000 is wrong
-    hub.ignore_ranges()                              the response to a range is the complete file
-    hub.flood("model.safetensors")                   endless zeros follow the file, without a declared length
-    hub.drip("headers", where="/api/")               endless headers, or a body, byte by byte
-    hub.answer(429, retry_after=3, times=1, where="/api/")   a status as the response, if the path contains `where`
-    hub.answer(404, headers={"X-Error-Message": "…"}, flood=True)   the same, with headers, and an endless body
+    hub.cut("model.safetensors", 1000)               the connection breaks before byte 1000 of the
+    file hub.shorten("model.safetensors", 10)             a response to a range has only 10 bytes
+    hub.flip("model.safetensors", 1000)              byte 1000 is wrong hub.ignore_ranges()
+    the response to a range is the complete file hub.flood("model.safetensors")
+    endless zeros follow the file, without a declared length hub.drip("headers", where="/api/")
+    endless headers, or a body, byte by byte hub.answer(429, retry_after=3, times=1, where="/api/")
+    a status as the response, if the path contains `where` hub.answer(404,
+    headers={"X-Error-Message": "…"}, flood=True)   the same, with headers, and an endless body
     hub.answer(302, headers={"Location": "…"}, body=b"…")   the same, with headers, and a body
-    hub.gate("owner/name", token="hf_right")         files need that token: 401 without, 403 with another
-    hub.hide("owner/name", token="hf_right")         private: 404 without the token
+    hub.gate("owner/name", token="hf_right")         files need that token: 401 without, 403 with
+    another hub.hide("owner/name", token="hf_right")         private: 404 without the token
     hub.stop()                                       stops the server
 """
 
@@ -99,7 +101,9 @@ class Request:
 
 @dataclass
 class Trouble:
-    """A fault. meets: whether it affects a request.    left: how many more requests it affects (None: all)."""
+    """A fault. meets: whether it affects a request.    left: how many more requests it affects
+    (None: all).
+    """
 
     kind: str
     meets: Callable[[Request], bool]
@@ -139,7 +143,9 @@ class HubServer(AbstractContextManager["HubServer"]):
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.cdn = f"http://localhost:{self.port}"  # another origin for a client
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -148,7 +154,8 @@ class HubServer(AbstractContextManager["HubServer"]):
         self.gone.set()
         self.server.shutdown()
         self.server.server_close()
-        for connection in self.server.connections:  # otherwise persistent connections would still get responses
+        # otherwise persistent connections would still get responses
+        for connection in self.server.connections:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -161,14 +168,19 @@ class HubServer(AbstractContextManager["HubServer"]):
         return {
             "HF_ENDPOINT": self.url,
             "HF_HOME": str(self.home),
-            "HF_HUB_DISABLE_TELEMETRY": "1",  # otherwise the client requests /api/agent-harnesses, too
+            # otherwise the client requests /api/agent-harnesses, too
+            "HF_HUB_DISABLE_TELEMETRY": "1",
             "NO_PROXY": "127.0.0.1,localhost",
         }
 
     @property
     def env(self) -> dict[str, str]:
         """The environment for a subprocess."""
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+        ours = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "HUGGING"))
+        }
         return ours | self.settings
 
     # Repositories
@@ -182,17 +194,25 @@ class HubServer(AbstractContextManager["HubServer"]):
         tag: str | None = None,
         lfs: tuple[str, ...] = (),
     ) -> str:
-        """Add a commit with exactly these files to `branch`. Returns its hash. lfs: names of further LFS files."""
+        """Add a commit with exactly these files to `branch`. Returns its hash. lfs: names of
+        further LFS files.
+        """
         if isinstance(files, Path):
             files = {
-                path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()
+                path.relative_to(files).as_posix(): path.read_bytes()
+                for path in files.rglob("*")
+                if path.is_file()
             }
         stored = {}
         for name, content in files.items():
             data = content.encode() if isinstance(content, str) else content
-            stored[name] = File(data, name in lfs or name.endswith(LFS_SUFFIXES) or len(data) > 1_000_000)
+            stored[name] = File(
+                data, name in lfs or name.endswith(LFS_SUFFIXES) or len(data) > 1_000_000
+            )
         entry = self.repositories.setdefault(repository, Repository())
-        seed = json.dumps([repository, len(entry.commits), {name: file.etag for name, file in stored.items()}])
+        seed = json.dumps(
+            [repository, len(entry.commits), {name: file.etag for name, file in stored.items()}]
+        )
         commit = hashlib.sha1(seed.encode()).hexdigest()
         entry.commits[commit] = stored
         entry.refs[branch] = commit
@@ -258,7 +278,14 @@ class HubServer(AbstractContextManager["HubServer"]):
         retry = {} if retry_after is None else {"Retry-After": str(retry_after)}
         kind = "status and flood" if flood else "status"
         self.troubles.append(
-            Trouble(kind, lambda request: where in request.path, times, status, retry | dict(headers or {}), body)
+            Trouble(
+                kind,
+                lambda request: where in request.path,
+                times,
+                status,
+                retry | dict(headers or {}),
+                body,
+            )
         )
 
     def heal(self) -> None:
@@ -288,14 +315,20 @@ class Refusal(Exception):
 
 
 class Drip:
-    """Writes a response byte by byte, from the headers or the body on, until the client disconnects."""
+    """Writes a response byte by byte, from the headers or the body on, until the client
+    disconnects.
+    """
 
     def __init__(self, file: Any, part: str) -> None:
         self.file, self.slow, self.part = file, part == "headers", part
 
     def write(self, data: bytes) -> int:
         with suppress(OSError):
-            for byte in chain(data[:-4], repeat(0x61)) if self.slow and self.part == "headers" else data * self.slow:
+            for byte in (
+                chain(data[:-4], repeat(0x61))
+                if self.slow and self.part == "headers"
+                else data * self.slow
+            ):
                 self.file.write(bytes([byte]))
                 self.file.flush()
                 threading.Event().wait(0.02)  # tests disable time.sleep
@@ -333,7 +366,11 @@ class Handler(BaseHTTPRequestHandler):
         try:
             answer, file = self.route(path, query, token)
             # The content of an LFS file is at the other origin; here is a redirect.
-            sends = self.command == "GET" and file is not None and (path.startswith("/cdn/") or not file[1].lfs)
+            sends = (
+                self.command == "GET"
+                and file is not None
+                and (path.startswith("/cdn/") or not file[1].lfs)
+            )
             request = Request(self.command, path, file[0] if sends and file else None, start, token)
         except Refusal as refusal:
             request = Request(self.command, path, None, start, token)
@@ -364,7 +401,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def busy(self, request: Request) -> Refusal | None:
         trouble = self.hub.trouble("status", request)
-        return Refusal(trouble.value, "", "Bad day.", trouble.headers, trouble.body) if trouble else None
+        return (
+            Refusal(trouble.value, "", "Bad day.", trouble.headers, trouble.body)
+            if trouble
+            else None
+        )
 
     # Routes
 
@@ -382,7 +423,10 @@ class Handler(BaseHTTPRequestHandler):
             repository = "/".join(parts[:at])
             self.admit(repository, token, files=True)
             # A revision may contain slashes (refs/pr/1), which the client quotes.
-            revision, quoted = unquote(self.path.split("/resolve/")[1].split("/")[0]), parts[at + 1 :]
+            revision, quoted = (
+                unquote(self.path.split("/resolve/")[1].split("/")[0]),
+                parts[at + 1 :],
+            )
             name = "/".join(quoted)[len(revision) + 1 :]
             _, commit, file = self.find([repository, revision, name])
             owned = repository if "/" in repository else f"_/{repository}"
@@ -396,18 +440,31 @@ class Handler(BaseHTTPRequestHandler):
             repository, revision = "/".join(parts[2:at]), "/".join(parts[at + 1 :]) or "main"
             self.admit(repository, token)
             commit, files = self.commit(repository, revision)
-            body = self.tree(files) if kind == "tree" else self.info(repository, commit, files, "blobs" in query)
+            body = (
+                self.tree(files)
+                if kind == "tree"
+                else self.info(repository, commit, files, "blobs" in query)
+            )
             return (lambda request: self.send_json(200, body)), None
         raise Refusal(404, "", f"Nothing at {path}")
 
     def admit(self, repository: str, token: str | None, *, files: bool = False) -> None:
         entry = self.hub.repositories.get(repository)
         if entry is None or (entry.private is not None and token != entry.private):
-            # Without a token, the Hub's response for a private repository is the same as for a missing one.
-            status, message = (401, "Invalid username or password.") if token is None else (404, "Repository not found")
+            # Without a token, the Hub's response for a private repository is the same as for a
+            # missing one.
+            status, message = (
+                (401, "Invalid username or password.")
+                if token is None
+                else (404, "Repository not found")
+            )
             raise Refusal(status, "RepoNotFound", message)
         if files and entry.gate is not None and token != entry.gate:
-            raise Refusal(401 if token is None else 403, "GatedRepo", f"Access to model {repository} is restricted.")
+            raise Refusal(
+                401 if token is None else 403,
+                "GatedRepo",
+                f"Access to model {repository} is restricted.",
+            )
 
     def commit(self, repository: str, revision: str) -> tuple[str, dict[str, File]]:
         entry = self.hub.repositories[repository]
@@ -425,28 +482,50 @@ class Handler(BaseHTTPRequestHandler):
 
     # Responses
 
-    def info(self, repository: str, commit: str, files: dict[str, File], blobs: bool) -> dict[str, Any]:
+    def info(
+        self, repository: str, commit: str, files: dict[str, File], blobs: bool
+    ) -> dict[str, Any]:
         siblings: list[dict[str, Any]] = []
         for name, file in files.items():
             siblings.append({"rfilename": name})
             if blobs:
                 siblings[-1] |= {"size": len(file.data), "blobId": file.git_sha1}
             if blobs and file.lfs:
-                siblings[-1]["lfs"] = {"sha256": file.sha256, "size": len(file.data), "pointerSize": 130}
-        return {"id": repository, "modelId": repository, "sha": commit, "private": False, "siblings": siblings}
+                siblings[-1]["lfs"] = {
+                    "sha256": file.sha256,
+                    "size": len(file.data),
+                    "pointerSize": 130,
+                }
+        return {
+            "id": repository,
+            "modelId": repository,
+            "sha": commit,
+            "private": False,
+            "siblings": siblings,
+        }
 
     def tree(self, files: dict[str, File]) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
         for name, file in files.items():
-            entries.append({"type": "file", "path": name, "size": len(file.data), "oid": file.git_sha1})
+            entries.append(
+                {"type": "file", "path": name, "size": len(file.data), "oid": file.git_sha1}
+            )
             if file.lfs:
-                entries[-1]["lfs"] = {"oid": file.sha256, "size": len(file.data), "pointerSize": 130}
+                entries[-1]["lfs"] = {
+                    "oid": file.sha256,
+                    "size": len(file.data),
+                    "pointerSize": 130,
+                }
         return entries
 
     def send_json(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": len(data), **(headers or {})}.items():
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": len(data),
+            **(headers or {}),
+        }.items():
             self.send_header(name, str(value))
         self.end_headers()
         if self.command != "HEAD":
@@ -460,7 +539,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_json(refusal.status, body, headers)
 
     def send_link(self, file: File, commit: str, location: str) -> None:
-        linked = {"X-Linked-Etag": f'"{file.sha256}"', "X-Linked-Size": str(len(file.data)), "X-Repo-Commit": commit}
+        linked = {
+            "X-Linked-Etag": f'"{file.sha256}"',
+            "X-Linked-Size": str(len(file.data)),
+            "X-Repo-Commit": commit,
+        }
         self.send_json(302, "Found", {**linked, "ETag": f'"{file.git_sha1}"', "Location": location})
 
     def send_file(self, request: Request, file: File, commit: str) -> None:
@@ -468,7 +551,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.hub.trouble("whole", request):
             start = None
         if start is not None and start >= size:
-            return self.send_json(416, {"error": "Range Not Satisfiable"}, {"Content-Range": f"bytes */{size}"})
+            return self.send_json(
+                416, {"error": "Range Not Satisfiable"}, {"Content-Range": f"bytes */{size}"}
+            )
         data = bytearray(file.data)
         if flipped := self.hub.trouble("flip", request):
             data[flipped.value] ^= 1
@@ -503,8 +588,8 @@ class Handler(BaseHTTPRequestHandler):
 def point_client_at(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the huggingface_hub of this process use `hub`.
 
-    It reads its environment when it is imported, and some of its modules copy the values: so this sets both, and
-    drops the connections of the shared client.
+    It reads its environment when it is imported, and some of its modules copy the values: so this
+    sets both, and drops the connections of the shared client.
     """
     import huggingface_hub.file_download
     import huggingface_hub.hf_api
@@ -526,7 +611,9 @@ def point_client_at(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
         "HF_HUB_OFFLINE": False,
         "HF_HUB_DISABLE_TELEMETRY": True,
     }
-    for module in [module for name, module in sys.modules.items() if name.startswith("huggingface_hub.")]:
+    for module in [
+        module for name, module in sys.modules.items() if name.startswith("huggingface_hub.")
+    ]:
         for name in values.keys() & vars(module).keys():
             monkeypatch.setattr(module, name, values[name])
     monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", hub.url)

@@ -1,8 +1,9 @@
 """Follow an identifier through the functions of the package, to count those that it passes through.
 
-A function counts if an argument, or a variable of an enclosing function, is the identifier, a path at or below one of
-`places`, an object with such a path as its attribute `path` (an opened checkpoint, the files of a model), or a list or
-dict of these. Tensors by name no longer identify a model.
+A function counts if an argument, or a variable of an enclosing function, is the identifier, a path
+at or below one of `places`, an object with such a path as its attribute `path` (an opened
+checkpoint, the files of a model), or a list or dict of these. Tensors by name no longer identify a
+model.
 
     python tests/support/identifier_path.py MODEL     prints the functions for a model, in the order of the first calls
 """
@@ -18,17 +19,23 @@ from typing import Any
 import minhub_py
 
 ROOT = str(Path(minhub_py.__file__).parents[1]) + os.sep
-# Packages and modules from the lowest to the highest layer (CONTRIBUTING.md). Those that are not listed are above.
+# Packages and modules from the lowest to the highest layer (CONTRIBUTING.md). Those that are not
+# listed are above.
 LAYERS = (
-    ("system",), ("models", "registry", "config"), ("inference", "distributed"), ("weights_map", "checkpoints"),
+    ("system",),
+    ("models", "registry", "config"),
+    ("inference", "distributed"),
+    ("weights_map", "checkpoints"),
     ("loading", "adapters", "pretrained", "inspection"),
-)  # fmt: skip
+)
 GENERATED = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>")
 
 
 @dataclass
 class Passage:
-    """The functions that an identifier passes through. upward: calls of a function in a higher layer."""
+    """The functions that an identifier passes through. upward: calls of a function in a higher
+    layer.
+    """
 
     functions: list[str] = field(default_factory=list)
     upward: list[str] = field(default_factory=list)
@@ -69,8 +76,14 @@ def carries(value: object, roots: Sequence[str], inside: bool = False) -> bool:
     """Whether a value is, or contains, one of the roots or a path below it."""
     if isinstance(value, str | os.PathLike):
         path = os.fspath(value)
-        return isinstance(path, str) and any(path == root or path.startswith(root + os.sep) for root in roots)
-    if isinstance(value, list | tuple | Mapping) and not inside and type(value) in (list, tuple, dict):
+        return isinstance(path, str) and any(
+            path == root or path.startswith(root + os.sep) for root in roots
+        )
+    if (
+        isinstance(value, list | tuple | Mapping)
+        and not inside
+        and type(value) in (list, tuple, dict)
+    ):
         items: Any = value.values() if isinstance(value, Mapping) else value
         return any(carries(item, roots, inside=True) for item in list(items)[:100])
     if isinstance(value, type) or not type(value).__module__.startswith("minhub_py"):
@@ -80,7 +93,12 @@ def carries(value: object, roots: Sequence[str], inside: bool = False) -> bool:
 
 def variables_of(code: CodeType) -> tuple[str, ...]:
     """The arguments of a function and the variables of enclosing functions."""
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    count = (
+        code.co_argcount
+        + code.co_kwonlyargcount
+        + bool(code.co_flags & 4)
+        + bool(code.co_flags & 8)
+    )
     return code.co_varnames[:count] + code.co_freevars
 
 
@@ -101,4 +119,8 @@ def layer_of(code: CodeType) -> int:
 if __name__ == "__main__":
     minhub_py.from_pretrained(sys.argv[1])  # imports
     found = follow(lambda: minhub_py.from_pretrained(sys.argv[1]), sys.argv[1])
-    print(*found.functions, f"{len(found.functions)} functions; calls up: {found.upward or 'none'}", sep="\n")
+    print(
+        *found.functions,
+        f"{len(found.functions)} functions; calls up: {found.upward or 'none'}",
+        sep="\n",
+    )

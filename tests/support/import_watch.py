@@ -22,6 +22,12 @@ def watch(folder: Path) -> tuple[dict[str, str], Path]:
     path = folder / "record"
     (folder / "sitecustomize.py").write_text(SITE.format(path=str(path)), encoding="utf-8")
     environment = {
-        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     }
-    return environment | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}, path
+    return (
+        environment
+        | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
+        path,
+    )

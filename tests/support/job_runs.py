@@ -69,7 +69,9 @@ def child(arguments: list[object], errors: Path | None, most: int | None) -> Non
 
 
 def start(*arguments: object, errors: Path | None = None, most: int | None = None) -> Any:
-    """Start the command in a process. It waits after `most` parts until the file "go on" exists next to the output."""
+    """Start the command in a process. It waits after `most` parts until the file "go on" exists
+    next to the output.
+    """
     process = SERVER.Process(target=child, args=(arguments, errors, most))
     process.start()
     return process

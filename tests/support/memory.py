@@ -16,7 +16,7 @@ import torch
 import minhub_py
 from minhub_py.export.convert import convert
 from minhub_py.models.gpt2 import GPT2
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.loading.files import open_files
 
 def memory():
@@ -35,7 +35,9 @@ before = memory()
 
 
 def growths(code: str, *arguments: object) -> list[dict[str, int]]:
-    """Run `code` in a separate process. Returns the growth of its memory in bytes before each report()."""
+    """Run `code` in a separate process. Returns the growth of its memory in bytes before each
+    report().
+    """
     command = [sys.executable, "-c", PREPARE + code, *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     assert result.returncode == 0, result.stderr

@@ -4,7 +4,8 @@
     need("R")                       the rest of a test or fixture
     peft = package("peft")          imports an optional package
 
-No other code of the tests skips or looks for programs and packages: tests/test_needs.py checks that.
+No other code of the tests skips or looks for programs and packages: tests/test_needs.py checks
+that.
 """
 
 import importlib
@@ -24,7 +25,9 @@ from minhub_py.inference.native.library import library, opened
 
 RSCRIPT = shutil.which("Rscript")
 LM_EVAL = os.environ.get("MINHUB_LM_EVAL") or shutil.which("lm_eval")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None
+)
 # Packages that the extra `test` does not install: command that installs them, or the reason.
 PACKAGES = {
     "furo": "pip install '.[docs]'",
@@ -52,7 +55,10 @@ def starts_browser() -> bool:
     from playwright._impl._driver import compute_driver_executable
 
     command = [compute_driver_executable()[0], "--version"]
-    return CHROMIUM is not None and not subprocess.run(command, capture_output=True, check=False).returncode
+    return (
+        CHROMIUM is not None
+        and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
 
 
 @cache
@@ -66,7 +72,10 @@ def compiler() -> list[str] | None:
 def may_mount() -> bool:
     """Whether this user may mount a file system in a new mount namespace."""
     command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/dev/shm"]
-    return bool(shutil.which("unshare")) and not subprocess.run(command, capture_output=True, check=False).returncode
+    return (
+        bool(shutil.which("unshare"))
+        and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
 
 
 def has_pangoling() -> bool:
@@ -81,7 +90,10 @@ def has_pangoling() -> bool:
 REQUIREMENTS: dict[str, tuple[Callable[[], object], str]] = {
     "decoder": (library, f"the C decoder is {opened()[1]}"),
     "R": (lambda: RSCRIPT, "R is not installed (Debian: r-base-core)"),
-    "Chromium": (starts_browser, "no Chromium is installed (Debian: chromium-headless-shell and libatomic1)"),
+    "Chromium": (
+        starts_browser,
+        "no Chromium is installed (Debian: chromium-headless-shell and libatomic1)",
+    ),
     "C compiler": (compiler, "no C compiler is installed (Debian: gcc and libc6-dev)"),
     "C++ compiler": (
         lambda: any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))),
@@ -97,25 +109,38 @@ REQUIREMENTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "lm_eval": (
         lambda: LM_EVAL,
-        "lm_eval is not installed (pip install lm_eval into its own environment, and name it in MINHUB_LM_EVAL)",
+        (
+            "lm_eval is not installed (pip install lm_eval into its own environment, and name it in"
+            " MINHUB_LM_EVAL)"
+        ),
     ),
     "chat templates": (
         lambda: os.environ.get("MINHUB_CHAT_TEMPLATES"),
-        "MINHUB_CHAT_TEMPLATES does not name a folder of *.jinja, such as llama.cpp's models/templates",
+        (
+            "MINHUB_CHAT_TEMPLATES does not name a folder of *.jinja, such as llama.cpp's"
+            " models/templates"
+        ),
     ),
     "transformers 4": (
         lambda: "MINHUB_TRANSFORMERS4" in os.environ,
         "MINHUB_TRANSFORMERS4 does not name a folder with transformers 4 (pip install --target)",
     ),
-    "pangoling": (has_pangoling, "the R package pangoling or its Python in RETICULATE_PYTHON is missing"),
+    "pangoling": (
+        has_pangoling,
+        "the R package pangoling or its Python in RETICULATE_PYTHON is missing",
+    ),
 }
-REQUIREMENTS |= {name: (lambda name=name: find_spec(name), f"{name} is not installed ({install})")
-                 for name, install in PACKAGES.items()}  # fmt: skip
+REQUIREMENTS |= {
+    name: (lambda name=name: find_spec(name), f"{name} is not installed ({install})")
+    for name, install in PACKAGES.items()
+}
 
 
 def missing(*names: str) -> str:
     """The first requirement that is missing, or an empty string."""
-    return next((text for available, text in map(REQUIREMENTS.__getitem__, names) if not available()), "")
+    return next(
+        (text for available, text in map(REQUIREMENTS.__getitem__, names) if not available()), ""
+    )
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
@@ -142,6 +167,11 @@ def require(condition: object, reason: str) -> None:
 
 
 def need_kernels(name: str | None) -> None:
-    """Skip the running test unless the decoder has these kernels here. The decoder selects them; None: its choice."""
+    """Skip the running test unless the decoder has these kernels here. The decoder selects them;
+    None: its choice.
+    """
     need("decoder")
-    require(library().choose(name and name.encode()) is not None, f"the processor lacks the {name} kernels")
+    require(
+        library().choose(name and name.encode()) is not None,
+        f"the processor lacks the {name} kernels",
+    )

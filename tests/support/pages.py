@@ -40,12 +40,16 @@ def greet(name: str) -> str:
 
 
 def reciter(path: Path, bpe_folder: Path, text: str) -> Path:
-    """A model whose next token depends only on the position: after a prompt of one token it generates `text`."""
+    """A model whose next token depends only on the position: after a prompt of one token it
+    generates `text`.
+    """
     bpe = read_tokenizer(bpe_folder)
     ids, size = bpe.encode(text).ids, bpe.get_vocab_size()
     end = size - 1
     torch.manual_seed(0)
-    model = gpt2(vocab_size=size, n_embd=256, n_layer=1, n_head=4, n_positions=2048, eos_token_id=end)
+    model = gpt2(
+        vocab_size=size, n_embd=256, n_layer=1, n_head=4, n_positions=2048, eos_token_id=end
+    )
     with torch.no_grad():
         embeddings = torch.nn.functional.normalize(torch.randn(size, 256), dim=1)
         for name, parameter in model.named_parameters():
@@ -53,7 +57,9 @@ def reciter(path: Path, bpe_folder: Path, text: str) -> Path:
         model.wte.weight.copy_(embeddings)
         model.wpe.weight[: len(ids) + 1] = 100 * embeddings[[*ids, end]]
     save_pretrained(model, path, bpe)
-    (path / "chat_template.jinja").write_text("{% if add_generation_prompt %}>{% endif %}", encoding="utf-8")
+    (path / "chat_template.jinja").write_text(
+        "{% if add_generation_prompt %}>{% endif %}", encoding="utf-8"
+    )
     return path
 
 

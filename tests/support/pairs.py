@@ -8,10 +8,11 @@ import pytest
 
 
 def in_pairs(*axes: Sequence[Any]) -> list[Any]:
-    """All combinations of two or three lists of values. Combinations without a new pair are marked `soak`.
+    """All combinations of two or three lists of values. Combinations without a new pair are marked
+    `soak`.
 
-    Of three lists, all combinations of the two longer ones are used, and they determine the value of the third. Of two
-    lists, each value of the longer one is combined with one of the shorter.
+    Of three lists, all combinations of the two longer ones are used, and they determine the value
+    of the third. Of two lists, each value of the longer one is combined with one of the shorter.
     """
     order = sorted(range(len(axes)), key=lambda axis: -len(axes[axis]))
     *longer, shortest = order
@@ -21,5 +22,7 @@ def in_pairs(*axes: Sequence[Any]) -> list[Any]:
 
     return [
         pytest.param(*values, marks=[] if chosen(indices) else [pytest.mark.soak])
-        for indices, values in zip(product(*(range(len(axis)) for axis in axes)), product(*axes), strict=True)
+        for indices, values in zip(
+            product(*(range(len(axis)) for axis in axes)), product(*axes), strict=True
+        )
     ]

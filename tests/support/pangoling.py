@@ -1,7 +1,8 @@
-"""Results of the R package pangoling 1.0.3 for a small masked language model, which R's functions must reproduce.
+"""Results of the R package pangoling 1.0.3 for a small masked language model, which R's functions
+must reproduce.
 
-`pangoling_results` computes them with pangoling itself, which needs reticulate and transformers 4; TARGET_LOGPROBS and
-MASK_LOGPROBS store them.
+`pangoling_results` computes them with pangoling itself, which needs reticulate and transformers 4;
+TARGET_LOGPROBS and MASK_LOGPROBS store them.
 """
 
 import json
@@ -18,10 +19,16 @@ from minhub_py import from_config
 
 CONTEXTS = ["The", "The", "The apple does not fall,", "", "A traveler lost"]
 TARGETS = ["apple", "pears", "souvenir", "so far", "the table"]
-AFTER = ["doesn't fall far from the tree.", "doesn't fall far from the tree.", "traveler", ", so the tree.", ""]
+AFTER = [
+    "doesn't fall far from the tree.",
+    "doesn't fall far from the tree.",
+    "traveler",
+    ", so the tree.",
+    "",
+]
 SENTENCES = ["The apple doesn't fall far from the [MASK].", "The [MASK] lost the so[MASK] [MASK]"]
-# By pangoling 1.0.3 with transformers 4.57.1: the logprob of each target, and of each token of the vocabulary at each
-# mask of SENTENCES.
+# By pangoling 1.0.3 with transformers 4.57.1: the logprob of each target, and of each token of the
+# vocabulary at each mask of SENTENCES.
 TARGET_LOGPROBS = [-4.301360, -7.254117, -12.288405, -7.844102, -10.012606]
 MASK_LOGPROBS = [
     [
@@ -50,9 +57,15 @@ MASK_LOGPROBS = [
 def masked_model(vocab_size: int) -> Any:
     """The model. Its weights are the same with every version of PyTorch and NumPy."""
     model = from_config(
-        "bert", architectures=["BertForMaskedLM"], vocab_size=vocab_size, hidden_size=16, num_hidden_layers=2,
-        num_attention_heads=2, intermediate_size=24, max_position_embeddings=40,
-    ).eval()  # fmt: skip
+        "bert",
+        architectures=["BertForMaskedLM"],
+        vocab_size=vocab_size,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=40,
+    ).eval()
     generator = np.random.RandomState(7)  # its numbers are frozen, unlike default_rng's
     with torch.no_grad():
         for parameter in model.parameters():
@@ -61,7 +74,9 @@ def masked_model(vocab_size: int) -> Any:
 
 
 def pangoling_results(folder: Path) -> dict[str, Any]:
-    """pangoling's results for a checkpoint: logprobs of TARGETS, and the vocabulary's logprobs at each mask."""
+    """pangoling's results for a checkpoint: logprobs of TARGETS, and the vocabulary's logprobs at
+    each mask.
+    """
     arguments = {"contexts": CONTEXTS, "targets": TARGETS, "after": AFTER, "sentences": SENTENCES}
     command = [str(RSCRIPT), str(PROGRAMS / "pangoling.R"), str(folder), json.dumps(arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

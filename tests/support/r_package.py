@@ -43,11 +43,18 @@ def write_reference(folder: Path) -> None:
     models = {
         "random gpt2": gpt2(n_positions=24, n_embd=32, n_layer=3, n_head=4, **small),
         "random gptneo": gptneo(
-            max_position_embeddings=24, hidden_size=32, num_layers=4, num_heads=4, window_size=5,
-            attention_types=[[["global", "local"], 2]], eos_token_id=None, bos_token_id=None, **small,
+            max_position_embeddings=24,
+            hidden_size=32,
+            num_layers=4,
+            num_heads=4,
+            window_size=5,
+            attention_types=[[["global", "local"], 2]],
+            eos_token_id=None,
+            bos_token_id=None,
+            **small,
         ),
         "random lstm": lstm(embedding_size=16, hidden_size=24, num_layers=2, **small),
-    }  # fmt: skip
+    }
     for name, model in models.items():
         save_pretrained(model, folder / name)
     identifiers = {name: str(folder / name) for name in models} | {name: name for name in BUILT_IN}
@@ -57,7 +64,8 @@ def write_reference(folder: Path) -> None:
     (folder / "encoders.rds").write_bytes(convert.dumps(encoder_reference(folder)))
 
 
-# Text encoders: transformers' numbers, by the definitions of pangoling, Salazar et al. and Kauf & Ivanova.
+# Text encoders: transformers' numbers, by the definitions of pangoling, Salazar et al. and Kauf &
+# Ivanova.
 
 WORDS = """[PAD] [UNK] [CLS] [SEP] [MASK] the apple pear does not fall far from tree ##s ##ly . , ' t doesn query :
     table traveler lost so ##uven ##ir""".split()
@@ -69,14 +77,21 @@ def encoder_reference(folder: Path) -> dict[str, Any]:
 
     tokenizer = word_piece_tokenizer()
     settings: dict[str, Any] = {
-        "vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 48, "max_position_embeddings": 40, "initializer_range": 0.4,
-    }  # fmt: skip
+        "vocab_size": len(WORDS),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.4,
+    }
     torch.manual_seed(6)
     labels = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
     encoders = {
         "masked": from_config("bert", architectures=["BertForMaskedLM"], **settings),
-        "labels": from_config("bert", architectures=["BertForSequenceClassification"], **labels, **settings),
+        "labels": from_config(
+            "bert", architectures=["BertForSequenceClassification"], **labels, **settings
+        ),
         "states": from_config("bert", architectures=["BertModel"], **settings),
     }
     encoders["pangoling"] = pangoling.masked_model(len(WORDS))
@@ -100,12 +115,19 @@ def encoder_reference(folder: Path) -> dict[str, Any]:
     likely = logprobs(ids, ids.index(mask)).topk(5)
 
     # pangoling: all tokens of a target are masked at once.
-    before, after, targets, sums = "The", "doesn't fall far from the tree.", ["apple", "pears", "so far"], []
+    before, after, targets, sums = (
+        "The",
+        "doesn't fall far from the tree.",
+        ["apple", "pears", "so far"],
+        [],
+    )
     for target in targets:
         expected = tokenizer.encode(target, add_special_tokens=False).ids
         ids = tokenizer.encode(f"{before} {'[MASK]' * len(expected)} {after}").ids
         positions = [i for i, id in enumerate(ids) if id == mask]
-        sums.append(sum(float(logprobs(ids, i)[id]) for i, id in zip(positions, expected, strict=True)))
+        sums.append(
+            sum(float(logprobs(ids, i)[id]) for i, id in zip(positions, expected, strict=True))
+        )
 
     # PLL: "original" masks one token; "within_word_l2r" masks the later tokens of its word, too.
     sentence = "The traveler lost the souvenir."
@@ -115,7 +137,9 @@ def encoder_reference(folder: Path) -> dict[str, Any]:
     for method, values in pll.items():
         for i in inner:
             word = encoding.word_ids[i]
-            later = [j for j in inner if j > i and encoding.word_ids[j] == word and method != "original"]
+            later = [
+                j for j in inner if j > i and encoding.word_ids[j] == word and method != "original"
+            ]
             ids = [mask if j == i or j in later else id for j, id in enumerate(encoding.ids)]
             values.append(float(logprobs(ids, i)[encoding.ids[i]]))
 
@@ -130,25 +154,41 @@ def encoder_reference(folder: Path) -> dict[str, Any]:
     pair = tokenizer.encode("The apple.", "The pear.")
     return {
         "masked": {
-            "text": text, "id": likely.indices, "logprob": likely.values, "before": before, "after": after,
-            "targets": targets, "targets_logprob": np.array(sums), "sentence": sentence,
+            "text": text,
+            "id": likely.indices,
+            "logprob": likely.values,
+            "before": before,
+            "after": after,
+            "targets": targets,
+            "targets_logprob": np.array(sums),
+            "sentence": sentence,
             "pll": {method: np.array(values) for method, values in pll.items()},
         },
         "labels": {
-            "texts": texts, "names": names, "hypothesis": "The {} fall.", "prob": torch.stack(probs),
+            "texts": texts,
+            "names": names,
+            "hypothesis": "The {} fall.",
+            "prob": torch.stack(probs),
             "entailed": torch.stack(entailed),
         },
         "states": {
-            "texts": texts, "mean": torch.stack([run(encoder, tokenizer.encode(text).ids).mean(0) for text in texts]),
-            "ids": np.array(pair.ids), "types": np.array(pair.type_ids),
+            "texts": texts,
+            "mean": torch.stack(
+                [run(encoder, tokenizer.encode(text).ids).mean(0) for text in texts]
+            ),
+            "ids": np.array(pair.ids),
+            "types": np.array(pair.type_ids),
             "states": run(encoder, pair.ids, pair.type_ids).unsqueeze(0),
         },
         "pangoling": {
-            "contexts": pangoling.CONTEXTS, "targets": pangoling.TARGETS, "after": pangoling.AFTER,
-            "targets_logprob": np.array(pangoling.TARGET_LOGPROBS), "texts": pangoling.SENTENCES,
+            "contexts": pangoling.CONTEXTS,
+            "targets": pangoling.TARGETS,
+            "after": pangoling.AFTER,
+            "targets_logprob": np.array(pangoling.TARGET_LOGPROBS),
+            "texts": pangoling.SENTENCES,
             "logprob": np.array(pangoling.MASK_LOGPROBS),
         },
-    }  # fmt: skip
+    }
 
 
 def word_piece_tokenizer() -> Tokenizer:
@@ -157,7 +197,9 @@ def word_piece_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    tokenizer.post_processor = processors.BertProcessing(
+        ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
+    )
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens(WORDS[:5])
     return tokenizer
@@ -166,7 +208,9 @@ def word_piece_tokenizer() -> Tokenizer:
 def byte_tokenizer() -> Tokenizer:
     """Every byte is a token, so that any text has tokens. Byte 0's ID is 188."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: id for id, char in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={char: id for id, char in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -177,26 +221,44 @@ def reference(identifier: str) -> dict[str, Any]:
     size, context = model.config.vocab_size, model.config.context_length or 40
     random = np.random.default_rng(size + context)
     n = 24
-    # The first grows beyond the context, the second is a single token, the third exceeds the context.
-    prompts = [random.integers(size, size=length).tolist() for length in (context - n // 2, 1, context + 9)]
+    # The first grows beyond the context, the second is a single token, the third exceeds the
+    # context.
+    prompts = [
+        random.integers(size, size=length).tolist() for length in (context - n // 2, 1, context + 9)
+    ]
     several = [1, 2, 2**40]
     greedy = generate(model, prompts, n, temperature=0)
     end = greedy[0][5]
     with torch.inference_mode():
         forward = {}
-        for name, shape in {"row": (1, 7), "batch": (3, 9), "full": (1, context), "id": (1, 1)}.items():
+        for name, shape in {
+            "row": (1, 7),
+            "batch": (3, 9),
+            "full": (1, context),
+            "id": (1, 1),
+        }.items():
             ids = random.integers(size, size=shape)
             forward[name] = {
                 "ids": ids if len(ids) > 1 else ids[0],
                 "logits": model(torch.tensor(ids)),
             }
-        last = model(torch.tensor([prompts[2][start_of_context(len(prompts[2]), model.config.context_length) :]]))[
-            0, -1
-        ]
+        last = model(
+            torch.tensor(
+                [prompts[2][start_of_context(len(prompts[2]), model.config.context_length) :]]
+            )
+        )[0, -1]
         likely = torch.log_softmax(last, -1).topk(5)
     scores = score(model, prompts)
-    name, weight = next((name, weight) for name, weight in model.named_parameters() if weight.ndim == 2)
-    settings = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.3, "eos_id": None}
+    name, weight = next(
+        (name, weight) for name, weight in model.named_parameters() if weight.ndim == 2
+    )
+    settings = {
+        "temperature": 0.9,
+        "top_k": 20,
+        "top_p": 0.95,
+        "repetition_penalty": 1.3,
+        "eos_id": None,
+    }
     return {
         "model": identifier,
         "forward": forward,
@@ -209,7 +271,8 @@ def reference(identifier: str) -> dict[str, Any]:
         "ended": rows(generate(model, prompts, n, temperature=0, eos_id=end)),
         "scores": [scores[0], scores[2]],  # the second has no scores
         "perplexity": np.ma.MaskedArray(
-            [float((-row.double().mean()).exp()) if len(row) else 0 for row in scores], [not len(s) for s in scores]
+            [float((-row.double().mean()).exp()) if len(row) else 0 for row in scores],
+            [not len(s) for s in scores],
         ),
         "likely": {"id": likely.indices, "logprob": likely.values},
         "weight": {"name": name, "value": weight, "shape": np.array(weight.shape)},
@@ -252,7 +315,9 @@ def rows(ids: list[list[int]]) -> list[Any]:
 # R
 
 
-def shared(tmp_path_factory: pytest.TempPathFactory, name: str, write: Callable[[Path], object]) -> Path:
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, name: str, write: Callable[[Path], object]
+) -> Path:
     """A folder that one process of pytest-xdist writes and all processes read."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -274,7 +339,15 @@ def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def install(folder: Path) -> None:
     """Install the package as it is now."""
     need("R")
-    command = ["R", "CMD", "INSTALL", "--no-docs", "--no-test-load", f"--library={folder}", str(R_PACKAGE)]
+    command = [
+        "R",
+        "CMD",
+        "INSTALL",
+        "--no-docs",
+        "--no-test-load",
+        f"--library={folder}",
+        str(R_PACKAGE),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 

@@ -14,12 +14,19 @@ PRELUDE = (PROGRAMS / "prelude.R").read_text(encoding="utf-8")
 
 
 class RProcess:
-    """An Rscript process. `say()` in R sends a line that `receive()` returns in Python, and vice versa."""
+    """An Rscript process. `say()` in R sends a line that `receive()` returns in Python, and vice
+    versa.
+    """
 
     def __init__(
-        self, folder: Path, code: str | Path, env: dict[str, str], before: Sequence[str], arguments: Sequence[str],
+        self,
+        folder: Path,
+        code: str | Path,
+        env: dict[str, str],
+        before: Sequence[str],
+        arguments: Sequence[str],
         **popen: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if isinstance(code, Path):
             code = code.read_text(encoding="utf-8")
         script = folder / f"script-{len(list(folder.iterdir()))}.R"
@@ -28,8 +35,12 @@ class RProcess:
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [*before, str(RSCRIPT), "--no-init-file", str(script), *arguments],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env, **popen,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=env,
+                **popen,
+            )
         self.pid = self.process.pid
 
     def receive(self) -> str:

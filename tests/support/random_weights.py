@@ -15,12 +15,16 @@ def draw(model: nn.Module) -> None:
             ):  # from heads with a state of hundreds of positions to heads that forget immediately
                 parameter.copy_(3 * noise - 3)
             elif parameter.dim() == 1:  # a norm's weights are near 1, or near 0 if the norm adds 1
-                parameter.round_().add_(0.4 * noise)  # 0 or 1, except for small numbers from the global generator
+                # 0 or 1, except for small numbers from the global generator
+                parameter.round_().add_(0.4 * noise)
             else:
-                is_embedding = any(part in name for part in ("embed_", "wte", "wpe", "shared", "relative"))
+                is_embedding = any(
+                    part in name for part in ("embed_", "wte", "wpe", "shared", "relative")
+                )
                 parameter.copy_(noise * (2.0 if is_embedding else 1.7 * parameter.shape[1] ** -0.5))
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))
-            elif name.endswith("expert_bias"):  # of the same size as the sigmoids, so that it changes the choice
+            # of the same size as the sigmoids, so that it changes the choice
+            elif name.endswith("expert_bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))

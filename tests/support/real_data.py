@@ -1,7 +1,7 @@
 """Real data for tests that compare published values.
 
-It is in ../shared/data, next to the checkouts of developers and of CI; the README there describes it. Other clones do
-not have it.
+It is in ../shared/data, next to the checkouts of developers and of CI; the README there describes
+it. Other clones do not have it.
 """
 
 import os
@@ -17,7 +17,9 @@ def real_data(name: str) -> Path:
     """A folder of the real data. If it is missing, the test is skipped, or fails with CI=true."""
     folder = DATA / name
     if not folder.is_dir():
-        message = f"compares published values, and the real data is not beside this checkout: {folder}"
+        message = (
+            f"compares published values, and the real data is not beside this checkout: {folder}"
+        )
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         require(False, message)

@@ -1,6 +1,8 @@
-"""Records calls of the C decoder and the memory they read in a file, which programs/replay.c repeats.
+"""Records calls of the C decoder and the memory they read in a file, which programs/replay.c
+repeats.
 
-The decoder can then be tested without Python: for other processors under qemu, for Windows under wine.
+The decoder can then be tested without Python: for other processors under qemu, for Windows under
+wine.
 
     python tests/support/recorded_calls.py FILE
 """
@@ -32,8 +34,16 @@ from minhub_py.inference.native.library import (
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.encoder import EncoderDecoder
 
-T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44,
-      "num_layers": 2, "num_heads": 4}  # fmt: skip
+T5 = {
+    "model_type": "t5",
+    "is_encoder_decoder": True,
+    "vocab_size": 61,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 44,
+    "num_layers": 2,
+    "num_heads": 4,
+}
 LENGTH = 45  # tokens of a sequence; enough for the products of many tokens
 
 
@@ -47,13 +57,15 @@ class RecordingRunner(NativeRunner):
         self.live: list[Tensor] = []  # of the cache
         self.used: Tensor | None = None
         self.memory = bytearray()
-        self.offsets: dict[int, tuple[int, Tensor]] = {}  # by address: the offset of a tensor in the memory
+        # by address: the offset of a tensor in the memory
+        self.offsets: dict[int, tuple[int, Tensor]] = {}
         self.pointers: list[int] = []
         self.calls: list[tuple[int, int, int, int, int]] = []
         self.found: list[Tensor] = []
 
     def _new_call(self, layers: Any, dtype: Any, buffers: Any, workspace: int = 0) -> Call:
-        self.live = [tensor for layer in layers for tensor in (layer[0], layer[-1])]  # a state may be one tensor
+        # a state may be one tensor
+        self.live = [tensor for layer in layers for tensor in (layer[0], layer[-1])]
         self.used = buffers  # an encoder does not store its buffers elsewhere
         return super()._new_call(layers, dtype, buffers, workspace)
 
@@ -63,7 +75,9 @@ class RecordingRunner(NativeRunner):
         where, logits = self.put(bytes(operations)), 0
         for number in range(count):
             at = where + number * ctypes.sizeof(Operation)
-            self.point_at_parameters(at + Operation.parameters.offset, parameters_of(operations[number]))
+            self.point_at_parameters(
+                at + Operation.parameters.offset, parameters_of(operations[number])
+            )
         at = self.put(bytes(call))
         for name in ("ids", "rows", "positions", "encoder_lengths"):
             self.point_at_numbers(at, name, getattr(call, name), call.tokens)
@@ -117,7 +131,9 @@ class RecordingRunner(NativeRunner):
         self.point(at, table, inside=True)
 
     def point(self, at: int, address: int | None, inside: bool = False) -> None:
-        """Record the pointer at offset `at`, to a tensor, whose current values are added, or to an offset."""
+        """Record the pointer at offset `at`, to a tensor, whose current values are added, or to an
+        offset.
+        """
         if not inside and not address:
             return
         where = address if inside else self.locate(address)
@@ -125,10 +141,16 @@ class RecordingRunner(NativeRunner):
         self.pointers.append(at)
 
     def locate(self, address: int) -> int:
-        tensors = [*self.program.references, *self.program.angles.values(), *self.live, *vars(self).values()]
+        tensors = [
+            *self.program.references,
+            *self.program.angles.values(),
+            *self.live,
+            *vars(self).values(),
+        ]
         tensors = [value for value in tensors if isinstance(value, Tensor)]
         for tensor in tensors:
-            start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()  # views of it share it
+            # views of it share it
+            start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
             if start <= address < start + max(size, 1):
                 offset, _ = self.offsets.get(start, (None, None))
                 if offset is None:
@@ -138,18 +160,29 @@ class RecordingRunner(NativeRunner):
         raise AssertionError("a pointer to unknown memory")
 
     def case(self, name: str, equals: list[tuple[int, int, int]]) -> bytes:
-        """The bytes of a case. equals: identical ranges of the logits, as (first, first of the other range, count)."""
+        """The bytes of a case. equals: identical ranges of the logits, as (first, first of the
+        other range, count).
+        """
         logits = torch.cat(self.found)
         head = name.encode().ljust(64, b"\0")
-        counts = (INTERFACE, len(self.memory), len(self.pointers), len(self.calls), logits.numel(), len(equals))
+        counts = (
+            INTERFACE,
+            len(self.memory),
+            len(self.pointers),
+            len(self.calls),
+            logits.numel(),
+            len(equals),
+        )
         return b"".join(
             [
-                struct.pack("64s6q", head, *counts), bytes(self.memory),
+                struct.pack("64s6q", head, *counts),
+                bytes(self.memory),
                 struct.pack(f"{len(self.pointers)}q", *self.pointers),
-                *(struct.pack("5q", *call) for call in self.calls), logits.numpy().tobytes(),
+                *(struct.pack("5q", *call) for call in self.calls),
+                logits.numpy().tobytes(),
                 *(struct.pack("3q", *equal) for equal in equals),
             ]
-        )  # fmt: skip
+        )
 
 
 def from_settings(settings: dict[str, Any]) -> Any:
@@ -163,7 +196,9 @@ def from_settings(settings: dict[str, Any]) -> Any:
         if parameter.dim() == 1:
             parameter.data = ("norm" in path and path.endswith("weight")) + 0.4 * noise
         else:
-            parameter.data = noise * (1.5 if path.startswith(("wte", "embed")) else 1.3 * parameter.size(-1) ** -0.5)
+            parameter.data = noise * (
+                1.5 if path.startswith(("wte", "embed")) else 1.3 * parameter.size(-1) ** -0.5
+            )
     return model
 
 
@@ -183,7 +218,9 @@ def models() -> Iterator[tuple[str, Any]]:
 
 @torch.inference_mode()
 def record(name: str, model: Any, threads: int) -> bytes:
-    """A case: a sequence in one call, in chunks, and in a batch with two others; the logits are bitwise identical."""
+    """A case: a sequence in one call, in chunks, and in a batch with two others; the logits are
+    bitwise identical.
+    """
     torch.set_num_threads(threads)
     runner, ids, equals = RecordingRunner(model), some_ids(model, LENGTH), []
     vocabulary, offset = runner.vocab_size, 0
@@ -199,7 +236,9 @@ def record(name: str, model: Any, threads: int) -> bytes:
         """positions: for each token, the position in the text with the same logits."""
         nonlocal offset
         runner.forward(texts, cache, every=True)
-        equals.extend((offset + i * vocabulary, at * vocabulary, vocabulary) for i, at in enumerate(positions))
+        equals.extend(
+            (offset + i * vocabulary, at * vocabulary, vocabulary) for i, at in enumerate(positions)
+        )
         offset += len(positions) * vocabulary
 
     cache = begin(1)

@@ -1,4 +1,6 @@
-"""Models of transformers in the cases of tests/support/cases, their hidden states, and random token IDs."""
+"""Models of transformers in the cases of tests/support/cases, their hidden states, and random token
+IDs.
+"""
 
 import json
 from collections.abc import Mapping
@@ -12,11 +14,11 @@ import torch
 from cases import ARCHITECTURES
 from random_weights import draw
 
-from minhub_py.pretrained import read_config
+from minhub_py.loading.pretrained import read_config
 
-# The largest difference of float32 numbers whose sums have another order, in parts of the largest logit, as
-# docs/internals/determinism.md states it: of logits, and of log-probabilities, which have another difference from the
-# logarithm of the sum.
+# The largest difference of float32 numbers whose sums have another order, in parts of the largest
+# logit, as docs/internals/determinism.md states it: of logits, and of log-probabilities, which have
+# another difference from the logarithm of the sum.
 TOLERANCE = 5e-5
 LOGPROBS = 2 * TOLERANCE
 LENGTH = 70
@@ -31,12 +33,16 @@ def ids_of(rows: int, length: int = LENGTH) -> torch.Tensor:
     return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(rows))
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+def assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE
+) -> None:
     assert actual.shape == expected.shape
     assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-def assert_identical(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+def assert_identical(
+    actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+) -> None:
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         assert actual[name].dtype == tensor.dtype, name
@@ -45,7 +51,9 @@ def assert_identical(actual: Mapping[str, torch.Tensor], expected: Mapping[str, 
 
 @torch.no_grad()
 def read(model: Any, ids: torch.Tensor, sizes: list[int], cache: Any) -> torch.Tensor:
-    """The logits of `ids` (B, T), computed with a cache in chunks of `sizes`, which are repeated until the end."""
+    """The logits of `ids` (B, T), computed with a cache in chunks of `sizes`, which are repeated
+    until the end.
+    """
     logits, position = [], 0
     for size in cycle(sizes):
         if position >= ids.size(1):
@@ -55,13 +63,19 @@ def read(model: Any, ids: torch.Tensor, sizes: list[int], cache: Any) -> torch.T
     raise AssertionError
 
 
-def save_reference(settings: Mapping[str, Any], folder: Path, auto_class: str = "ForCausalLM", **options: Any) -> Any:
-    """transformers' model of a config.json, in eval mode, with large random weights. Saves it with these settings."""
+def save_reference(
+    settings: Mapping[str, Any], folder: Path, auto_class: str = "ForCausalLM", **options: Any
+) -> Any:
+    """transformers' model of a config.json, in eval mode, with large random weights. Saves it with
+    these settings.
+    """
     import transformers
 
     # A copy: transformers adds missing rope_parameters to the dict.
     config = transformers.AutoConfig.for_model(**deepcopy(dict(settings)))
-    reference = getattr(transformers, f"AutoModel{auto_class}").from_config(config, **options).eval()
+    reference = (
+        getattr(transformers, f"AutoModel{auto_class}").from_config(config, **options).eval()
+    )
     draw(reference)
     reference.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
@@ -72,7 +86,9 @@ def save_reference(settings: Mapping[str, Any], folder: Path, auto_class: str = 
 
 def texts_of(*lengths: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 @torch.no_grad()

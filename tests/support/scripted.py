@@ -1,4 +1,6 @@
-"""Models that write given replies, so that servers and chats can be tested with tool calls and reasoning."""
+"""Models that write given replies, so that servers and chats can be tested with tool calls and
+reasoning.
+"""
 
 from typing import Any
 
@@ -24,7 +26,14 @@ class Script:
         size = template.tokenizer.get_vocab_size()
         self.end = template.tokenizer.token_to_id("</s>")
         torch.manual_seed(0)
-        self.model = gpt2(vocab_size=size, n_embd=256, n_layer=1, n_head=4, n_positions=CONTEXT, eos_token_id=self.end)
+        self.model = gpt2(
+            vocab_size=size,
+            n_embd=256,
+            n_layer=1,
+            n_head=4,
+            n_positions=CONTEXT,
+            eos_token_id=self.end,
+        )
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.fill_(1.0 if name.endswith("ln_f.weight") else 0.0)
@@ -35,14 +44,18 @@ class Script:
         """Write the next reply after a prompt."""
         ids = self.template.tokenizer.encode(self.replies.pop(0), add_special_tokens=False).ids
         with torch.no_grad():
-            self.model.wpe.weight[prompt_length - 1 :][: len(ids) + 1] = 100 * self.embeddings[[*ids, self.end]]
+            self.model.wpe.weight[prompt_length - 1 :][: len(ids) + 1] = (
+                100 * self.embeddings[[*ids, self.end]]
+            )
 
 
 def scripted_model(name: str) -> tuple[ServedModel, Script]:
     """A served model with a template of tool_templates.TEMPLATES."""
     template = chat_template(TEMPLATES[name])
     script = Script(template)
-    engine = Engine(script.model, template.tokenizer, batch_size=4, max_length=CONTEXT, queue_size=8)
+    engine = Engine(
+        script.model, template.tokenizer, batch_size=4, max_length=CONTEXT, queue_size=8
+    )
     submit = engine.submit
 
     def submit_scripted(*requests: Any) -> None:
@@ -51,4 +64,7 @@ def scripted_model(name: str) -> tuple[ServedModel, Script]:
         submit(*requests)
 
     engine.submit = submit_scripted  # type: ignore[method-assign]
-    return ServedModel(name.replace(" ", "-"), script.model, template.tokenizer, template, engine, 60), script
+    return (
+        ServedModel(name.replace(" ", "-"), script.model, template.tokenizer, template, engine, 60),
+        script,
+    )

@@ -1,4 +1,6 @@
-"""Small models with a chat template, as `minhub serve` runs them, and the texts that they must return."""
+"""Small models with a chat template, as `minhub serve` runs them, and the texts that they must
+return.
+"""
 
 import json
 import socket
@@ -14,7 +16,7 @@ import torch
 from minhub_py import generate, save_pretrained
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.serve.catalog import Models
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.models import ServedModel
@@ -23,12 +25,28 @@ from minhub_py.serve.server import Server
 
 CONTEXT, BATCH_SIZE, QUEUE_SIZE = 256, 4, 40
 # Values of wrong types for the fields of requests.
-WRONG = [None, True, -1, 2**70, 0.5, "x", "", [], [1], [None], {}, {"a": 1}, "\ud800", [["x"]], [[2**40]]]
+WRONG = [
+    None,
+    True,
+    -1,
+    2**70,
+    0.5,
+    "x",
+    "",
+    [],
+    [1],
+    [None],
+    {},
+    {"a": 1},
+    "\ud800",
+    [["x"]],
+    [[2**40]],
+]
 RECOMMENDED = {"temperature": 0.9, "top_k": 200, "top_p": 0.97, "repetition_penalty": 1.1}
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-    "{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no thanks') }}{% endif %}"
-    "{% if mood %}<{{ mood }}{{ reasoning_effort }}>{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if messages[-1].content"
+    " == 'refuse me' %}{{ raise_exception('no thanks') }}{% endif %}{% if mood %}<{{ mood }}{{"
+    " reasoning_effort }}>{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
@@ -36,7 +54,10 @@ def large(model):
     """The model with weights so large that a wrong key or position changes the tokens."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5))
+            parameter.add_(
+                torch.randn(parameter.shape)
+                * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5)
+            )
     return model
 
 
@@ -49,7 +70,9 @@ def write_checkpoint(folder: Path, bpe_folder: Path, model) -> Path:
 def served(name: str, folder: Path, **settings) -> ServedModel:
     model, tokenizer = from_pretrained(folder), read_tokenizer(folder)
     engine = Engine(
-        model, tokenizer, **{"batch_size": BATCH_SIZE, "max_length": CONTEXT, "queue_size": QUEUE_SIZE, **settings}
+        model,
+        tokenizer,
+        **{"batch_size": BATCH_SIZE, "max_length": CONTEXT, "queue_size": QUEUE_SIZE, **settings},
     )
     return ServedModel(name, model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
 
@@ -59,12 +82,19 @@ def alone(served: ServedModel, ids: list[int], count: int, seed: int, **settings
     [new] = generate(served.model, [ids], count, seed=seed, **settings)
     if new[-1] in served.end_ids:
         new.pop()
-    return "".join(decode_stream(served.tokenizer, new, ids))  # without an incomplete character at the end
+    # without an incomplete character at the end
+    return "".join(decode_stream(served.tokenizer, new, ids))
 
 
-def in_chat(served: ServedModel, messages: list[dict[str, str]], count: int, seed: int, **settings) -> str:
-    """The reply that `generate` returns for a conversation, with the model's default sampling settings."""
-    return alone(served, served.template.encode(messages), count, seed, **{**served.sampling, **settings})
+def in_chat(
+    served: ServedModel, messages: list[dict[str, str]], count: int, seed: int, **settings
+) -> str:
+    """The reply that `generate` returns for a conversation, with the model's default sampling
+    settings.
+    """
+    return alone(
+        served, served.template.encode(messages), count, seed, **{**served.sampling, **settings}
+    )
 
 
 @contextmanager
@@ -78,7 +108,10 @@ def serving(*models: Any, grace: float = 0.2, **settings: Any) -> Iterator[str]:
 @contextmanager
 def connected(*models: Any, **settings: Any) -> Iterator[httpx2.Client]:
     """A client of a server with these models."""
-    with serving(*models, **settings) as address, httpx2.Client(base_url=address, timeout=60) as http:
+    with (
+        serving(*models, **settings) as address,
+        httpx2.Client(base_url=address, timeout=60) as http,
+    ):
         yield http
 
 
@@ -101,7 +134,9 @@ def raw(address: str) -> socket.socket:
 
 def post(body: bytes, length: int | None = None) -> bytes:
     return (
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (length or len(body)) + body
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        % (length or len(body))
+        + body
     )
 
 
@@ -112,10 +147,21 @@ class BrokenError(Exception):
     pass
 
 
-PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"},
-                                           "kind": {"enum": ["cat", "dög"]}, "loud": {"type": "boolean"}},
-          "required": ["name", "age", "kind", "loud"], "additionalProperties": False}  # fmt: skip
-FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer"},
+        "kind": {"enum": ["cat", "dög"]},
+        "loud": {"type": "boolean"},
+    },
+    "required": ["name", "age", "kind", "loud"],
+    "additionalProperties": False,
+}
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "person", "strict": True, "schema": PERSON},
+}
 
 
 def is_person(text: str) -> bool:

@@ -1,4 +1,6 @@
-"""Texts, settings and listeners of training runs; runs in child processes; comparisons of the files of runs."""
+"""Texts, settings and listeners of training runs; runs in child processes; comparisons of the files
+of runs.
+"""
 
 import csv
 import json
@@ -21,9 +23,16 @@ from minhub_py.training.data import Tokens
 
 FAMILY_NAMES = ["gpt2", "gptneo", "lstm"]
 TINY: dict[str, Any] = {
-    "layers": 2, "width": 16, "context": 16, "batch": 4, "steps": 12, "warm_up": 3, "evaluate_every": 4,
-    "checkpoint_every": 3, "threads": 1,
-}  # fmt: skip
+    "layers": 2,
+    "width": 16,
+    "context": 16,
+    "batch": 4,
+    "steps": 12,
+    "warm_up": 3,
+    "evaluate_every": 4,
+    "checkpoint_every": 3,
+    "threads": 1,
+}
 BUILT_IN = {family: f"minhub/shakespeare-{family}" for family in FAMILY_NAMES}
 TIMES = ("tokens_per_second", "seconds")  # columns of losses.csv that depend on the clock
 
@@ -34,7 +43,9 @@ def verses(length: int, seed: int = 0) -> str:
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 7))) for _ in range(300)]
     text = ""
     while len(text) < length:
-        text += draw.choice(words[: draw.choice((10, 50, 300))]) + draw.choice((" ", " ", " ", ", ", "\n"))
+        text += draw.choice(words[: draw.choice((10, 50, 300))]) + draw.choice(
+            (" ", " ", " ", ", ", "\n")
+        )
     return text[:length]
 
 
@@ -83,13 +94,19 @@ def contents(folder: Path) -> dict[str, Any]:
             actual[str(path.relative_to(folder))] = path.read_bytes()
     if "losses.csv" in actual:
         rows = list(csv.DictReader(actual["losses.csv"].decode().splitlines()))
-        actual["losses.csv"] = [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+        actual["losses.csv"] = [
+            {name: value for name, value in row.items() if name not in TIMES} for row in rows
+        ]
     for name in list(actual):
         if name.endswith("progress.json"):
-            actual[name] = {key: value for key, value in json.loads(actual[name]).items() if key != "seconds"}
+            actual[name] = {
+                key: value for key, value in json.loads(actual[name]).items() if key != "seconds"
+            }
         if name == "README.md":
             actual[name] = [
-                line for line in actual[name].decode().splitlines() if not line.startswith("| training time |")
+                line
+                for line in actual[name].decode().splitlines()
+                if not line.startswith("| training time |")
             ]
     return actual
 
@@ -108,7 +125,8 @@ def steps(run: Run) -> list[float]:
     return [row["step"] for row in run.losses]
 
 
-CHANGES = {"open", "writerow", "flush", "rename", "replace", "unlink", "rmdir", "mkdir"}  # C functions
+# C functions
+CHANGES = {"open", "writerow", "flush", "rename", "replace", "unlink", "rmdir", "mkdir"}
 
 
 def in_a_child(function: Callable[..., None], *arguments: object) -> int | None:
@@ -128,14 +146,17 @@ def resume_in_child(folder: Path, listener: Listener | None = None) -> None:
 
 
 def until(last: int, work: Callable[[], object]) -> None:
-    """Call `work`, in a child process that sends SIGKILL to itself at the change number `last` of a file."""
+    """Call `work`, in a child process that sends SIGKILL to itself at the change number `last` of a
+    file.
+    """
     count = 0
 
     def count_changes(_frame: object, event: str, function: Any) -> None:
         nonlocal count
         if event != "c_call" or function.__name__ not in CHANGES:
             return
-        if function is not os.open and not isinstance(function.__self__, str):  # opened to read or to sync; str.replace
+        # opened to read or to sync; str.replace
+        if function is not os.open and not isinstance(function.__self__, str):
             count += 1
             if count == last:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -155,8 +176,15 @@ def stopped(tmp_path: Path, text: Path, stop: int, **settings: Any) -> Path:
     return folder
 
 
-SHORT = TINY | {"steps": 4, "evaluate_every": 2, "checkpoint_every": 2, "layers": 1, "dropout": 0.2, "sample": "the",
-                "sample_tokens": 3}  # fmt: skip
+SHORT = TINY | {
+    "steps": 4,
+    "evaluate_every": 2,
+    "checkpoint_every": 2,
+    "layers": 1,
+    "dropout": 0.2,
+    "sample": "the",
+    "sample_tokens": 3,
+}
 
 
 def ids_of(tokens: Tokens) -> list[int]:

@@ -23,7 +23,9 @@ def test_values_are_those_of_the_csv_module() -> None:
     random = Random(0)
     count = 0
     for _ in range(20_000):
-        text = "".join(random.choices(['"', '"', ",", "a", "\n", "NA", "\r\n"], k=random.randint(1, 12)))
+        text = "".join(
+            random.choices(['"', '"', ",", "a", "\n", "NA", "\r\n"], k=random.randint(1, 12))
+        )
         try:
             expected = list(csv.reader(io.StringIO(text, newline=""), strict=True))
         except csv.Error:
@@ -37,14 +39,20 @@ def test_values_are_those_of_the_csv_module() -> None:
 
 def test_a_value_is_missing_only_without_quotes(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text('one,two,three,four\na,"b","NA",NA\n"NA",NA,"",\nNA ,x"NA",".",.\n', encoding="utf-8")
-    rows = [[(value, isinstance(value, Missing)) for value in row.values()] for _, row in read_csv(path)]
+    path.write_text(
+        'one,two,three,four\na,"b","NA",NA\n"NA",NA,"",\nNA ,x"NA",".",.\n', encoding="utf-8"
+    )
+    rows = [
+        [(value, isinstance(value, Missing)) for value in row.values()] for _, row in read_csv(path)
+    ]
     assert rows == [
         [("a", False), ("b", False), ("NA", False), ("NA", True)],
         [("NA", False), ("NA", True), ("", False), ("", True)],
         [("NA ", False), ('x"NA"', False), (".", False), (".", False)],
     ]
-    [*_, last] = [[isinstance(value, Missing) for value in row.values()] for _, row in read_csv(path, ["."])]
+    [*_, last] = [
+        [isinstance(value, Missing) for value in row.values()] for _, row in read_csv(path, ["."])
+    ]
     assert last == [False, False, False, True]
 
 
@@ -54,4 +62,6 @@ def test_written_values_are_read_unchanged() -> None:
         for _ in range(300):
             row = [random.choice([*VALUES, *map(Missing, na)]) for _ in range(3)]
             [result] = cells(",".join(quoted(value, ",", na) for value in row) + "\n", na)
-            assert [(value, type(value)) for value in result] == [(value, type(value)) for value in row]
+            assert [(value, type(value)) for value in result] == [
+                (value, type(value)) for value in row
+            ]

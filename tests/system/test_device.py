@@ -13,7 +13,12 @@ OLD_GPU = Probe("cuda:0", True, "before Ampere", dtypes=("float32", "float16"))
 
 def test_devices_reports_all_device_types() -> None:
     report = devices()
-    assert {probe.name.partition(":")[0] for probe in report.probes} == {"cuda", "xpu", "mps", "cpu"}
+    assert {probe.name.partition(":")[0] for probe in report.probes} == {
+        "cuda",
+        "xpu",
+        "mps",
+        "cpu",
+    }
     assert all(probe.detail for probe in report.probes)
     cuda_works = any(probe.works for probe in report.probes if probe.name.startswith("cuda"))
     assert cuda_works == torch.cuda.is_available()
@@ -28,7 +33,13 @@ def test_devices_reports_all_device_types() -> None:
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda:99", r"device \"cuda:99\" does not work here: .*use device='auto' to select a working device"),
+        (
+            "cuda:99",
+            (
+                r"device \"cuda:99\" does not work here: .*use device='auto' to select a working"
+                r" device"
+            ),
+        ),
         ("toaster", "is unknown; give"),
         ("meta", "is not one of"),
         (None, "is unknown; give"),
@@ -63,7 +74,9 @@ def test_models_run_in_each_dtype(family: str, dtype: str) -> None:
         logits, expected = model(ids), exact(ids)
     assert logits.dtype == getattr(torch, dtype)
     # bfloat16 has 8 bits of precision: the probabilities are close, not equal.
-    assert (logits.float().softmax(-1) - expected.softmax(-1)).abs().max() < {"float32": 1e-9}.get(dtype, 0.06)
+    assert (logits.float().softmax(-1) - expected.softmax(-1)).abs().max() < {"float32": 1e-9}.get(
+        dtype, 0.06
+    )
 
 
 def test_r_and_compatible_versions_of_rpy2() -> None:
@@ -73,7 +86,10 @@ def test_r_and_compatible_versions_of_rpy2() -> None:
     assert rpy2_range((4, 2, 2)) == ">=3.6.1,<3.6.6"
     assert rpy2_range((4, 5, 0)) == ">=3.6.1"
     for version, rpy2, fits in [
-        ((4, 2, 2), "3.6.5", True), ((4, 2, 2), "3.6.6", False), ((4, 2, 2), None, False),
-        ((4, 5, 1), "3.6.7", True), ((4, 5, 1), "3.5.1", False),
-    ]:  # fmt: skip
+        ((4, 2, 2), "3.6.5", True),
+        ((4, 2, 2), "3.6.6", False),
+        ((4, 2, 2), None, False),
+        ((4, 5, 1), "3.6.7", True),
+        ((4, 5, 1), "3.5.1", False),
+    ]:
         assert R("R", version, rpy2_range(version), rpy2).rpy2_fits is fits

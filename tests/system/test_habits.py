@@ -12,11 +12,14 @@ GPT2 = "minhub/shakespeare-gpt2"
 
 
 @pytest.mark.parametrize(
-    ("name", "command"), [("pull", "download"), ("ls", "list"), ("rm", "delete"), ("run", "chat"), ("show", "inspect")]
+    ("name", "command"),
+    [("pull", "download"), ("ls", "list"), ("rm", "delete"), ("run", "chat"), ("show", "inspect")],
 )
 def test_commands_of_other_programs_name_the_command_here(name: str, command: str) -> None:
     message = failed(name, "gpt2", status=2)
-    assert f"No such command '{name}'. Use minhub {command}." in message.replace("Use main", "Use minhub")
+    assert f"No such command '{name}'. Use minhub {command}." in message.replace(
+        "Use main", "Use minhub"
+    )
     assert "Did you mean" not in message
 
 
@@ -30,8 +33,12 @@ def test_habits_name_commands_and_options_that_exist() -> None:
     commands = main.commands
     assert set(habits.COMMANDS.values()) <= set(commands)
     assert not set(habits.COMMANDS) & set(commands)
-    options = {option for command in commands.values() for param in command.params for option in param.opts}
-    used = {option for names in habits.OPTIONS.values() for option in names if option.startswith("-")}
+    options = {
+        option for command in commands.values() for param in command.params for option in param.opts
+    }
+    used = {
+        option for names in habits.OPTIONS.values() for option in names if option.startswith("-")
+    }
     assert {option.split()[0] for option in used} <= options
 
 
@@ -55,11 +62,17 @@ def test_options_of_other_programs_name_the_option_here(arguments: list[str], ad
 
 
 def test_arguments_of_other_libraries_name_the_argument_here() -> None:
-    with pytest.raises(TypeError, match=r"^from_pretrained\(\) has no argument torch_dtype: use dtype$"):
+    with pytest.raises(
+        TypeError, match=r"^from_pretrained\(\) has no argument torch_dtype: use dtype$"
+    ):
         from_pretrained(GPT2, torch_dtype="float32")
-    with pytest.raises(TypeError, match=r"^gpt2_from_pretrained\(\) has no argument device_map: use device$"):
+    with pytest.raises(
+        TypeError, match=r"^gpt2_from_pretrained\(\) has no argument device_map: use device$"
+    ):
         gpt2_from_pretrained(GPT2, device_map="auto")
-    with pytest.raises(TypeError, match="trust_remote_code: remove it: no code of a repository is run"):
+    with pytest.raises(
+        TypeError, match="trust_remote_code: remove it: no code of a repository is run"
+    ):
         from_pretrained(GPT2, trust_remote_code=True)
     model = from_pretrained(GPT2)
     with pytest.raises(TypeError, match=r"generate\(\) has no argument do_sample: use temperature"):
@@ -75,7 +88,11 @@ def test_arguments_of_other_libraries_name_the_argument_here() -> None:
 def test_models_explain_calls_of_other_libraries() -> None:
     model = gpt2(n_layer=1, n_embd=8, n_head=1, vocab_size=16, n_positions=16)
     tokens = torch.zeros(1, 4, dtype=torch.int64)
-    with pytest.raises(TypeError, match=r"argument is a cache from model.new_cache\(\), not Tensor; for a loss"):
+    with pytest.raises(
+        TypeError, match=r"argument is a cache from model.new_cache\(\), not Tensor; for a loss"
+    ):
         model(tokens, tokens)
-    with pytest.raises(TypeError, match=r"call complete\(model, tokenizer, text\), or generate\(model"):
+    with pytest.raises(
+        TypeError, match=r"call complete\(model, tokenizer, text\), or generate\(model"
+    ):
         model.generate(tokens, max_new_tokens=3)

@@ -17,6 +17,15 @@ def test_commands_limit_spinning_before_they_import_pytorch(
 ) -> None:
     """Unless the user sets it."""
     environment, record = watch(tmp_path / "site")
-    command = [sys.executable, "-m", "minhub_py", "generate", "minhub/shakespeare-gpt2", "A", "--max-new-tokens", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "minhub_py",
+        "generate",
+        "minhub/shakespeare-gpt2",
+        "A",
+        "--max-new-tokens",
+        "1",
+    ]
     subprocess.run(command, check=True, capture_output=True, env=environment | settings)
     assert record.read_text(encoding="utf-8").split() == [expected]

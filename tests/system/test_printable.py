@@ -36,7 +36,9 @@ def test_control_characters_are_escaped_and_other_text_is_unchanged() -> None:
     assert gist(KeyError()) == "KeyError"
 
 
-def test_table_say_note_and_emit_escape_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_say_note_and_emit_escape_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     table(["A", EVIL], [(EVIL, 1)])
     say(EVIL, EVIL)
     note(EVIL)
@@ -49,7 +51,9 @@ def test_table_say_note_and_emit_escape_control_characters(capsys: pytest.Captur
     assert all(line.isprintable() for line in text.splitlines())
 
 
-@pytest.mark.parametrize("error", [ValueError, OSError, click.ClickException, click.UsageError, RuntimeError])
+@pytest.mark.parametrize(
+    "error", [ValueError, OSError, click.ClickException, click.UsageError, RuntimeError]
+)
 def test_error_messages_are_escaped(error: type[Exception]) -> None:
     @click.group(cls=Group)
     def group() -> None: ...
@@ -69,7 +73,9 @@ def evil(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     folder = tmp_path / "evil\x1b[2J"
     tokenizer = characters({"a": 0, "\x1b[2J": 1, "\x1b": 2, "\x9b": 3})
-    save_pretrained(gpt2(vocab_size=4, n_positions=16, n_embd=4, n_layer=1, n_head=2), folder, tokenizer)
+    save_pretrained(
+        gpt2(vocab_size=4, n_positions=16, n_embd=4, n_layer=1, n_head=2), folder, tokenizer
+    )
     return folder
 
 
@@ -96,11 +102,24 @@ def test_command_output_is_escaped(hub: HubServer, evil: Path) -> None:
 @needs("fork")
 def test_text_on_a_terminal_and_in_a_pipe(evil: Path) -> None:
     """Tokens are escaped on a terminal and unchanged in a pipe."""
-    command = [sys.executable, "-m", "minhub_py.cli.main", "generate", str(evil), "a", "-n", "40", "--seed", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "minhub_py.cli.main",
+        "generate",
+        str(evil),
+        "a",
+        "-n",
+        "40",
+        "--seed",
+        "1",
+    ]
     piped = CliRunner().invoke(main, command[3:]).stdout
     assert "\x1b" in piped
     terminal, child_end = pty.openpty()
-    child = subprocess.Popen([python(), *command[1:]], stdin=child_end, stdout=child_end, stderr=child_end)
+    child = subprocess.Popen(
+        [python(), *command[1:]], stdin=child_end, stdout=child_end, stderr=child_end
+    )
     os.close(child_end)
     output = b""
     while True:

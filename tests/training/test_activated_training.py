@@ -1,4 +1,6 @@
-"""Training of activated adapters: the adapter starts at the last invocation in the prompt of each reply."""
+"""Training of activated adapters: the adapter starts at the last invocation in the prompt of each
+reply.
+"""
 
 import json
 import shutil
@@ -30,12 +32,22 @@ from minhub_py.training.objectives import ExampleTask
 from minhub_py.training.packing import hidden_after
 
 START = BUILT_IN["gpt2"]
-QUICK: dict[str, Any] = {"start": START, "context": 64, "threads": 1, "progress": False, "dtype": "float32"}
-ROWS = [{"prompt": f"{noun} Code:", "completion": f" {code}, not Code: x"}
-        for code, nouns in {"food": ("soup", "bread", "tea"), "bus": ("tram", "train", "ship")}.items()
-        for noun in nouns] * 3  # fmt: skip
-TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-            "{% if add_generation_prompt %}assistant:{% endif %}")  # fmt: skip
+QUICK: dict[str, Any] = {
+    "start": START,
+    "context": 64,
+    "threads": 1,
+    "progress": False,
+    "dtype": "float32",
+}
+ROWS = [
+    {"prompt": f"{noun} Code:", "completion": f" {code}, not Code: x"}
+    for code, nouns in {"food": ("soup", "bread", "tea"), "bus": ("tram", "train", "ship")}.items()
+    for noun in nouns
+] * 3
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -47,8 +59,18 @@ def task_of(run: Any, packed: bool, skipped: bool) -> tuple[ExampleTask, Any]:
     """The task of a run and its first batch."""
     corpus = run.corpus
     assert isinstance(corpus, ExampleCorpus)
-    task = ExampleTask(corpus.objective, corpus.train, corpus.held_out, batch=8, micro_batch=8, seed=1,
-                       max_tokens=99999, packed=packed, invocation=run.model.invocation, skipped=skipped)  # fmt: skip
+    task = ExampleTask(
+        corpus.objective,
+        corpus.train,
+        corpus.held_out,
+        batch=8,
+        micro_batch=8,
+        seed=1,
+        max_tokens=99999,
+        packed=packed,
+        invocation=run.model.invocation,
+        skipped=skipped,
+    )
     [batch] = task.step_batches(0, slice(0, 8))
     return task, batch
 
@@ -57,7 +79,14 @@ def task_of(run: Any, packed: bool, skipped: bool) -> tuple[ExampleTask, Any]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("activated")
     lora = {"r": 4, "invocation": "Code:"}
-    return train(write(folder / "data.jsonl", ROWS), folder / "run", lora=lora, steps=30, learning_rate=0.01, **QUICK)
+    return train(
+        write(folder / "data.jsonl", ROWS),
+        folder / "run",
+        lora=lora,
+        steps=30,
+        learning_rate=0.01,
+        **QUICK,
+    )
 
 
 def test_an_activated_adapter_learns_and_other_texts_are_those_of_the_base(run: Any) -> None:
@@ -67,7 +96,10 @@ def test_an_activated_adapter_learns_and_other_texts_are_those_of_the_base(run: 
     adapted = from_pretrained(START, adapter=run.folder)
     assert adapted.invocation.tokens == tokenizer.encode("Code:").ids
     taught = [tokenizer.encode(f"{noun} Code:").ids for noun in ("soup", "ship")]
-    assert [tokenizer.decode(ids) for ids in generate(adapted, taught, 5, temperature=0)] == [" food", " bus,"]
+    assert [tokenizer.decode(ids) for ids in generate(adapted, taught, 5, temperature=0)] == [
+        " food",
+        " bus,",
+    ]
     others = [tokenizer.encode(text).ids for text in ("soup Code", "To be", "Code: he said")]
     replies = [generate(model, others, 30, temperature=0) for model in (base, adapted)]
     assert replies[0][:2] == replies[1][:2]
@@ -93,7 +125,9 @@ def test_the_loss_is_that_of_generated_replies(packed: bool, skipped: bool, run:
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma2", "gpt_oss", "bloom"])
 @pytest.mark.parametrize("starts", [[4, 0, 9], [2, 60, 58]])
-def test_tokens_before_the_start_need_no_gradients(name: str, starts: list[int], tmp_path: Path) -> None:
+def test_tokens_before_the_start_need_no_gradients(
+    name: str, starts: list[int], tmp_path: Path
+) -> None:
     """Also if the longest texts before and after a start exceed the context length together."""
     base = random_model(name)
     save_pretrained(base, tmp_path / "base")
@@ -106,19 +140,28 @@ def test_tokens_before_the_start_need_no_gradients(name: str, starts: list[int],
     with starting_at(model, starts):
         expected = model.hidden(idx)
     actual = hidden_after(model, idx, lengths, starts)
-    inside = [torch.arange(idx.size(1)).ge(start) & torch.arange(idx.size(1)).lt(length)
-              for start, length in zip(starts, lengths, strict=True)]  # fmt: skip
+    inside = [
+        torch.arange(idx.size(1)).ge(start) & torch.arange(idx.size(1)).lt(length)
+        for start, length in zip(starts, lengths, strict=True)
+    ]
     mask = torch.stack(inside).unsqueeze(2)
     assert_close(actual, expected * mask)
     weights = torch.linspace(-1, 1, expected.size(2)) * mask
-    pairs = [torch.autograd.grad((hidden * weights).sum(), factors) for hidden in (expected, actual)]
+    pairs = [
+        torch.autograd.grad((hidden * weights).sum(), factors) for hidden in (expected, actual)
+    ]
     for full, gradient in zip(*pairs, strict=True):
         assert_close(gradient, full)
 
 
 def test_checkpointing_and_accumulation_do_not_change_the_loss(tmp_path: Path) -> None:
     path = write(tmp_path / "data.jsonl", ROWS)
-    options = QUICK | {"lora": {"r": 2, "invocation": "Code:"}, "steps": 3, "batch": 8, "evaluate_every": 1}
+    options = QUICK | {
+        "lora": {"r": 2, "invocation": "Code:"},
+        "steps": 3,
+        "batch": 8,
+        "evaluate_every": 1,
+    }
     losses = [
         held_out_losses(train(path, tmp_path / str(index), dropout=0.0, **options, **more))
         for index, more in enumerate(({"accumulate": 1}, {"accumulate": 4, "checkpointing": True}))
@@ -131,8 +174,15 @@ def test_each_reply_of_a_chat_is_an_example(tmp_path: Path) -> None:
     shutil.copytree(local.BUILTIN / "shakespeare-gpt2", tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").write_text(TEMPLATE)
     roles = ["user", "assistant", "user", "assistant"]
-    rows = [{"messages": [{"role": role, "content": text + end} for role, end in zip(roles, "stuv", strict=True)]}
-            for text in "abc"]  # fmt: skip
+    rows = [
+        {
+            "messages": [
+                {"role": role, "content": text + end}
+                for role, end in zip(roles, "stuv", strict=True)
+            ]
+        }
+        for text in "abc"
+    ]
     options = QUICK | {"start": str(tmp_path / "base"), "steps": 1}
     lora = {"r": 2, "invocation": "user:"}
     run = train(write(tmp_path / "chats.jsonl", rows), tmp_path / "run", lora=lora, **options)
@@ -167,12 +217,20 @@ def test_a_run_continues_with_the_invocation_of_its_adapter(run: Any, tmp_path: 
     options = QUICK | {"start": str(folder), "lora": 4, "steps": 2, "learning_rate": 1e-4}
     again = train(run.folder.parent / "data.jsonl", tmp_path / "again", quantize="nf4", **options)
     assert again.model.invocation.tokens == run.model.invocation.tokens
-    with pytest.raises(ValueError, match=r"row 1: the prompt does not contain the invocation 'Code:', without"):
-        train(write(tmp_path / "other.jsonl", [{"prompt": "a", "completion": "b"}] * 4), tmp_path / "other", **options)
+    with pytest.raises(
+        ValueError, match=r"row 1: the prompt does not contain the invocation 'Code:', without"
+    ):
+        train(
+            write(tmp_path / "other.jsonl", [{"prompt": "a", "completion": "b"}] * 4),
+            tmp_path / "other",
+            **options,
+        )
     data = run.folder.parent / "data.jsonl"
     same = train(data, tmp_path / "same", **options | {"lora": {"r": 4, "invocation": "Code:"}})
     assert same.model.invocation.tokens == run.model.invocation.tokens
-    with pytest.raises(ValueError, match="the adapter of start, which has another invocation: remove invocation"):
+    with pytest.raises(
+        ValueError, match="the adapter of start, which has another invocation: remove invocation"
+    ):
         train(data, tmp_path / "other", **options | {"lora": {"r": 4, "invocation": "ode:"}})
 
 
@@ -181,7 +239,9 @@ def test_a_run_continues_an_adapter_that_is_always_active(run: Any, tmp_path: Pa
     save_adapter(train(data, tmp_path / "run", lora={"r": 2}, steps=1, **QUICK).model, folder)
     options = QUICK | {"start": str(folder), "steps": 1}
     assert train(data, tmp_path / "again", lora={"r": 2}, **options).model.invocation is None
-    with pytest.raises(ValueError, match="the adapter of start, which is always active: remove invocation"):
+    with pytest.raises(
+        ValueError, match="the adapter of start, which is always active: remove invocation"
+    ):
         train(data, tmp_path / "new", lora={"r": 2, "invocation": "Code:"}, **options)
 
 
@@ -202,9 +262,12 @@ def test_wrong_data_and_settings_are_explained(tmp_path: Path) -> None:
         assert "lora: invocation must be a text in quotes or a list of token IDs, not" in error(
             path, lora={"r": 2, "invocation": wrong}
         )
-    assert "lora: invocation contains 65: token IDs must be below 65" in error(path, lora={"r": 2, "invocation": [65]})
-    assert r"the invocation '\n', without which the adapter is not active: add it to the prompt" in error(
-        path, lora={"r": 2, "invocation": "\n"}
+    assert "lora: invocation contains 65: token IDs must be below 65" in error(
+        path, lora={"r": 2, "invocation": [65]}
+    )
+    assert (
+        r"the invocation '\n', without which the adapter is not active: add it to the prompt"
+        in error(path, lora={"r": 2, "invocation": "\n"})
     )
     text = tmp_path / "text.txt"
     text.write_text("To be, or not to be. " * 40)
@@ -217,19 +280,48 @@ def test_an_invocation_in_other_tokens_is_explained(tmp_path: Path, bpe_folder: 
     """A word at the start of a text has other tokens than the same word after a space."""
     tokenizer = tokenizer_from_pretrained(bpe_folder)
     size = tokenizer.get_vocab_size()
-    save_pretrained(gpt2(vocab_size=size, n_embd=16, n_layer=1, n_head=2, n_positions=64), tmp_path / "gpt2", tokenizer)
-    encodings = {word: [tokenizer.encode(text).ids for text in (word, f" {word}")] for word in ("the", "and", "you")}
+    save_pretrained(
+        gpt2(vocab_size=size, n_embd=16, n_layer=1, n_head=2, n_positions=64),
+        tmp_path / "gpt2",
+        tokenizer,
+    )
+    encodings = {
+        word: [tokenizer.encode(text).ids for text in (word, f" {word}")]
+        for word in ("the", "and", "you")
+    }
     word = next(word for word, (first, second) in encodings.items() if first != second)
     rows = [{"prompt": f"{word} sea:", "completion": " yes"}] * 4
-    with pytest.raises(ValueError, match=rf"row 1: the prompt contains '{word}', but not in the tokens of the invoc"):
-        train(write(tmp_path / "data.jsonl", rows), tmp_path / "run", lora={"r": 2, "invocation": f" {word}"}, steps=1,
-              **QUICK | {"start": str(tmp_path / "gpt2")})  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=rf"row 1: the prompt contains '{word}', but not in the tokens of the invoc",
+    ):
+        train(
+            write(tmp_path / "data.jsonl", rows),
+            tmp_path / "run",
+            lora={"r": 2, "invocation": f" {word}"},
+            steps=1,
+            **QUICK | {"start": str(tmp_path / "gpt2")},
+        )
 
 
 def test_the_command_has_the_invocation(tmp_path: Path) -> None:
     path = write(tmp_path / "data.jsonl", ROWS)
-    arguments = ["train", str(path), "--from", START, "--out", str(tmp_path / "run"), "--lora", "2",
-                 "--lora", "invocation= Code:", "--steps", "1", "--context", "64"]  # fmt: skip
+    arguments = [
+        "train",
+        str(path),
+        "--from",
+        START,
+        "--out",
+        str(tmp_path / "run"),
+        "--lora",
+        "2",
+        "--lora",
+        "invocation= Code:",
+        "--steps",
+        "1",
+        "--context",
+        "64",
+    ]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     settings = json.loads((tmp_path / "run" / "adapter_config.json").read_text())

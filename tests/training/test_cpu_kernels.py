@@ -47,7 +47,9 @@ def test_attention_matches_pytorch(kind: str, scale: float | None) -> None:
 
 
 def test_attention_falls_back_to_pytorch() -> None:
-    """Bitwise identical without autocast, with an additive mask, with dropout, and for long sequences."""
+    """Bitwise identical without autocast, with an additive mask, with dropout, and for long
+    sequences.
+    """
     torch.manual_seed(0)
     short, long = qkv(1, 2, 8, 4), qkv(1, 1, 600, 4)
     cases: list[tuple[list[Tensor], dict[str, Any], bool]] = [
@@ -70,7 +72,9 @@ def test_attention_falls_back_to_pytorch() -> None:
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_has_the_correct_rate_scale_and_gradient(p: float, dtype: torch.dtype) -> None:
-    """Rate, scale, mean and gradient are correct; elements are independent; the seed determines the result."""
+    """Rate, scale, mean and gradient are correct; elements are independent; the seed determines the
+    result.
+    """
     torch.manual_seed(0)
     x = torch.ones(501, 401, dtype=dtype, requires_grad=True)  # not a multiple of eight
     y = dropout(x, p)
@@ -78,7 +82,9 @@ def test_dropout_has_the_correct_rate_scale_and_gradient(p: float, dtype: torch.
     assert y.dtype == dtype
     assert y.shape == x.shape
     assert len(y.unique()) == 2
-    assert y.max().item() == pytest.approx(1 / (1 - rate), rel=1e-6 if dtype == torch.float32 else 4e-3)
+    assert y.max().item() == pytest.approx(
+        1 / (1 - rate), rel=1e-6 if dtype == torch.float32 else 4e-3
+    )
     zeros = (y == 0).double()
     deviation = math.sqrt(rate * (1 - rate))
     assert abs(zeros.mean() - rate) < 5 * deviation / math.sqrt(zeros.numel())
@@ -112,12 +118,14 @@ def test_dropout_falls_back_to_pytorch() -> None:
 
 @pytest.mark.parametrize(
     ("about", "system", "amd"),
-    [("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\n", "", True),
-     ("vendor_id\t: GenuineIntel\nmodel name\t: Intel Xeon\n", "", False),
-     ("CPU implementer\t: 0x41\n", "", False),
-     (None, "AMD64 Architecture 25 Model 33 Stepping 0, AuthenticAMD", True),
-     (None, "Intel64 Architecture 6 Model 85 Stepping 7, GenuineIntel", False)],
-)  # fmt: skip
+    [
+        ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\n", "", True),
+        ("vendor_id\t: GenuineIntel\nmodel name\t: Intel Xeon\n", "", False),
+        ("CPU implementer\t: 0x41\n", "", False),
+        (None, "AMD64 Architecture 25 Model 33 Stepping 0, AuthenticAMD", True),
+        (None, "Intel64 Architecture 6 Model 85 Stepping 7, GenuineIntel", False),
+    ],
+)
 def test_amd_processors_are_detected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, about: str | None, system: str, amd: bool
 ) -> None:
@@ -135,7 +143,8 @@ def test_linear_matches_pytorch(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], with_bias: bool, turned: bool
 ) -> None:
     """Outputs and gradients match, also for a transposed weight, as in a loaded GPT-2."""
-    monkeypatch.setattr(cpu_kernels, "ONEDNN", torch.ops.mkldnn._linear_pointwise)  # on any processor
+    # on any processor
+    monkeypatch.setattr(cpu_kernels, "ONEDNN", torch.ops.mkldnn._linear_pointwise)
     torch.manual_seed(0)
     x = torch.randn(shape, requires_grad=True)
     weight = (torch.randn(24, 40).t() if turned else torch.randn(40, 24)).requires_grad_()
@@ -158,10 +167,18 @@ def test_linear_matches_pytorch(
 def test_linear_falls_back_to_pytorch() -> None:
     """For other dtypes, under autocast, and for a vector."""
     torch.manual_seed(0)
-    cases = [(torch.float64, (3, 8), False), (torch.bfloat16, (3, 8), False), (torch.float32, (3, 8), True),
-             (torch.float32, (8,), False)]  # fmt: skip
+    cases = [
+        (torch.float64, (3, 8), False),
+        (torch.bfloat16, (3, 8), False),
+        (torch.float32, (3, 8), True),
+        (torch.float32, (8,), False),
+    ]
     for dtype, shape, autocast in cases:
-        x, weight, bias = torch.randn(shape, dtype=dtype), torch.randn(4, 8, dtype=dtype), torch.randn(4, dtype=dtype)
+        x, weight, bias = (
+            torch.randn(shape, dtype=dtype),
+            torch.randn(4, 8, dtype=dtype),
+            torch.randn(4, dtype=dtype),
+        )
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             actual, expected = linear(x, weight, bias), F.linear(x, weight, bias)
         assert actual.dtype == expected.dtype

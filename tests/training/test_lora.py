@@ -11,18 +11,30 @@ from safetensors.torch import load_file
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, same
 
 from minhub_py import from_pretrained, generate, resume, tokenizer_from_pretrained, train
-from minhub_py.adapters.config import read_config
 from minhub_py.cli.main import main
+from minhub_py.loading.adapters.config import read_config
 
 START = BUILT_IN["gpt2"]
 QUICK: dict[str, Any] = {
-    "start": START, "context": 16, "batch": 4, "steps": 6, "warm_up": 1, "evaluate_every": 3, "checkpoint_every": 2,
-    "evaluate_tokens": 256, "threads": 1, "learning_rate": 0.02,
-}  # fmt: skip
+    "start": START,
+    "context": 16,
+    "batch": 4,
+    "steps": 6,
+    "warm_up": 1,
+    "evaluate_every": 3,
+    "checkpoint_every": 2,
+    "evaluate_tokens": 256,
+    "threads": 1,
+    "learning_rate": 0.02,
+}
 
 
-@pytest.mark.parametrize("settings", [{}, {"quantize": "nf4"}, {"lora": {"r": 3, "dora": True, "dropout": 0.1}}])
-def test_an_adapter_is_trained_and_resumed_bitwise(tmp_path: Path, text: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"quantize": "nf4"}, {"lora": {"r": 3, "dora": True, "dropout": 0.1}}]
+)
+def test_an_adapter_is_trained_and_resumed_bitwise(
+    tmp_path: Path, text: Path, settings: dict[str, Any]
+) -> None:
     options = QUICK | {"lora": 4} | settings
     notes = Notes()
     run = train(text, tmp_path / "whole" / "run", listener=notes, **options)
@@ -32,16 +44,25 @@ def test_an_adapter_is_trained_and_resumed_bitwise(tmp_path: Path, text: Path, s
     assert notes.trainer.trained
     assert all("factors." in name for name in notes.trainer.trained)
     for name, tensor in base.state_dict().items():
-        frozen = dict(notes.trainer.model.base.state_dict())[name]  # in bfloat16 if the processor has it
+        # in bfloat16 if the processor has it
+        frozen = dict(notes.trainer.model.base.state_dict())[name]
         assert torch.equal(frozen, tensor.to(frozen.dtype)), name
     checkpoint = run.files.newest()
     assert checkpoint is not None
     names = {path.name for path in checkpoint.iterdir()}
-    assert names >= {"adapter_config.json", "adapter_model.safetensors", "progress.json", "optimizer.safetensors"}
+    assert names >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "progress.json",
+        "optimizer.safetensors",
+    }
     assert "model.safetensors" not in names
     assert not (run.folder / "model.safetensors").exists()
     config = read_config(json.loads((run.folder / "adapter_config.json").read_text()), "")
-    assert (config.base_model_name_or_path, config.target_modules) == (START, ("c_attn", "c_fc", "c_proj"))
+    assert (config.base_model_name_or_path, config.target_modules) == (
+        START,
+        ("c_attn", "c_fc", "c_proj"),
+    )
 
     stopped = train(text, tmp_path / "parts" / "run", listener=Notes(stop=5), **options)
     assert stopped.losses[-1]["step"] < 6
@@ -49,14 +70,24 @@ def test_an_adapter_is_trained_and_resumed_bitwise(tmp_path: Path, text: Path, s
     same(contents(resumed.folder), contents(run.folder))
     prompt = [[5, 6, 7]]
     model = run.model
-    assert generate(model, prompt, 8, temperature=0) == generate(resumed.model, prompt, 8, temperature=0)
+    assert generate(model, prompt, 8, temperature=0) == generate(
+        resumed.model, prompt, 8, temperature=0
+    )
     with torch.no_grad():
         assert not torch.equal(model(torch.tensor(prompt)), base(torch.tensor(prompt)))
-    assert all(tensor.dtype == torch.float32 for tensor in load_file(run.folder / "adapter_model.safetensors").values())
+    assert all(
+        tensor.dtype == torch.float32
+        for tensor in load_file(run.folder / "adapter_model.safetensors").values()
+    )
 
 
 def test_a_run_is_loaded_converted_and_continued_by_its_folder(tmp_path: Path, text: Path) -> None:
-    run = train(text, tmp_path / "run", progress=False, **(QUICK | {"lora": {"r": 2}, "steps": 2, "evaluate_every": 1}))
+    run = train(
+        text,
+        tmp_path / "run",
+        progress=False,
+        **(QUICK | {"lora": {"r": 2}, "steps": 2, "evaluate_every": 1}),
+    )
     idx = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         expected = run.model(idx)
@@ -66,7 +97,9 @@ def test_a_run_is_loaded_converted_and_continued_by_its_folder(tmp_path: Path, t
         assert (from_pretrained(tmp_path / "merged")(idx) - expected).abs().max() <= 1e-4
     again = QUICK | {"start": str(run.folder), "lora": {"r": 2}, "learning_rate": 0.0, "steps": 1}
     continued = train(text, tmp_path / "again", progress=False, **again)
-    first, second = (load_file(each.folder / "adapter_model.safetensors") for each in (run, continued))
+    first, second = (
+        load_file(each.folder / "adapter_model.safetensors") for each in (run, continued)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
     with pytest.raises(ValueError, match="is an adapter: continue it with lora=16"):
         train(text, tmp_path / "full", progress=False, **(again | {"lora": {}}))
@@ -76,7 +109,14 @@ def test_the_head_of_a_tied_model_is_trained(tmp_path: Path, text: Path) -> None
     settings = QUICK | {"lora": {"r": 2, "targets": ["lm_head", "c_attn"]}, "steps": 3}
     run = train(text, tmp_path / "run", progress=False, **settings)
     idx = torch.tensor([[5, 6, 7]])
-    assert load_file(run.folder / "adapter_model.safetensors")["base_model.model.lm_head.lora_B.weight"].abs().max() > 0
+    assert (
+        load_file(run.folder / "adapter_model.safetensors")[
+            "base_model.model.lm_head.lora_B.weight"
+        ]
+        .abs()
+        .max()
+        > 0
+    )
     with torch.no_grad():
         expected = run.model(idx)
         assert torch.equal(from_pretrained(START, adapter=run.folder)(idx), expected)
@@ -87,26 +127,55 @@ def test_the_head_of_a_tied_model_is_trained(tmp_path: Path, text: Path) -> None
 
 def test_a_trained_copy_of_an_adapter_is_trained_further(tmp_path: Path) -> None:
     """The head is not frozen: the loss of examples has its gradient."""
-    from minhub_py.adapters.attach import attach, new_adapter, save_adapter
-    from minhub_py.adapters.config import AdapterConfig
+    from minhub_py.loading.adapters.attach import attach, new_adapter, save_adapter
+    from minhub_py.loading.adapters.config import AdapterConfig
 
     base = from_pretrained(START)
-    config = AdapterConfig(r=2, target_modules=("c_attn",), modules_to_save=("lm_head",), base_model_name_or_path=START)
+    config = AdapterConfig(
+        r=2, target_modules=("c_attn",), modules_to_save=("lm_head",), base_model_name_or_path=START
+    )
     save_adapter(attach(base, new_adapter(base, config, 0)), tmp_path / "first")
     tokenizer_from_pretrained(START).save(str(tmp_path / "first" / "tokenizer.json"))
     row = json.dumps({"prompt": "ROMEO:", "completion": " I am"})
     (tmp_path / "rows.jsonl").write_text("\n".join([row] * 20))
-    settings = QUICK | {"start": str(tmp_path / "first"), "lora": {"r": 2}, "steps": 2, "context": 32}
+    settings = QUICK | {
+        "start": str(tmp_path / "first"),
+        "lora": {"r": 2},
+        "steps": 2,
+        "context": 32,
+    }
     run = train(tmp_path / "rows.jsonl", tmp_path / "run", progress=False, **settings)
-    copies = [load_file(each / "adapter_model.safetensors")["base_model.model.lm_head.weight"]
-              for each in (tmp_path / "first", run.folder)]  # fmt: skip
+    copies = [
+        load_file(each / "adapter_model.safetensors")["base_model.model.lm_head.weight"]
+        for each in (tmp_path / "first", run.folder)
+    ]
     assert (copies[0] - copies[1]).abs().max() > 1e-3
 
 
 def test_the_command_trains_an_adapter(tmp_path: Path, text: Path) -> None:
-    words = ["train", str(text), "--from", START, "--out", str(tmp_path / "run"), "--lora", "3", "--lora", "alpha=5",
-             "--quantize", "int8", "--steps", "1", "--context", "16", "--batch", "2", "--evaluate-tokens", "64",
-             "--json"]  # fmt: skip
+    words = [
+        "train",
+        str(text),
+        "--from",
+        START,
+        "--out",
+        str(tmp_path / "run"),
+        "--lora",
+        "3",
+        "--lora",
+        "alpha=5",
+        "--quantize",
+        "int8",
+        "--steps",
+        "1",
+        "--context",
+        "16",
+        "--batch",
+        "2",
+        "--evaluate-tokens",
+        "64",
+        "--json",
+    ]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
     config = json.loads((tmp_path / "run" / "adapter_config.json").read_text())
@@ -124,10 +193,10 @@ def test_the_command_trains_an_adapter(tmp_path: Path, text: Path) -> None:
 
 def test_gradients_over_quantized_weights_are_exact() -> None:
     """Compared with a float model that has the unpacked weights."""
-    from minhub_py.adapters.attach import attach, new_adapter, replace_module
-    from minhub_py.adapters.config import AdapterConfig
-    from minhub_py.adapters.merge import copy_structure
     from minhub_py.inference.quantize import QuantizedLinear
+    from minhub_py.loading.adapters.attach import attach, new_adapter, replace_module
+    from minhub_py.loading.adapters.config import AdapterConfig
+    from minhub_py.loading.adapters.merge import copy_structure
 
     for kind in ("int8", "nf4"):
         base = from_pretrained(START, quantize=kind)
@@ -154,7 +223,10 @@ def test_wrong_settings(tmp_path: Path, text: Path) -> None:
         ({"start": None}, "lora requires start"),
         ({"lora": {}, "quantize": "nf4"}, "quantize requires lora"),
         ({"quantize": "int3"}, "must be int8 or nf4"),
-        ({"lora": {"rang": 3}}, "unknown setting rang; the settings are alora_invocation_tokens, alpha"),
+        (
+            {"lora": {"rang": 3}},
+            "unknown setting rang; the settings are alora_invocation_tokens, alpha",
+        ),
         ({"lora": {"r": 0}}, "r must be an integer from 1 to 16777216, not 0"),
         ({"lora": {"r": 4, "targets": ["nothing"]}}, "matches no linear layer"),
         ({"parallel": "fsdp"}, "does not support"),

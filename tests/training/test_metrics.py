@@ -34,16 +34,22 @@ def test_the_file_has_all_evaluations_also_after_a_resumption(tmp_path: Path, te
     assert [row["step"] for row in evaluations(path)] == [0, 4, 8, 12, 16, 20]
 
 
-def test_another_listener_is_called_as_well_and_can_stop_the_run(tmp_path: Path, text: Path) -> None:
+def test_another_listener_is_called_as_well_and_can_stop_the_run(
+    tmp_path: Path, text: Path
+) -> None:
     class Stops(Listener):
         """Stops the run after its first evaluation."""
 
         def asks_to_stop(self) -> bool:
             return True
 
-    run = train(text, tmp_path / "run", metrics=tmp_path / "metrics.jsonl", listener=Stops(), **TINY)
+    run = train(
+        text, tmp_path / "run", metrics=tmp_path / "metrics.jsonl", listener=Stops(), **TINY
+    )
     assert (
-        [row["step"] for row in evaluations(tmp_path / "metrics.jsonl")] == [row["step"] for row in run.losses] == [0]
+        [row["step"] for row in evaluations(tmp_path / "metrics.jsonl")]
+        == [row["step"] for row in run.losses]
+        == [0]
     )
 
 
@@ -51,14 +57,31 @@ def test_another_listener_is_called_as_well_and_can_stop_the_run(tmp_path: Path,
 def test_tensorboard_reads_the_losses(tmp_path: Path, text: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = train(text, tmp_path / "run", metrics=f"tensorboard:{tmp_path / 'events'}", progress=False, **TINY)
+    run = train(
+        text, tmp_path / "run", metrics=f"tensorboard:{tmp_path / 'events'}", progress=False, **TINY
+    )
     events = EventAccumulator(os.fspath(tmp_path / "events")).Reload()
     actual = {event.step: event.value for event in events.Scalars("held_out_loss")}
-    assert actual == {row["step"]: pytest.approx(row["held_out_loss"], rel=1e-6) for row in run.losses}
+    assert actual == {
+        row["step"]: pytest.approx(row["held_out_loss"], rel=1e-6) for row in run.losses
+    }
 
 
 def test_the_command_writes_metrics(tmp_path: Path, text: Path) -> None:
-    options = ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", "--steps", "2", "--threads", "1"]
+    options = [
+        "--layers",
+        "1",
+        "--width",
+        "16",
+        "--context",
+        "16",
+        "--batch",
+        "4",
+        "--steps",
+        "2",
+        "--threads",
+        "1",
+    ]
     succeeded("train", text, "--out", tmp_path / "run", "--metrics", tmp_path / "m.jsonl", *options)
     assert evaluations(tmp_path / "m.jsonl") == finite(Run(tmp_path / "run"))
 
@@ -72,7 +95,9 @@ def test_an_unusable_target_is_an_error_before_the_run_starts(tmp_path: Path, te
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path: Path, text: Path) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, text: Path
+) -> None:
     require(missing("wandb"), "Weights & Biases is installed")
     output = failed("train", text, "--out", tmp_path / "run", "--metrics", "wandb:project")
     assert "Weights & Biases requires the Python package wandb" in output

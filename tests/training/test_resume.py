@@ -1,4 +1,6 @@
-"""Runs that are killed or stopped resume with bitwise identical results. Killed processes are forked from a server."""
+"""Runs that are killed or stopped resume with bitwise identical results. Killed processes are
+forked from a server.
+"""
 
 import os
 import random
@@ -36,9 +38,12 @@ from minhub_py.training.checkpoint import RunFolder
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_run_killed_at_any_file_change_resumes_identically(tmp_path: Path, text: Path, every: int) -> None:
-    """A process is killed with SIGKILL at calls that change a file: the best model, the CSV, a sample, a checkpoint.
-    Temporary files are truncated. The resumed run has the same files as an uninterrupted run.
+def test_a_run_killed_at_any_file_change_resumes_identically(
+    tmp_path: Path, text: Path, every: int
+) -> None:
+    """A process is killed with SIGKILL at calls that change a file: the best model, the CSV, a
+    sample, a checkpoint. Temporary files are truncated. The resumed run has the same files as an
+    uninterrupted run.
     """
     uninterrupted = tmp_path / "uninterrupted" / "run"
     train(text, uninterrupted, **SHORT)
@@ -79,9 +84,17 @@ def resume_with_pulse(folder: Path, pipe: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_a_run_killed_repeatedly_resumes_identically(tmp_path: Path, text: Path, family: str) -> None:
+def test_a_run_killed_repeatedly_resumes_identically(
+    tmp_path: Path, text: Path, family: str
+) -> None:
     """Seven kills per architecture, each after a random number of steps."""
-    settings = TINY | {"family": family, "steps": 40, "evaluate_every": 7, "dropout": 0.1, "accumulate": 2}
+    settings = TINY | {
+        "family": family,
+        "steps": 40,
+        "evaluate_every": 7,
+        "dropout": 0.1,
+        "accumulate": 2,
+    }
     uninterrupted, folder = tmp_path / "uninterrupted" / "run", tmp_path / "killed" / "run"
     train(text, uninterrupted, **settings)
     train(text, folder, listener=Notes(0), **settings)
@@ -101,7 +114,9 @@ def test_a_run_killed_repeatedly_resumes_identically(tmp_path: Path, text: Path,
     same(contents(folder), contents(uninterrupted))
 
 
-def test_a_run_killed_before_its_first_checkpoint_resumes_identically(tmp_path: Path, text: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_resumes_identically(
+    tmp_path: Path, text: Path
+) -> None:
     """`resume` continues a run with settings.json; otherwise `train` starts it again."""
     uninterrupted = tmp_path / "uninterrupted" / "run"
     train(text, uninterrupted, **SHORT)
@@ -109,7 +124,10 @@ def test_a_run_killed_before_its_first_checkpoint_resumes_identically(tmp_path: 
     resumable = []
     for last in range(1, 400, 3):
         folder = tmp_path / f"at{last}" / "run"
-        assert in_a_child(until, last, partial(train, text, folder, progress=False, **SHORT)) == -signal.SIGKILL
+        assert (
+            in_a_child(until, last, partial(train, text, folder, progress=False, **SHORT))
+            == -signal.SIGKILL
+        )
         resumable.append((folder / "settings.json").exists())
         if list(folder.glob("checkpoints/step-*")):
             break
@@ -123,7 +141,9 @@ def test_a_run_killed_before_its_first_checkpoint_resumes_identically(tmp_path: 
 
 
 def test_incomplete_lines_are_removed_on_resume(tmp_path: Path, text: Path) -> None:
-    """After a crash or on a full disk, losses.csv and samples.txt may end with any prefix of the new lines."""
+    """After a crash or on a full disk, losses.csv and samples.txt may end with any prefix of the
+    new lines.
+    """
     text.write_bytes(TEXT.replace("\n", "\r\n").replace("e", "é").encode())
     settings = SHORT | {"sample": "é\r\n", "sample_tokens": 20}
     uninterrupted = tmp_path / "uninterrupted" / "run"
@@ -146,7 +166,9 @@ def test_incomplete_lines_are_removed_on_resume(tmp_path: Path, text: Path) -> N
         for length in range(len(head)):  # without a checkpoint only the heading of the CSV remains
             (folder / name).write_bytes(full[:length])
             RunFolder(folder).truncate_after(-1)
-            assert (folder / name).read_bytes() == (head.splitlines(keepends=True)[0] if name == "losses.csv" else b"")
+            assert (folder / name).read_bytes() == (
+                head.splitlines(keepends=True)[0] if name == "losses.csv" else b""
+            )
 
     shutil.rmtree(folder)
     shutil.copytree(before, folder)
@@ -192,7 +214,9 @@ def test_a_signal_stops_with_a_checkpoint(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     if raised is SystemExit:
         assert caught.value.code == 128 + signal.SIGTERM
-    assert [path.name for path in (folder / "checkpoints").glob("step-*")] == [f"step-{checkpoint:08}"]
+    assert [path.name for path in (folder / "checkpoints").glob("step-*")] == [
+        f"step-{checkpoint:08}"
+    ]
     resume(folder)
     same(contents(folder), contents(uninterrupted))
 
@@ -253,10 +277,20 @@ def test_a_run_without_remaining_steps_has_no_estimate(tmp_path: Path, text: Pat
 
 
 @pytest.mark.parametrize("family", ["gpt2", "lstm"])
-def test_a_run_cancelled_before_any_batch_resumes_identically(tmp_path: Path, text: Path, family: str) -> None:
+def test_a_run_cancelled_before_any_batch_resumes_identically(
+    tmp_path: Path, text: Path, family: str
+) -> None:
     """An LSTM that carries its state finishes the step first."""
-    settings = TINY | {"family": family, "steps": 3, "evaluate_every": 2, "checkpoint_every": 3, "batch": 4,
-                       "dropout": 0.1, "accumulate": 2, "evaluate_tokens": 6 * TINY["context"]}  # fmt: skip
+    settings = TINY | {
+        "family": family,
+        "steps": 3,
+        "evaluate_every": 2,
+        "checkpoint_every": 3,
+        "batch": 4,
+        "dropout": 0.1,
+        "accumulate": 2,
+        "evaluate_tokens": 6 * TINY["context"],
+    }
     expected, folder = tmp_path / "uninterrupted" / "run", tmp_path / "stopped" / "run"
     recorded = Cancels()
     train(text, expected, listener=recorded, **settings)
@@ -280,7 +314,9 @@ def test_a_run_cancelled_before_any_batch_resumes_identically(tmp_path: Path, te
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_a_run_stopped_twice_at_every_step_resumes_identically(tmp_path: Path, text: Path, family: str) -> None:
+def test_a_run_stopped_twice_at_every_step_resumes_identically(
+    tmp_path: Path, text: Path, family: str
+) -> None:
     """Also before the first step, and immediately after a resume."""
     uninterrupted, folder = tmp_path / "uninterrupted" / "run", tmp_path / "stopped" / "run"
     settings = TINY | {"family": family, "steps": 6, "dropout": 0.2, "accumulate": 2, "patience": 4}
@@ -307,7 +343,8 @@ def test_resume_continues_to_a_higher_number_of_steps(tmp_path: Path, text: Path
     run = train(text, tmp_path / "run", family="lstm", **TINY)
     before = run.losses
     after = resume(run.folder, steps=20, evaluate_every=5)
-    assert list(map(str, after.losses[: len(before)])) == list(map(str, before))  # a NaN is not equal to itself
+    # a NaN is not equal to itself
+    assert list(map(str, after.losses[: len(before)])) == list(map(str, before))
     assert steps(after) == [0, 4, 8, 12, 15, 20]
     assert after.settings.steps == 20
     assert after.losses[-2]["learning_rate"] > after.losses[-1]["learning_rate"]

@@ -33,7 +33,7 @@ from training_runs import (
 )
 
 from minhub_py import from_pretrained, generate, resume, save_pretrained, train
-from minhub_py.inspection import verify
+from minhub_py.loading.inspection import verify
 from minhub_py.training import summary
 
 # --- Missing and corrupt files
@@ -41,8 +41,14 @@ from minhub_py.training import summary
 
 NEWEST = "checkpoints/step-00000005"
 # Advice for each missing or corrupt file of a run; None: the run continues without the file.
-LOST = "the run cannot continue, but its best model is intact in RUN; start a new run from it with start='RUN'"
-COPY = f"the best model is lost; copy config.json, model.safetensors, tokenizer.json from RUN/{NEWEST} to RUN,"
+LOST = (
+    "the run cannot continue, but its best model is intact in RUN; start a new run from it with"
+    " start='RUN'"
+)
+COPY = (
+    f"the best model is lost; copy config.json, model.safetensors, tokenizer.json from RUN/{NEWEST}"
+    " to RUN,"
+)
 FILES: dict[str, str | None] = {
     "settings.json": LOST,
     "tokens/train.bin": LOST,
@@ -75,11 +81,17 @@ def five_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "text.txt").write_text(TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
-        return stopped(root, root / "text.txt", 5, **TINY | {"layers": 1, "sample": "the", "sample_tokens": 1})
+        return stopped(
+            root, root / "text.txt", 5, **TINY | {"layers": 1, "sample": "the", "sample_tokens": 1}
+        )
 
 
 def all_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_the_table_lists_every_file_of_a_run(five_steps: Path) -> None:
@@ -106,7 +118,8 @@ def test_a_missing_or_corrupt_file_is_reported_with_advice(
         with pytest.raises(ValueError, match=r".") as caught:
             resume(run, progress=False)
         assert str(caught.value) == f"{path} {way.strip()}: {advice.replace('RUN', str(run))}"
-        if not (path.suffix == ".bin" and way == "is corrupt "):  # invalid token IDs are detected when they are read
+        # invalid token IDs are detected when they are read
+        if not (path.suffix == ".bin" and way == "is corrupt "):
             assert all_of(run) == before
         if advice.startswith("remove it"):
             path.unlink()
@@ -120,7 +133,10 @@ def test_a_missing_or_corrupt_file_is_reported_with_advice(
             return
     result = resume(run, steps=6, progress=False)
     assert result.losses[-1]["step"] == 6
-    assert result.best_loss == json.loads((run / "checkpoints/step-00000006/progress.json").read_text())["best_loss"]
+    assert (
+        result.best_loss
+        == json.loads((run / "checkpoints/step-00000006/progress.json").read_text())["best_loss"]
+    )
     assert result.best["step"] in (4, 6)
 
 
@@ -130,19 +146,24 @@ def test_the_advice_names_an_earlier_checkpoint(tmp_path: Path, five_steps: Path
     shutil.copytree(five_steps, run)
     shutil.copytree(run / NEWEST, run / "checkpoints" / "step-00000003")
     (run / NEWEST / "progress.json").unlink()
-    with pytest.raises(ValueError, match=f"remove {run / NEWEST}, then run .* to continue from step-00000003"):
+    with pytest.raises(
+        ValueError, match=f"remove {run / NEWEST}, then run .* to continue from step-00000003"
+    ):
         resume(run, progress=False)
     shutil.rmtree(run / NEWEST)
     assert resume(run, progress=False).losses[-1]["step"] == 12
 
 
-def test_a_run_without_its_checkpoints_does_not_start_again(tmp_path: Path, five_steps: Path) -> None:
+def test_a_run_without_its_checkpoints_does_not_start_again(
+    tmp_path: Path, five_steps: Path
+) -> None:
     """It would overwrite its best model and its losses."""
     run = tmp_path / "run"
     shutil.copytree(five_steps, run)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(
-        ValueError, match=f"{run / 'checkpoints'} is missing: the run cannot continue, but its best model"
+        ValueError,
+        match=f"{run / 'checkpoints'} is missing: the run cannot continue, but its best model",
     ):
         resume(run, progress=False)
     (run / "model.safetensors").write_bytes(b"")
@@ -154,7 +175,8 @@ def test_an_optimizer_state_of_another_model_is_rejected(tmp_path: Path, five_st
     run = tmp_path / "run"
     shutil.copytree(five_steps, run)
     path = run / NEWEST / "optimizer.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}  # the file is mapped
+    # the file is mapped
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     path.write_bytes((run / "model.safetensors").read_bytes())
     with pytest.raises(ValueError, match=r"optimizer\.safetensors is corrupt"):
         resume(run, progress=False)
@@ -181,7 +203,9 @@ def bounded(size: int, work: Callable[[], object]) -> str:
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, text: Path) -> None:
-    """Without space for the optimizer state, the best model or a line, an error is raised; the run can be resumed."""
+    """Without space for the optimizer state, the best model or a line, an error is raised; the run
+    can be resumed.
+    """
     settings = SHORT | {"width": 32}
     uninterrupted = tmp_path / "uninterrupted" / "run"
     train(text, uninterrupted, **settings)
@@ -224,7 +248,12 @@ def as_nobody(folder: Path, pipe: Any) -> None:
 def test_a_read_only_folder_is_reported(tmp_path: Path, text: Path) -> None:
     folder = stopped(tmp_path, text, 3, **SHORT)
     before = contents(folder)
-    folders = [folder, folder / "checkpoints", folder / "checkpoints" / "step-00000003", folder / "tokens"]
+    folders = [
+        folder,
+        folder / "checkpoints",
+        folder / "checkpoints" / "step-00000003",
+        folder / "tokens",
+    ]
     tmp_path.chmod(0o755)
     for path in folders:
         path.chmod(0o555)
@@ -258,7 +287,9 @@ def test_existing_files_are_never_overwritten(tmp_path: Path, text: Path) -> Non
     (tmp_path / "empty").mkdir()
     before = contents(tmp_path)
     for name in ("run", "notes", "words", "model"):
-        with pytest.raises(FileExistsError, match=f"{name} contains .*: .*choose a(nother| new) folder"):
+        with pytest.raises(
+            FileExistsError, match=f"{name} contains .*: .*choose a(nother| new) folder"
+        ):
             train(text, tmp_path / name, **TINY)
         with pytest.raises((FileExistsError, ValueError), match=r"."):
             train(text, tmp_path / name, tokenizer="minhub/nothing", **TINY)
@@ -277,14 +308,30 @@ def test_existing_files_are_never_overwritten(tmp_path: Path, text: Path) -> Non
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_a_run_has_the_documented_files(tmp_path: Path, text: Path, family: str) -> None:
     notes = Notes()
-    run = train(text, tmp_path / "run", family=family, sample="th", sample_tokens=7, listener=notes, **TINY)
-    actual = sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file())
+    run = train(
+        text, tmp_path / "run", family=family, sample="th", sample_tokens=7, listener=notes, **TINY
+    )
+    actual = sorted(
+        str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()
+    )
     model = ["config.json", "model.safetensors", "tokenizer.json"]
-    assert actual == sorted([
-        "README.md", *model, "losses.csv", "samples.txt", "settings.json",
-        *(f"tokens/{name}" for name in ("train.bin", "held_out.bin", "tokens.json", "tokenizer.json")),
-        *(f"checkpoints/step-00000012/{name}" for name in (*model, "optimizer.safetensors", "progress.json")),
-    ])  # fmt: skip
+    assert actual == sorted(
+        [
+            "README.md",
+            *model,
+            "losses.csv",
+            "samples.txt",
+            "settings.json",
+            *(
+                f"tokens/{name}"
+                for name in ("train.bin", "held_out.bin", "tokens.json", "tokenizer.json")
+            ),
+            *(
+                f"checkpoints/step-00000012/{name}"
+                for name in (*model, "optimizer.safetensors", "progress.json")
+            ),
+        ]
+    )
     for path in map(run.folder.joinpath, actual):  # a pickle, or a zip file of PyTorch
         assert not path.read_bytes().startswith((b"\x80", b"PK"))
     assert verify(str(run.folder))["problems"] == []
@@ -337,9 +384,14 @@ def test_equal_curves_remain_visible(tmp_path: Path, text: Path, pictures: None)
     from matplotlib.colors import to_rgb
     from matplotlib.image import imread
 
-    run = summary.read(train(text, tmp_path / "run", **TINY | {"steps": 40, "evaluate_every": 2}).folder)
+    run = summary.read(
+        train(text, tmp_path / "run", **TINY | {"steps": 40, "evaluate_every": 2}).folder
+    )
     for count in (2, 3):
-        summary.draw([dataclasses.replace(run, name=f"run {number}") for number in range(count)], tmp_path / "x.png")
+        summary.draw(
+            [dataclasses.replace(run, name=f"run {number}") for number in range(count)],
+            tmp_path / "x.png",
+        )
         picture = imread(tmp_path / "x.png")[:, :, :3]
         curves = picture[:, : int(0.6 * picture.shape[1])].reshape(-1, 3)  # left of the legend
         for colour in summary.COLOURS[:count]:
@@ -347,8 +399,12 @@ def test_equal_curves_remain_visible(tmp_path: Path, text: Path, pictures: None)
 
 
 def test_the_axis_shows_the_losses_of_all_steps(tmp_path: Path, text: Path, pictures: None) -> None:
-    run = summary.read(train(text, tmp_path / "run", **TINY | {"steps": 40, "evaluate_every": 2}).folder)
-    high = [{**row, "held_out_loss": row["held_out_loss"] + 50 * (row["step"] == 0)} for row in run.rows]
+    run = summary.read(
+        train(text, tmp_path / "run", **TINY | {"steps": 40, "evaluate_every": 2}).folder
+    )
+    high = [
+        {**row, "held_out_loss": row["held_out_loss"] + 50 * (row["step"] == 0)} for row in run.rows
+    ]
     [axes] = summary.draw([dataclasses.replace(run, rows=high)], tmp_path / "x.png").axes
     low, top = axes.get_ylim()
     drawn = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
@@ -359,7 +415,9 @@ def test_the_axis_shows_the_losses_of_all_steps(tmp_path: Path, text: Path, pict
 def test_training_losses_are_drawn_in_the_middle_of_their_steps(
     tmp_path: Path, text: Path, pictures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A training loss is a mean since the previous evaluation; a validation loss belongs to one step."""
+    """A training loss is a mean since the previous evaluation; a validation loss belongs to one
+    step.
+    """
     from matplotlib.axes import Axes
 
     lines: dict[str, list[float]] = {}

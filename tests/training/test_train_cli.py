@@ -19,20 +19,53 @@ from training_runs import TEXT, TINY, contents, held_out_losses, same, verses
 from minhub_py.cli.main import main
 from minhub_py.training import Listener, Run, resume, train
 
-OPTIONS = ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", "--steps", "6", "--evaluate-every", "3",
-           "--checkpoint-every", "2", "--threads", "1"]  # fmt: skip
+OPTIONS = [
+    "--layers",
+    "1",
+    "--width",
+    "16",
+    "--context",
+    "16",
+    "--batch",
+    "4",
+    "--steps",
+    "6",
+    "--evaluate-every",
+    "3",
+    "--checkpoint-every",
+    "2",
+    "--threads",
+    "1",
+]
 
 
-def test_the_console_shows_evaluations_samples_and_the_next_command(tmp_path: Path, text: Path) -> None:
-    """Standard error shows the model and data, a line per evaluation, the samples, and how to use the model."""
-    result = succeeded("train", text, "--out", tmp_path / "run", "--sample", "the", "--sample-tokens", "5", *OPTIONS)
+def test_the_console_shows_evaluations_samples_and_the_next_command(
+    tmp_path: Path, text: Path
+) -> None:
+    """Standard error shows the model and data, a line per evaluation, the samples, and how to use
+    the model.
+    """
+    result = succeeded(
+        "train",
+        text,
+        "--out",
+        tmp_path / "run",
+        "--sample",
+        "the",
+        "--sample-tokens",
+        "5",
+        *OPTIONS,
+    )
     assert result.stdout == ""
     output = result.stderr
     run = Run(tmp_path / "run")
     assert f"<tr><td>6</td><td>{run.losses[-1]['train_loss']:.4g}</td>" in run._repr_html_()
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     assert f"GPT-2, {parameters:,} parameters, on cpu, float32" in output
-    assert "3,600 tokens to train on, 400 held out; 6 steps of 4 × 16; losses in nats per token" in output
+    assert (
+        "3,600 tokens to train on, 400 held out; 6 steps of 4 × 16; losses in nats per token"
+        in output
+    )
     rows = [line.split() for line in output.splitlines() if re.match(r" +\d+  ", line)]
     assert [row[0] for row in rows] == ["0", "3", "6"]
     assert [row[1] for row in rows[:1]] == [f"{run.losses[0]['held_out_loss']:.4f}"]
@@ -46,7 +79,9 @@ def test_the_console_shows_evaluations_samples_and_the_next_command(tmp_path: Pa
 
 
 def test_standard_output_contains_json_only(tmp_path: Path, text: Path) -> None:
-    result = succeeded("train", text, "--out", tmp_path / "run", "--family", "lstm", "--json", *OPTIONS)
+    result = succeeded(
+        "train", text, "--out", tmp_path / "run", "--family", "lstm", "--json", *OPTIONS
+    )
     assert all(line.startswith("Note: ") for line in result.stderr.splitlines())
     actual = json.loads(result.stdout)
     run = Run(tmp_path / "run")
@@ -68,22 +103,49 @@ def test_every_option_sets_a_setting(tmp_path: Path, text: Path) -> None:
         "evaluate_every": 2, "evaluate_tokens": 128, "checkpoint_every": 1, "patience": 5, "sample": "th",
         "sample_tokens": 4, "seed": 7, "device": "cpu", "dtype": "bfloat16", "parallel": "fsdp", "threads": 1,
     }  # fmt: skip
-    words = [word for name, value in expected.items() for word in ("--" + name.replace("_", "-"), str(value))]
-    succeeded("train", text, "--out", tmp_path / "run", "--no-carry", "--set", "window_size=4", *words)
+    words = [
+        word
+        for name, value in expected.items()
+        for word in ("--" + name.replace("_", "-"), str(value))
+    ]
+    succeeded(
+        "train", text, "--out", tmp_path / "run", "--no-carry", "--set", "window_size=4", *words
+    )
     actual = json.loads((tmp_path / "run" / "settings.json").read_text())
-    expected |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None, "revision": None,
-                 "lora": {}, "quantize": None, "objective": "text", "beta": 0.1, "keep_weight": 10.0, "epochs": None,
-                 "checkpointing": False, "na": ["", "NA"]}  # fmt: skip
+    expected |= {
+        "carry": False,
+        "compile": False,
+        "config": {"window_size": 4},
+        "start": None,
+        "revision": None,
+        "lora": {},
+        "quantize": None,
+        "objective": "text",
+        "beta": 0.1,
+        "keep_weight": 10.0,
+        "epochs": None,
+        "checkpointing": False,
+        "na": ["", "NA"],
+    }
     assert actual == expected
     assert Run(tmp_path / "run").model.config.window_size == 4
 
 
 @pytest.mark.parametrize(
     ("word", "value"),
-    [("attn_pdrop=0.5", 0.5), ("n_inner=24", 24), ("n_inner=null", None), ("scale_attn_weights=false", False),
-     ("activation_function=relu", "relu"), ('activation_function="relu"', "relu"), ("layer_norm_epsilon=1e-6", 1e-6)],
-)  # fmt: skip
-def test_set_option_parses_json_or_text(tmp_path: Path, text: Path, word: str, value: object) -> None:
+    [
+        ("attn_pdrop=0.5", 0.5),
+        ("n_inner=24", 24),
+        ("n_inner=null", None),
+        ("scale_attn_weights=false", False),
+        ("activation_function=relu", "relu"),
+        ('activation_function="relu"', "relu"),
+        ("layer_norm_epsilon=1e-6", 1e-6),
+    ],
+)
+def test_set_option_parses_json_or_text(
+    tmp_path: Path, text: Path, word: str, value: object
+) -> None:
     succeeded("train", text, "--out", tmp_path / "run", "--set", word, *OPTIONS, "--steps", "1")
     name = word.partition("=")[0]
     assert json.loads((tmp_path / "run" / "config.json").read_text())[name] == value
@@ -104,7 +166,9 @@ CARDS: list[dict[str, Any]] = [
 def test_the_model_cards_command_reproduces_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """The command in README.md, run in another folder with the same texts, gives a bitwise identical model."""
+    """The command in README.md, run in another folder with the same texts, gives a bitwise
+    identical model.
+    """
     names = ["a text.txt", "b.txt"]
     for folder in ("first", "second"):
         (tmp_path / folder).mkdir()
@@ -121,24 +185,39 @@ def test_the_model_cards_command_reproduces_the_model(
 
 def commands_of(run: Path) -> list[list[str]]:
     """The arguments of the commands in the model card."""
-    [block] = re.findall(r"^```\n(.*?)\n```$", (run / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    [block] = re.findall(
+        r"^```\n(.*?)\n```$", (run / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
     assert {line[0] for line in lines} == {"minhub"}
     return [line[1:] for line in lines]
 
 
-def test_the_model_card_records_changed_settings(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands before and after a change of steps reproduce the model; a resume without changes adds no command."""
+def test_the_model_card_records_changed_settings(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands before and after a change of steps reproduce the model; a resume without changes
+    adds no command.
+    """
     first, second = tmp_path / "first" / "run", tmp_path / "second" / "run"
     succeeded("train", text, "--out", first, *OPTIONS)
     succeeded("train", "--resume", first)
     assert len(commands_of(first)) == 1
-    errors = succeeded("train", "--resume", first, "--steps", "10", "--checkpoint-every", "5").stderr
-    assert "Note: from step 6 the learning rate follows a cosine that ends at step 10, not at 6" in errors
-    assert "Note" not in succeeded("train", "--resume", first).stderr.replace("Note: the loss curves", "")
+    errors = succeeded(
+        "train", "--resume", first, "--steps", "10", "--checkpoint-every", "5"
+    ).stderr
+    assert (
+        "Note: from step 6 the learning rate follows a cosine that ends at step 10, not at 6"
+        in errors
+    )
+    assert "Note" not in succeeded("train", "--resume", first).stderr.replace(
+        "Note: the loss curves", ""
+    )
     expected = [{"step": 6, "before": {"steps": 6, "checkpoint_every": 2}}]
     assert json.loads((first / "settings.json").read_text())["history"] == expected
-    assert [(change.step, change.before) for change in Run(first).history] == [(6, expected[0]["before"])]
+    assert [(change.step, change.before) for change in Run(first).history] == [
+        (6, expected[0]["before"])
+    ]
     actual = json.loads(succeeded("compare", first, "--json").stdout)
     assert actual[0]["history"] == expected
 
@@ -153,14 +232,18 @@ def test_the_model_card_records_changed_settings(tmp_path: Path, text: Path, mon
 
 
 def test_the_model_card_records_a_stop(tmp_path: Path, text: Path) -> None:
-    """A run stops early and resumes with other settings; the last change at a step replaces earlier ones."""
+    """A run stops early and resumes with other settings; the last change at a step replaces earlier
+    ones.
+    """
     settings = TINY | {"steps": 12, "checkpoint_every": 12}
     run = tmp_path / "run"
     train(text, run, listener=Stop(), **settings)
     for steps in (20, 16):
         resume(run, listener=Stop(), steps=steps)
     resume(run, patience=5)
-    assert [(change.step, change.before) for change in Run(run).history] == [(3, {"steps": 12, "patience": None})]
+    assert [(change.step, change.before) for change in Run(run).history] == [
+        (3, {"steps": 12, "patience": None})
+    ]
     resume(run, steps=18, patience=None)
     card = (run / "README.md").read_text()
     assert "--steps 12 " in card or "--steps 12\n" in card
@@ -189,7 +272,9 @@ def test_a_run_on_standard_input_resumes_without_it(
     same(actual, expected)
     succeeded("train", "--resume", run, "--steps", "7")
     for data, message in (("", "-: the text is empty"), (b"\xff" * 99, "- is not UTF-8 text")):
-        result = CliRunner().invoke(main, ["train", "-", "--out", str(tmp_path / "new" / "run"), *OPTIONS], input=data)
+        result = CliRunner().invoke(
+            main, ["train", "-", "--out", str(tmp_path / "new" / "run"), *OPTIONS], input=data
+        )
         assert message in result.stderr
         assert not (tmp_path / "new").exists()
     assert "Use - once" in failed("train", "-", "-", "--out", tmp_path / "new", status=2)
@@ -197,7 +282,10 @@ def test_a_run_on_standard_input_resumes_without_it(
 
 def test_an_invalid_output_folder_is_reported(tmp_path: Path, text: Path) -> None:
     message = failed("train", text, "--out", "/proc/x", *OPTIONS)
-    assert "/proc/x cannot be written (No such file or directory): choose another folder (--out)" in message
+    assert (
+        "/proc/x cannot be written (No such file or directory): choose another folder (--out)"
+        in message
+    )
 
 
 def test_messages_name_options(tmp_path: Path, text: Path) -> None:
@@ -254,13 +342,22 @@ def test_failures_are_reported(tmp_path: Path, text: Path) -> None:
     missing = tmp_path / "missing"
     cases: list[tuple[list[object], str]] = [
         (["train", missing, "--out", tmp_path / "new", *OPTIONS], "does not exist: check its name"),
-        (["train", text, "--out", run], f"contains a run already: resume it with minhub train --resume {run}, or"),
-        (["train", text, "--out", tmp_path / "new", "--beta2", "2"], "--beta2 must be between 0 and 0.99999"),
+        (
+            ["train", text, "--out", run],
+            f"contains a run already: resume it with minhub train --resume {run}, or",
+        ),
+        (
+            ["train", text, "--out", tmp_path / "new", "--beta2", "2"],
+            "--beta2 must be between 0 and 0.99999",
+        ),
         (
             ["train", text, "--out", tmp_path / "new", "--set", "speed=3"],
             "--set: unknown setting speed; the settings of gpt2 are",
         ),
-        (["train", text, "--out", tmp_path / "new", "--context", "5000"], "longer than the training text"),
+        (
+            ["train", text, "--out", tmp_path / "new", "--context", "5000"],
+            "longer than the training text",
+        ),
         (["train", "--resume", missing], "is not a run of minhub train"),
         (["train", "--resume", run, "--width", "32"], "--width cannot change"),
         (["train", "--resume", run, "--set", "n_inner=3"], "--set cannot change"),
@@ -279,8 +376,23 @@ def test_failures_are_reported(tmp_path: Path, text: Path) -> None:
 
 
 def test_an_infinite_or_nan_loss_is_reported(tmp_path: Path, text: Path) -> None:
-    call = ["train", text, "--out", tmp_path / "run", *OPTIONS, "--steps", "60", "--learning-rate", "100",
-            "--weight-decay", "10", "--clip", "0", "--warm-up", "0"]  # fmt: skip
+    call = [
+        "train",
+        text,
+        "--out",
+        tmp_path / "run",
+        *OPTIONS,
+        "--steps",
+        "60",
+        "--learning-rate",
+        "100",
+        "--weight-decay",
+        "10",
+        "--clip",
+        "0",
+        "--warm-up",
+        "0",
+    ]
     result = minhub(*call)
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -302,29 +414,57 @@ class Stop(Listener):
 
 def test_the_resume_option_continues_a_run(tmp_path: Path, text: Path) -> None:
     """--resume gives the same model, prints the step, and accepts more steps."""
-    settings = {"layers": 1, "width": 16, "context": 16, "batch": 4, "steps": 6, "evaluate_every": 3,
-                "checkpoint_every": 2, "threads": 1}  # fmt: skip
+    settings = {
+        "layers": 1,
+        "width": 16,
+        "context": 16,
+        "batch": 4,
+        "steps": 6,
+        "evaluate_every": 3,
+        "checkpoint_every": 2,
+        "threads": 1,
+    }
     succeeded("train", text, "--out", tmp_path / "uninterrupted" / "run", *OPTIONS)
     train(text, tmp_path / "run", listener=Stop(), **settings)
     result = succeeded("train", "--resume", tmp_path / "run")
     assert "continues after step 3" in result.stderr
     same(contents(tmp_path / "run"), contents(tmp_path / "uninterrupted" / "run"))
-    actual = json.loads(succeeded("train", "--resume", tmp_path / "run", "--steps", "8", "--json").stdout)
+    actual = json.loads(
+        succeeded("train", "--resume", tmp_path / "run", "--steps", "8", "--json").stdout
+    )
     assert (actual["steps"], actual["settings"]["steps"]) == (8, 8)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
-def test_a_signal_prints_the_command_to_resume(tmp_path: Path, text: Path, number: int, status: int) -> None:
-    """A process receives the signal after it prints an evaluation. Ctrl-C ends it by the signal itself, which a shell
-    reports as status 130.
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
+)
+def test_a_signal_prints_the_command_to_resume(
+    tmp_path: Path, text: Path, number: int, status: int
+) -> None:
+    """A process receives the signal after it prints an evaluation. Ctrl-C ends it by the signal
+    itself, which a shell reports as status 130.
     """
     run = tmp_path / "my run"
     program = sys.executable if number == signal.SIGINT else python()
-    words = [program, "-m", "minhub_py", "train", text, "--out", run, *OPTIONS, "--steps", "1000000"]
+    words = [
+        program,
+        "-m",
+        "minhub_py",
+        "train",
+        text,
+        "--out",
+        run,
+        *OPTIONS,
+        "--steps",
+        "1000000",
+    ]
     with subprocess.Popen(
-        [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [str(word) for word in words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-    ) as process:  # fmt: skip
+    ) as process:
         try:
             assert process.stderr is not None
             for line in process.stderr:
@@ -349,20 +489,30 @@ def test_a_signal_prints_the_command_to_resume(tmp_path: Path, text: Path, numbe
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs: on characters, on longer tokens with a lower loss per character, and an untrained one."""
+    """Three runs: on characters, on longer tokens with a lower loss per character, and an untrained
+    one.
+    """
     root = tmp_path_factory.mktemp("runs")
     (root / "text.txt").write_text(verses(6000))
     settings = TINY | {"steps": 30, "evaluate_every": 10, "learning_rate": 0.01}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
         train(root / "text.txt", root / "letters", family="lstm", **settings)
-        train(root / "text.txt", root / "_tok$ens", tokenizer="bpe", vocab_size=400, **settings | {"width": 64})
+        train(
+            root / "text.txt",
+            root / "_tok$ens",
+            tokenizer="bpe",
+            vocab_size=400,
+            **settings | {"width": 64},
+        )
         train(root / "text.txt", root / "new", family="gptneo", **settings | {"learning_rate": 0.0})
     return root
 
 
 def test_compare_sorts_runs_by_loss(runs: Path) -> None:
-    """The run with the lowest loss per character is first, although its loss per token is the highest."""
+    """The run with the lowest loss per character is first, although its loss per token is the
+    highest.
+    """
     names = ["new", "letters", "_tok$ens"]
     actual = {run.folder.name: run for run in (Run(runs / name) for name in names)}
     result = succeeded("compare", *(runs / name for name in names))
@@ -371,7 +521,8 @@ def test_compare_sorts_runs_by_loss(runs: Path) -> None:
     assert heading.split()[:3] == ["RUN", "MODEL", "PARAMETERS"]
     cells = [re.split(r" {2,}", line.strip()) for line in lines]
     per_character = {
-        name: run.best_loss * run.corpus.held_out.count / run.corpus.characters for name, run in actual.items()
+        name: run.best_loss * run.corpus.held_out.count / run.corpus.characters
+        for name, run in actual.items()
     }
     assert re.split(r" {2,}", heading)[7:9] == ["NATS PER TOKEN", "NATS PER CHARACTER"]
     assert [row[0] for row in cells] == sorted(names, key=per_character.__getitem__)
@@ -387,13 +538,17 @@ def test_compare_sorts_runs_by_loss(runs: Path) -> None:
 
     listed = json.loads(succeeded("compare", *(runs / name for name in names), "--json").stdout)
     assert [run["name"] for run in listed] == [row[0] for row in cells]
-    assert [run["nats_per_character"] for run in listed] == pytest.approx(sorted(per_character.values()))
+    assert [run["nats_per_character"] for run in listed] == pytest.approx(
+        sorted(per_character.values())
+    )
 
 
 def test_compare_plots_the_curves(runs: Path, tmp_path: Path, pictures: None) -> None:
     """Any run name is supported, without a warning from matplotlib."""
     plot = tmp_path / "plot.png"
-    result = succeeded("compare", *(runs / name for name in ("letters", "_tok$ens", "new")), "--plot", plot)
+    result = succeeded(
+        "compare", *(runs / name for name in ("letters", "_tok$ens", "new")), "--plot", plot
+    )
     assert result.stderr == ""
     assert plot.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]

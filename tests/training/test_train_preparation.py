@@ -16,7 +16,14 @@ from children import SERVER
 from click.testing import CliRunner
 from training_runs import SHORT, TEXT, TINY, Notes, contents, in_a_child, same, until
 
-from minhub_py import from_pretrained, gpt2, resume, save_pretrained, tokenizer_from_pretrained, train
+from minhub_py import (
+    from_pretrained,
+    gpt2,
+    resume,
+    save_pretrained,
+    tokenizer_from_pretrained,
+    train,
+)
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.main import main
 from minhub_py.system.lock import BusyError
@@ -44,7 +51,8 @@ def test_resume_continues_an_interrupted_preparation(tmp_path: Path, text: Path,
         with pytest.raises(type(error)):
             train(text, folder, listener=Stop(what, error), **settings)
         with pytest.raises(
-            FileNotFoundError, match=r"preparation of its text was interrupted: continue it with resume\('.*'\)"
+            FileNotFoundError,
+            match=r"preparation of its text was interrupted: continue it with resume\('.*'\)",
         ):
             Run(folder)
         with pytest.raises(type(error)):
@@ -57,7 +65,9 @@ def test_resume_continues_an_interrupted_preparation(tmp_path: Path, text: Path,
     same(contents(train(text, folder, **settings).folder), contents(uninterrupted))
 
 
-def test_a_run_killed_during_its_preparation_resumes_identically(tmp_path: Path, text: Path) -> None:
+def test_a_run_killed_during_its_preparation_resumes_identically(
+    tmp_path: Path, text: Path
+) -> None:
     """The process is killed at changes of files before the first step."""
     uninterrupted = tmp_path / "uninterrupted" / "run"
     train(text, uninterrupted, **SHORT)
@@ -65,10 +75,16 @@ def test_a_run_killed_during_its_preparation_resumes_identically(tmp_path: Path,
     resumed = 0
     for last in range(1, 200, 3):
         folder = tmp_path / f"at{last}" / "run"
-        assert in_a_child(until, last, partial(train, text, folder, progress=False, **SHORT)) == -signal.SIGKILL
+        assert (
+            in_a_child(until, last, partial(train, text, folder, progress=False, **SHORT))
+            == -signal.SIGKILL
+        )
         if (folder / "losses.csv").exists():
             break
-        if not (folder / "tokens" / "begun.json").exists() and not (folder / "settings.json").exists():
+        if (
+            not (folder / "tokens" / "begun.json").exists()
+            and not (folder / "settings.json").exists()
+        ):
             continue
         resume(folder)
         same(contents(folder), expected)
@@ -80,7 +96,12 @@ def test_resume_continues_with_a_copy_of_a_stream(tmp_path: Path, text: Path) ->
     uninterrupted, folder = tmp_path / "uninterrupted" / "run", tmp_path / "stopped" / "run"
     train(io.BytesIO(TEXT.encode()), uninterrupted, **SHORT)
     with pytest.raises(KeyboardInterrupt):
-        train(io.BytesIO(TEXT.encode()), folder, listener=Stop("Encoding", KeyboardInterrupt()), **SHORT)
+        train(
+            io.BytesIO(TEXT.encode()),
+            folder,
+            listener=Stop("Encoding", KeyboardInterrupt()),
+            **SHORT,
+        )
     same(contents(resume(folder).folder), contents(uninterrupted))
 
     class Broken(io.BytesIO):
@@ -94,7 +115,12 @@ def test_resume_continues_with_a_copy_of_a_stream(tmp_path: Path, text: Path) ->
 
 def test_an_error_in_the_preparation_leaves_no_files(tmp_path: Path, text: Path) -> None:
     with pytest.raises(ValueError, match="a reason"):
-        train(text, tmp_path / "new" / "run", listener=Stop("Encoding", ValueError("a reason")), **SHORT)
+        train(
+            text,
+            tmp_path / "new" / "run",
+            listener=Stop("Encoding", ValueError("a reason")),
+            **SHORT,
+        )
     assert not (tmp_path / "new").exists()
 
 
@@ -104,7 +130,10 @@ def test_resume_rejects_a_changed_text(tmp_path: Path, text: Path) -> None:
         train(text, folder, listener=Stop("Encoding", KeyboardInterrupt()), **SHORT)
     before, times = contents(folder), text.stat()
     text.write_text(TEXT + "more")
-    with pytest.raises(ValueError, match=r"text.txt has changed since the run began: start a new run with train\(\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"text.txt has changed since the run began: start a new run with train\(\)",
+    ):
         resume(folder)
     text.unlink()
     with pytest.raises(FileNotFoundError, match=r"text file .*text.txt does not exist"):
@@ -126,7 +155,8 @@ def test_the_command_prints_how_to_continue(tmp_path: Path, text: Path) -> None:
     result = CliRunner().invoke(main, ["train", "--resume", str(folder)])
     assert result.exit_code == 0, result.output
     assert (
-        f"finished already, after step 12; for more steps: minhub train --resume {folder} --steps 24" in result.stderr
+        f"finished already, after step 12; for more steps: minhub train --resume {folder}"
+        " --steps 24" in result.stderr
     )
     assert "TRAINING" not in result.stderr  # an empty table
     assert "The best model, of step" in result.stderr
@@ -136,7 +166,13 @@ def test_resume_rejects_a_changed_model_to_fine_tune(tmp_path: Path, text: Path)
     """A run without a checkpoint starts again from the model's files, which must be unchanged."""
     source, folder = tmp_path / "source", tmp_path / "run"
     tokenizer = characters(sorted(set(TEXT)))
-    sizes: dict[str, Any] = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": 32,
+        "n_positions": 16,
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+    }
     torch.manual_seed(1)
     save_pretrained(gpt2(**sizes), source, tokenizer)
     settings = {"start": str(source), "steps": 2, "batch": 4, "threads": 1}
@@ -145,7 +181,8 @@ def test_resume_rejects_a_changed_model_to_fine_tune(tmp_path: Path, text: Path)
     before = from_pretrained(source)
     save_pretrained(gpt2(**sizes), source, tokenizer)
     with pytest.raises(
-        ValueError, match="source has changed since the run .* began, and the run has no checkpoint yet"
+        ValueError,
+        match="source has changed since the run .* began, and the run has no checkpoint yet",
     ):
         resume(folder)
     save_pretrained(before, source, tokenizer_from_pretrained(source))
@@ -153,23 +190,37 @@ def test_resume_rejects_a_changed_model_to_fine_tune(tmp_path: Path, text: Path)
     assert json.loads((folder / "tokens" / "tokens.json").read_text())["start"]
 
 
-def test_resume_rejects_a_changed_model_after_the_text_was_encoded(tmp_path: Path, text: Path) -> None:
+def test_resume_rejects_a_changed_model_after_the_text_was_encoded(
+    tmp_path: Path, text: Path
+) -> None:
     """The new model may have another tokenizer, so that the token IDs are wrong."""
     source, folder = tmp_path / "source", tmp_path / "run"
-    sizes: dict[str, Any] = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": 32,
+        "n_positions": 16,
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+    }
     save_pretrained(gpt2(**sizes), source, characters(sorted(set(TEXT))))
     settings = {"start": str(source), "steps": 2, "batch": 4, "threads": 1}
     train(text, folder, listener=Notes(0), **settings)
     # The state of a process that was killed after tokens.json and before settings.json.
-    (folder / "tokens" / "begun.json").write_text(json.dumps(
-        {"settings": json.loads((folder / "settings.json").read_text()),
-         "texts": [[str(text), text.stat().st_size, text.stat().st_mtime_ns]]}
-    ))  # fmt: skip
+    (folder / "tokens" / "begun.json").write_text(
+        json.dumps(
+            {
+                "settings": json.loads((folder / "settings.json").read_text()),
+                "texts": [[str(text), text.stat().st_size, text.stat().st_mtime_ns]],
+            }
+        )
+    )
     for path in folder.iterdir():
         if path.name != "tokens":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     save_pretrained(gpt2(**sizes), source, characters(sorted(set(TEXT), reverse=True)))
-    with pytest.raises(ValueError, match="source has changed since the run .* began: start a new run"):
+    with pytest.raises(
+        ValueError, match="source has changed since the run .* began: start a new run"
+    ):
         resume(folder)
 
 
@@ -194,7 +245,9 @@ def train_and_pause(text: Path, folder: Path, pipe: Any) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_second_process_cannot_train_in_the_same_folder(tmp_path: Path, text: Path, killed: bool) -> None:
+def test_a_second_process_cannot_train_in_the_same_folder(
+    tmp_path: Path, text: Path, killed: bool
+) -> None:
     uninterrupted, folder = tmp_path / "uninterrupted" / "run", tmp_path / "two" / "run"
     train(text, uninterrupted, **SHORT)
     connection, child_connection = SERVER.Pipe()
@@ -228,4 +281,7 @@ def test_a_second_process_cannot_prepare_in_the_same_folder(tmp_path: Path, text
     train(text, folder, listener=second, **SHORT)
     assert {what for what, _, _ in second.read} == {"Reading", "Encoding"}
     train(text, tmp_path / "uninterrupted", **SHORT)
-    assert Run(folder).losses[-1]["held_out_loss"] == Run(tmp_path / "uninterrupted").losses[-1]["held_out_loss"]
+    assert (
+        Run(folder).losses[-1]["held_out_loss"]
+        == Run(tmp_path / "uninterrupted").losses[-1]["held_out_loss"]
+    )

@@ -61,14 +61,20 @@ def test_a_pipe_receives_lines(
     steps = [line.split()[0] for line in shown.splitlines() if line.startswith("      ")]
     assert steps == ["0", "4", "8", "12"]
     loss = f"{run.best_loss:.4f} (nats per token)"
-    last = f"The best model, of step {run.best['step']} with a loss of {loss}, is in {tmp_path / 'run'}"
+    last = (
+        f"The best model, of step {run.best['step']} with a loss of {loss}, is in"
+        f" {tmp_path / 'run'}"
+    )
     assert shown.splitlines()[-1] == last
 
     monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)
     resume(tmp_path / "run", steps=16)
     shown = capsys.readouterr().err
     assert "continues after step 12" in shown
-    assert "Note: from step 12 the learning rate follows a cosine that ends at step 16, not at 12" in shown
+    assert (
+        "Note: from step 12 the learning rate follows a cosine that ends at step 16, not at 12"
+        in shown
+    )
     assert "\n14 of 16  loss " in shown
     assert re.search(r"\nevaluating: batch 1 of \d+\n", shown)
     assert "\nstep 13: batch 1 of 1\n" in shown
@@ -104,19 +110,30 @@ def test_the_note_on_a_busy_machine_names_the_remedy(monkeypatch: pytest.MonkeyP
         single = progress.busy_advice(2.5, 2)
     finally:
         torch.set_num_threads(threads)
-    assert "training takes longer. threads=1, or the environment variable GOMP_SPINCOUNT=1000" in note
+    assert (
+        "training takes longer. threads=1, or the environment variable GOMP_SPINCOUNT=1000" in note
+    )
     assert single.endswith("training takes longer")
     monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
     assert progress.busy_advice(2.5, 2) == single
 
 
-def test_a_run_that_does_not_improve_says_so(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = train(text, tmp_path / "run", **TINY | {"learning_rate": 100.0, "steps": 2, "evaluate_every": 2})
+def test_a_run_that_does_not_improve_says_so(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(
+        text, tmp_path / "run", **TINY | {"learning_rate": 100.0, "steps": 2, "evaluate_every": 2}
+    )
     assert run.best["step"] == 0
-    assert "It is the model before training, as no later evaluation had a lower loss" in capsys.readouterr().err
+    assert (
+        "It is the model before training, as no later evaluation had a lower loss"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_slow_batch_is_shown_on_a_terminal(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_batch_is_shown_on_a_terminal(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The terminal shows the pending batch before its computation, and removes it afterwards."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -154,7 +171,8 @@ def test_the_progress_bar_is_removed_when_a_run_ends_or_stops(
     bars = [part for part in written.split("\r") if " of 12  loss" in part]
     assert {len(part) for part in bars} == {57}  # the terminal has 60 columns, and ^C takes two
     assert [line for line in lines if " of 12  loss" in line or "100 %" in line] == []
-    assert len(lines) == 4 + 4 + 3 + 1  # model and data, the table, the best model, and the end of the last line
+    # model and data, the table, the best model, and the end of the last line
+    assert len(lines) == 4 + 4 + 3 + 1
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -187,7 +205,9 @@ def test_a_notebook_shows_a_progress_bar(
     assert not progress.in_notebook()
 
 
-def test_training_without_a_stream_is_silent(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_without_a_stream_is_silent(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python has no streams on Windows without a console."""
     monkeypatch.setattr(sys, "stderr", None)
     assert train(text, tmp_path / "run", **TINY).losses[-1]["step"] == 12

@@ -12,10 +12,24 @@ import pytest
 import torch
 from children import SERVER
 from torch import Tensor
-from training_runs import BUILT_IN, TEXT, TINY, Notes, ids_of, in_a_child, prepared, resume_in_child, verses
+from training_runs import (
+    BUILT_IN,
+    TEXT,
+    TINY,
+    Notes,
+    ids_of,
+    in_a_child,
+    prepared,
+    resume_in_child,
+    verses,
+)
 
 from minhub_py import tokenizer_from_pretrained, train
-from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer, train_byte_level_bpe
+from minhub_py.checkpoints.tokenizers.tokenizer import (
+    characters,
+    read_tokenizer,
+    train_byte_level_bpe,
+)
 from minhub_py.training.data import DataLoader, Tokens, split_at_words
 
 # --- Tokenizers and tokenized data
@@ -39,11 +53,20 @@ def test_several_files_are_one_text(tmp_path: Path) -> None:
 def test_long_texts_are_read_in_chunks(tmp_path: Path) -> None:
     """Chunks never split a character, for characters of every length in UTF-8."""
     content = "aé→😀 b\r\n" * 9000
-    run, tokenizer = prepared(tmp_path, [content[:33_333].encode(), content[33_333:].encode()], held_out=0.25)
+    run, tokenizer = prepared(
+        tmp_path, [content[:33_333].encode(), content[33_333:].encode()], held_out=0.25
+    )
     cut = int(len(content) * 0.75)
     assert tokenizer.decode(ids_of(run.corpus.train)) == content[:cut]
     assert tokenizer.decode(ids_of(run.corpus.held_out)) == content[cut:]
-    run = train(tmp_path / "text0.txt", tmp_path / "bpe", tokenizer="bpe", vocab_size=300, listener=Notes(0), **TINY)
+    run = train(
+        tmp_path / "text0.txt",
+        tmp_path / "bpe",
+        tokenizer="bpe",
+        vocab_size=300,
+        listener=Notes(0),
+        **TINY,
+    )
     cut = int(33_333 * 0.9)
     assert ids_of(run.corpus.train) == run.tokenizer.encode(content[:cut]).ids
     assert ids_of(run.corpus.held_out) == run.tokenizer.encode(content[cut:33_333]).ids
@@ -57,7 +80,9 @@ def test_a_bpe_is_trained_on_the_training_text_only(tmp_path: Path) -> None:
     vocabulary = tokenizer.get_vocab()
     assert len(vocabulary) == 400
     assert vocabulary["<|endoftext|>"] == 0
-    assert "Ġthe" in vocabulary or any(token.startswith("Ġ") and len(token) > 2 for token in vocabulary)
+    assert "Ġthe" in vocabulary or any(
+        token.startswith("Ġ") and len(token) > 2 for token in vocabulary
+    )
     assert not any("zy" in token for token in vocabulary)
     assert tokenizer.to_str() == train_byte_level_bpe([learnt], 400).to_str()
     assert ids_of(run.corpus.train) == tokenizer.encode(content[:9000]).ids
@@ -67,21 +92,58 @@ def test_a_bpe_is_trained_on_the_training_text_only(tmp_path: Path) -> None:
 
 
 def test_chunks_have_the_token_ids_of_the_entire_text(bpe_folder: Path) -> None:
-    """For unusual white space, punctuation and special tokens, with tokenizers of one and of two files."""
+    """For unusual white space, punctuation and special tokens, with tokenizers of one and of two
+    files.
+    """
     tokenizers = [read_tokenizer(bpe_folder), train_byte_level_bpe([verses(9000)], 500)]
-    parts = ["a", "the", "of", "1", "23", ".", "!?", "'s", "'", " ", " ", "  ", "\n", "\n\n", "\r\n", "\t", "\u3000",
-             "\xa0", "\u2028", "\x85", "\x0b", "\x1c", "\x1f", "\u200b", "\ufeff", "é", "e\u0301", "漢字", "😀",
-             "<|endoftext|>"]  # fmt: skip
+    parts = [
+        "a",
+        "the",
+        "of",
+        "1",
+        "23",
+        ".",
+        "!?",
+        "'s",
+        "'",
+        " ",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\r\n",
+        "\t",
+        "\u3000",
+        "\xa0",
+        "\u2028",
+        "\x85",
+        "\x0b",
+        "\x1c",
+        "\x1f",
+        "\u200b",
+        "\ufeff",
+        "é",
+        "e\u0301",
+        "漢字",
+        "😀",
+        "<|endoftext|>",
+    ]
     draw = random.Random(0)
     cuts = 0
     for _ in range(1500):
         text = "".join(draw.choices(parts, k=draw.randint(1, 25)))
         size = draw.randint(1, 6)
-        pieces = list(split_at_words(text[start : start + size] for start in range(0, len(text), size)))
+        pieces = list(
+            split_at_words(text[start : start + size] for start in range(0, len(text), size))
+        )
         assert "".join(pieces) == text
         cuts += len(pieces) - 1
         for tokenizer in tokenizers:
-            actual = [id for piece in pieces for id in tokenizer.encode(piece, add_special_tokens=False).ids]
+            actual = [
+                id
+                for piece in pieces
+                for id in tokenizer.encode(piece, add_special_tokens=False).ids
+            ]
             assert actual == tokenizer.encode(text, add_special_tokens=False).ids, (text, pieces)
     assert cuts > 1500
 
@@ -101,7 +163,9 @@ def test_a_run_can_use_an_existing_tokenizer(tmp_path: Path, bpe_folder: Path, s
         name, count, dtype = str(bpe_folder), 600, "<u2"
     else:
         name, count, dtype = str(tmp_path / "many"), 70_000, "<u4"
-        many = [chr(0x20000 + number) for number in range(70_000 - len(set(TEXT)))] + sorted(set(TEXT))
+        many = [chr(0x20000 + number) for number in range(70_000 - len(set(TEXT)))] + sorted(
+            set(TEXT)
+        )
         (tmp_path / "many").mkdir()
         (tmp_path / "many" / "tokenizer.json").write_text(characters(many).to_str())
     run, tokenizer = prepared(tmp_path, [TEXT.encode()], tokenizer=name, layers=1)
@@ -147,7 +211,9 @@ def test_windows_start_at_all_positions(numbers: Tokens) -> None:
 
 @pytest.mark.parametrize(("batch", "context"), [(1, 16), (3, 16), (7, 10), (57, 16)])
 def test_streams_are_consecutive(numbers: Tokens, batch: int, context: int) -> None:
-    """A sequence starts where the previous one ends; an epoch reads nearly all tokens once; offsets differ by epoch."""
+    """A sequence starts where the previous one ends; an epoch reads nearly all tokens once; offsets
+    differ by epoch.
+    """
     streams = DataLoader(numbers, batch, context, seed=7, carry=True)
     before: Tensor | None = None
     epochs: list[list[int]] = []
@@ -181,8 +247,21 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, text: Path, family: 
     """Sparse files of 1 MB and of 1 GB, which occupy no disk space."""
     peaks = []
     for size in (10**6, 10**9):
-        settings = TINY | {"batch": 32, "steps": 40, "evaluate_every": 40, "checkpoint_every": 40, "layers": 1}
-        run = train(text, tmp_path / str(size), family=family, listener=Notes(0), evaluate_tokens=2**14, **settings)
+        settings = TINY | {
+            "batch": 32,
+            "steps": 40,
+            "evaluate_every": 40,
+            "checkpoint_every": 40,
+            "layers": 1,
+        }
+        run = train(
+            text,
+            tmp_path / str(size),
+            family=family,
+            listener=Notes(0),
+            evaluate_tokens=2**14,
+            **settings,
+        )
         about = json.loads((run.folder / "tokens" / "tokens.json").read_text())
         for name in ("train", "held_out"):
             os.truncate(run.folder / "tokens" / f"{name}.bin", size)

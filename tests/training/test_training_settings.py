@@ -16,13 +16,31 @@ BAD_TEXTS: dict[str, tuple[bytes | None, dict[str, Any], str]] = {
     "cut inside a character": ("é".encode() * 500 + b"\xc3", {}, "text.txt is not UTF-8 text"),
     "one character": (b"a", {}, "context|held-out"),
     "two characters": (b"ab", {}, "context|held-out"),
-    "context": (TEXT.encode(), {"context": 4000}, r"context \(4000\) is longer than the training text \(3600 tok"),
-    "held out": (TEXT.encode(), {"held_out": 0.0002}, "held-out text has 1 tokens, but evaluation requires 2"),
-    "nothing held out": (TEXT.encode(), {"held_out": 1e-20}, "held-out text has 0 tokens, but evaluation requires 2"),
-    "streams": (TEXT.encode(), {"family": "lstm", "batch": 300}, "too short for 300 streams with sequences of 16: "
-     ".* a smaller batch or context, or carry=False$"),
+    "context": (
+        TEXT.encode(),
+        {"context": 4000},
+        r"context \(4000\) is longer than the training text \(3600 tok",
+    ),
+    "held out": (
+        TEXT.encode(),
+        {"held_out": 0.0002},
+        "held-out text has 1 tokens, but evaluation requires 2",
+    ),
+    "nothing held out": (
+        TEXT.encode(),
+        {"held_out": 1e-20},
+        "held-out text has 0 tokens, but evaluation requires 2",
+    ),
+    "streams": (
+        TEXT.encode(),
+        {"family": "lstm", "batch": 300},
+        (
+            "too short for 300 streams with sequences of 16: "
+            ".* a smaller batch or context, or carry=False$"
+        ),
+    ),
     "other characters": ("漢字".encode() * 500, {"tokenizer": BUILT_IN["gpt2"]}, "no token"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_TEXTS)
@@ -106,7 +124,9 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD_SETTINGS, ids=str)
-def test_invalid_settings_are_reported(tmp_path: Path, text: Path, settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_reported(
+    tmp_path: Path, text: Path, settings: dict[str, Any], message: str
+) -> None:
     """The message names the setting and the allowed values. An error leaves no files."""
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(text, tmp_path / "run", **TINY | settings)

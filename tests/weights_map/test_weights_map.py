@@ -20,9 +20,9 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.export.convert import convert
 from minhub_py.loading.files import open_files
+from minhub_py.loading.pretrained import from_pretrained, save_pretrained
+from minhub_py.models.registry import ARCHITECTURES, ENTRIES, Architecture, Entry, Training, preset
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import from_pretrained, save_pretrained
-from minhub_py.registry import ARCHITECTURES, ENTRIES, Architecture, Entry, Training, preset
 from weights_map.conversion import Mapped, check_shapes
 from weights_map.engine import (
     Row,
@@ -43,7 +43,9 @@ PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.preset
 
 
 def published(name: str) -> tuple[Architecture, Any]:
-    """A published size; with 256 experts or more, its first eight layers, because each expert is a tensor."""
+    """A published size; with 256 experts or more, its first eight layers, because each expert is a
+    tensor.
+    """
     architecture, config = preset(name)
     if (getattr(config, "num_experts", 0) or 0) >= 256:
         config = replace(config, num_hidden_layers=8)
@@ -57,19 +59,36 @@ def reference(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tenso
     [kind] = hub.pop("architectures")
     settings = transformers.AutoConfig.for_model(hub.pop("model_type"), **hub)
     # The state dict of an encoder-decoder has the embedding three times; config.json ties the head.
-    again = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"} if settings.is_encoder_decoder else set()
-    auto = transformers.AutoModelForSeq2SeqLM if settings.is_encoder_decoder else transformers.AutoModelForCausalLM
+    again = (
+        {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+        if settings.is_encoder_decoder
+        else set()
+    )
+    auto = (
+        transformers.AutoModelForSeq2SeqLM
+        if settings.is_encoder_decoder
+        else transformers.AutoModelForCausalLM
+    )
     with torch.device("meta"):
-        model = getattr(transformers, kind)(settings) if architecture.is_encoder else auto.from_config(settings)
+        model = (
+            getattr(transformers, kind)(settings)
+            if architecture.is_encoder
+            else auto.from_config(settings)
+        )
     left_out = again | ({"lm_head.weight"} if config.tie_word_embeddings else set())
     if architecture.is_encoder:
-        left_out = {key for key in model.state_dict() if "pooler" in key} | set(model.all_tied_weights_keys)
+        left_out = {key for key in model.state_dict() if "pooler" in key} | set(
+            model.all_tied_weights_keys
+        )
     tensors = {key: tensor for key, tensor in model.state_dict().items() if key not in left_out}
     if hub.get("quantization_config"):  # GPT-OSS's experts: in memory floats, in files MXFP4
         for key in [key for key in tensors if key.endswith(("gate_up_proj", "down_proj"))]:
             experts, inputs, outputs = tensors.pop(key).shape
             scales = torch.empty(experts, outputs, inputs // 32, dtype=torch.uint8, device="meta")
-            tensors |= {f"{key}_blocks": scales.unsqueeze(3).expand(-1, -1, -1, 16), f"{key}_scales": scales}
+            tensors |= {
+                f"{key}_blocks": scales.unsqueeze(3).expand(-1, -1, -1, 16),
+                f"{key}_scales": scales,
+            }
     return tensors, revert_weight_conversion(model, tensors)
 
 
@@ -84,17 +103,29 @@ def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
     for hub_tensors in (memory,) if memory.keys() == files.keys() else (memory, files):
         check_shapes(weights_map.to_native(family.model_type, hub_tensors, config), ours)
     back = weights_map.to_hub(family.model_type, ours, config)
-    assert {key: tensor.shape for key, tensor in back.items()} == {key: t.shape for key, t in files.items()}
+    assert {key: tensor.shape for key, tensor in back.items()} == {
+        key: t.shape for key, t in files.items()
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200),
-     ("gpt-neo-125m", 125_198_592), ("gpt-neo-1.3B", 1_315_575_808), ("gpt-neo-2.7B", 2_651_307_520)],
-)  # fmt: skip
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+        ("gpt-neo-125m", 125_198_592),
+        ("gpt-neo-1.3B", 1_315_575_808),
+        ("gpt-neo-2.7B", 2_651_307_520),
+    ],
+)
 def test_published_sizes_have_the_published_parameter_counts(name: str, count: int) -> None:
     architecture, config = preset(name)
-    assert sum(parameter.numel() for parameter in skeleton(architecture.Model, config).parameters()) == count
+    assert (
+        sum(parameter.numel() for parameter in skeleton(architecture.Model, config).parameters())
+        == count
+    )
 
 
 def test_lstm_converts_in_both_directions() -> None:
@@ -104,8 +135,12 @@ def test_lstm_converts_in_both_directions() -> None:
     ours = model.state_dict()
     hub = weights_map.to_hub("lstm", ours)
     assert set(hub) == set(ours)
-    as_found = {name.replace("embedding", "_embedding").replace("lstm", "_lstm").replace("head", "_out"): tensor
-                for name, tensor in hub.items()}  # fmt: skip
+    as_found = {
+        name.replace("embedding", "_embedding")
+        .replace("lstm", "_lstm")
+        .replace("head", "_out"): tensor
+        for name, tensor in hub.items()
+    }
     assert "_lstm.weight_ih_l2" in as_found
     native = weights_map.to_native("lstm", as_found)
     assert all(torch.equal(native[name], ours[name]) for name in ours)
@@ -128,7 +163,13 @@ TABLE = Table(
 def toy(layers: int = 2) -> dict[str, torch.Tensor]:
     tensors = {"t.embed.weight": torch.randn(5, 4), "head": torch.randn(5, 4)}
     for layer in range(layers):
-        for name, shape in {"q": (4, 4), "k": (4, 4), "v": (4, 4), "gate_up": (4, 6), "proj": (4, 3)}.items():
+        for name, shape in {
+            "q": (4, 4),
+            "k": (4, 4),
+            "v": (4, 4),
+            "gate_up": (4, 6),
+            "proj": (4, 3),
+        }.items():
             tensors[f"t.h.{layer}.{name}"] = torch.randn(shape)
     return tensors
 
@@ -136,11 +177,14 @@ def toy(layers: int = 2) -> dict[str, torch.Tensor]:
 def test_operations_have_inverses() -> None:
     hub = toy()
     native = Mapped(TABLE, hub, "hub")
-    assert torch.equal(native["h.1.qkv"], torch.cat([hub["t.h.1.q"], hub["t.h.1.k"], hub["t.h.1.v"]]))
+    assert torch.equal(
+        native["h.1.qkv"], torch.cat([hub["t.h.1.q"], hub["t.h.1.k"], hub["t.h.1.v"]])
+    )
     assert torch.equal(native["h.0.gate"], hub["t.h.0.gate_up"][:, :3])
     assert torch.equal(native["h.0.up"], hub["t.h.0.gate_up"][:, 3:])
     assert torch.equal(native["h.1.proj"], hub["t.h.1.proj"].T)
-    assert list(native)[:5] == ["embed", "h.0.qkv", "h.0.gate", "h.0.up", "h.0.proj"]  # layer by layer
+    # layer by layer
+    assert list(native)[:5] == ["embed", "h.0.qkv", "h.0.gate", "h.0.up", "h.0.proj"]
     assert list(native)[5:] == ["head", "h.1.qkv", "h.1.gate", "h.1.up", "h.1.proj"]
     back = Mapped(TABLE, dict(native), "native")
     assert set(back) == set(hub)
@@ -169,8 +213,13 @@ def test_tensors_are_loaded_on_access() -> None:
 
 def test_alternative_spellings_and_wrappers_are_recognized() -> None:
     hub = toy()
-    for change in (lambda n: n, lambda n: n.removeprefix("t."), lambda n: f"_orig_mod.{n}", lambda n: f"module.{n}",
-                   lambda n: "_orig_mod.module." + n.removeprefix("t.")):  # fmt: skip
+    for change in (
+        lambda n: n,
+        lambda n: n.removeprefix("t."),
+        lambda n: f"_orig_mod.{n}",
+        lambda n: f"module.{n}",
+        lambda n: "_orig_mod.module." + n.removeprefix("t."),
+    ):
         result = {change(name): tensor for name, tensor in hub.items()}
         native = Mapped(TABLE, result, "hub")
         assert torch.equal(native["h.1.proj"], hub["t.h.1.proj"].T)
@@ -184,16 +233,22 @@ def test_alternative_spellings_and_wrappers_are_recognized() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.update({"t.h.0.qq": t["t.h.0.q"], "x": t["head"]}), r"unknown: t\.h\.0\.qq, x"),
+        (
+            lambda t: t.update({"t.h.0.qq": t["t.h.0.q"], "x": t["head"]}),
+            r"unknown: t\.h\.0\.qq, x",
+        ),
         (lambda t: t.pop("t.h.1.k"), r"missing: t\.h\.1\.k$"),
-        (lambda t: [t.pop(f"t.h.0.{x}") for x in "qkv"], r"missing: t\.h\.0\.k, t\.h\.0\.q, t\.h\.0\.v"),
+        (
+            lambda t: [t.pop(f"t.h.0.{x}") for x in "qkv"],
+            r"missing: t\.h\.0\.k, t\.h\.0\.q, t\.h\.0\.v",
+        ),
         (lambda t: t.update({"h.0.q": t["t.h.0.q"]}), r"duplicate: h\.0\.q and t\.h\.0\.q"),
         (lambda t: t.update({"t.h.4.proj": t["t.h.0.proj"]}), r"missing: t\.h\.2\."),
         (lambda t: t.update({"t.h.00.proj": t["t.h.0.proj"]}), r"unknown: t\.h\.00\.proj"),
         (lambda t: t.update({"t.h.999999.proj": t["t.h.0.proj"]}), r"missing: .* and \d+ more"),
         (lambda t: t.clear(), r"missing: t\.embed\.weight"),
     ],
-)  # fmt: skip
+)
 def test_all_name_problems_are_listed(change, message: str) -> None:
     tensors = toy()
     change(tensors)
@@ -214,7 +269,9 @@ def test_per_head_projections_become_three_parts() -> None:
     """GPT-NeoX: q, k and v of each head in transformers equal thirds of the native matrix."""
     heads, size, width = 4, 6, 24
     attention = transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXAttention(
-        transformers.GPTNeoXConfig(hidden_size=width, num_attention_heads=heads, num_hidden_layers=1)
+        transformers.GPTNeoXConfig(
+            hidden_size=width, num_attention_heads=heads, num_hidden_layers=1
+        )
     )
     fused = attention.query_key_value
     hub = {"h.0.qkv.weight": torch.randn(3 * width, width), "h.0.qkv.bias": torch.randn(3 * width)}
@@ -236,13 +293,16 @@ def test_per_head_projections_become_three_parts() -> None:
 
 def test_missing_config_is_explained() -> None:
     hub = {"h.0.qkv.weight": torch.randn(6, 2), "h.0.qkv.bias": torch.randn(7)}
-    with pytest.raises(ValueError, match=r"table of fused needs the model's config, for num_attention_heads"):
+    with pytest.raises(
+        ValueError, match=r"table of fused needs the model's config, for num_attention_heads"
+    ):
         Mapped(FUSED, hub, "hub")
     # Sizes that do not match the heads are listed with the other problems.
     native = Mapped(FUSED, hub, "hub", SimpleNamespace(num_attention_heads=2))
     expected = {"h.0.c_attn.weight": torch.empty(6, 3), "h.0.c_attn.bias": torch.empty(6)}
     message = (
-        r"wrong shape: h\.0\.c_attn\.weight is \(6, 2\).*, h\.0\.qkv\.bias \(7,\) cannot be converted to h\.0\.c_attn"
+        r"wrong shape: h\.0\.c_attn\.weight is \(6, 2\).*, h\.0\.qkv\.bias \(7,\) cannot be"
+        r" converted to h\.0\.c_attn"
     )
     with pytest.raises(ValueError, match=message):
         check_shapes(native, expected)
@@ -254,8 +314,18 @@ EXPERTS = Table(
         Row("model.layers.{}.norm.weight", "layers.{}.norm.weight"),
         # Some layers have experts, the others an MLP.
         Row("model.layers.{}.mlp.weight", "layers.{}.mlp.weight", optional=True),
-        Row("model.layers.{}.experts.{}.gate.weight", "layers.{}.experts.{}.gate.weight", transpose, optional=True),
-        Row("model.layers.{}.experts.{}.up.weight", "layers.{}.experts.up", stack("num_experts"), optional=True),
+        Row(
+            "model.layers.{}.experts.{}.gate.weight",
+            "layers.{}.experts.{}.gate.weight",
+            transpose,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.experts.{}.up.weight",
+            "layers.{}.experts.up",
+            stack("num_experts"),
+            optional=True,
+        ),
         Row("mtp.*", (), drop),
         Row("model.visual.*", (), drop),
     ),
@@ -279,7 +349,9 @@ def experts(layers: int = 3) -> dict[str, torch.Tensor]:
 def test_experts_have_a_second_index() -> None:
     hub = experts()
     native = Mapped(EXPERTS, hub, "hub", FOUR)
-    assert torch.equal(native["layers.2.experts.3.gate.weight"], hub["model.layers.2.experts.3.gate.weight"].T)
+    assert torch.equal(
+        native["layers.2.experts.3.gate.weight"], hub["model.layers.2.experts.3.gate.weight"].T
+    )
     assert native["layers.1.experts.up"].shape == (4, 5, 3)
     assert torch.equal(native["layers.1.experts.up"][3], hub["model.layers.1.experts.3.up.weight"])
     assert len(native) == 3 + 1 + 2 * (4 + 1)
@@ -289,7 +361,9 @@ def test_experts_have_a_second_index() -> None:
 
 
 def test_experts_of_a_layer_are_stacked_once() -> None:
-    """Conversion from Hub to native and back, as in `minhub convert`, reads each expert's matrix once."""
+    """Conversion from Hub to native and back, as in `minhub convert`, reads each expert's matrix
+    once.
+    """
     loaded: list[str] = []
 
     class Watched(dict):
@@ -306,14 +380,27 @@ def test_experts_of_a_layer_are_stacked_once() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("model.layers.1.experts.2.up.weight"), r"missing: model\.layers\.1\.experts\.2\.up\.weight$"),
-        (lambda t: t.pop("model.layers.1.experts.3.up.weight"), r"missing: model\.layers\.1\.experts\.3\.up\.weight$"),
-        (lambda t: t.update({"model.layers.1.experts.4.up.weight": torch.ones(5, 3)}),
-         r"unused: model\.layers\.1\.experts\.4\.up\.weight$"),
-        (lambda t: t.update({"model.layers.999999.experts.999999.up.weight": torch.ones(5, 3)}),
-         r"missing: model\.layers\.10\.norm\.weight.*unused: model\.layers\.999999\.experts\.999999\.up\.weight"),
+        (
+            lambda t: t.pop("model.layers.1.experts.2.up.weight"),
+            r"missing: model\.layers\.1\.experts\.2\.up\.weight$",
+        ),
+        (
+            lambda t: t.pop("model.layers.1.experts.3.up.weight"),
+            r"missing: model\.layers\.1\.experts\.3\.up\.weight$",
+        ),
+        (
+            lambda t: t.update({"model.layers.1.experts.4.up.weight": torch.ones(5, 3)}),
+            r"unused: model\.layers\.1\.experts\.4\.up\.weight$",
+        ),
+        (
+            lambda t: t.update({"model.layers.999999.experts.999999.up.weight": torch.ones(5, 3)}),
+            (
+                r"missing: model\.layers\.10\.norm\.weight.*unused:"
+                r" model\.layers\.999999\.experts\.999999\.up\.weight"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_number_of_experts_follows_the_config(change, message: str) -> None:
     tensors = experts()
     change(tensors)
@@ -323,8 +410,12 @@ def test_number_of_experts_follows_the_config(change, message: str) -> None:
 
 def test_missing_experts_with_an_index_on_both_sides_are_listed() -> None:
     rows = (Row("h.{}.experts.{}.w", "h.{}.e.{}.w"),)
-    tensors = {f"h.{layer}.experts.{expert}.w": torch.randn(2) for layer in range(2) for expert in range(3)}
-    assert set(Mapped(Table("toy", rows), tensors, "hub")) == {f"h.{i}.e.{j}.w" for i in range(2) for j in range(3)}
+    tensors = {
+        f"h.{layer}.experts.{expert}.w": torch.randn(2) for layer in range(2) for expert in range(3)
+    }
+    assert set(Mapped(Table("toy", rows), tensors, "hub")) == {
+        f"h.{i}.e.{j}.w" for i in range(2) for j in range(3)
+    }
     del tensors["h.0.experts.2.w"], tensors["h.1.experts.1.w"]
     with pytest.raises(ValueError, match=r"missing: h\.0\.experts\.2\.w, h\.1\.experts\.1\.w$"):
         Mapped(Table("toy", rows), tensors, "hub")
@@ -336,7 +427,10 @@ def test_stacked_tensor_with_a_wrong_number_of_experts_is_rejected() -> None:
     native = dict(Mapped(EXPERTS, experts(), "hub", FOUR))
     native["layers.2.experts.up"] = torch.ones(5, 5, 3)
     back = Mapped(EXPERTS, native, "native", FOUR)
-    message = r"layers\.2\.experts\.up \(5, 5, 3\) cannot be converted to .* \(stack: 5 tensors for 4 names\)"
+    message = (
+        r"layers\.2\.experts\.up \(5, 5, 3\) cannot be converted to .* \(stack: 5 tensors for 4"
+        r" names\)"
+    )
     with pytest.raises(ValueError, match=message):
         back["model.layers.2.experts.0.up.weight"]
 
@@ -344,11 +438,22 @@ def test_stacked_tensor_with_a_wrong_number_of_experts_is_rejected() -> None:
 def test_wildcards_drop_parts_of_a_file() -> None:
     hub = experts()
     native = set(Mapped(EXPERTS, hub, "hub", FOUR))
-    extra = ("mtp.fc.weight", "mtp.layers.7.experts.0.up.weight", "model.visual.blocks.11.attn.qkv.bias",
-            "_orig_mod.model.visual.patch_embed.proj.weight")  # fmt: skip
-    assert set(Mapped(EXPERTS, {**hub, **dict.fromkeys(extra, torch.ones(1))}, "hub", FOUR)) == native
+    extra = (
+        "mtp.fc.weight",
+        "mtp.layers.7.experts.0.up.weight",
+        "model.visual.blocks.11.attn.qkv.bias",
+        "_orig_mod.model.visual.patch_embed.proj.weight",
+    )
+    assert (
+        set(Mapped(EXPERTS, {**hub, **dict.fromkeys(extra, torch.ones(1))}, "hub", FOUR)) == native
+    )
     with pytest.raises(ValueError, match=r"unknown: model\.mtp\.fc, model\.visual, mtp$"):
-        Mapped(EXPERTS, {**hub, **dict.fromkeys(["mtp", "model.mtp.fc", "model.visual"], torch.ones(1))}, "hub", FOUR)
+        Mapped(
+            EXPERTS,
+            {**hub, **dict.fromkeys(["mtp", "model.mtp.fc", "model.visual"], torch.ones(1))},
+            "hub",
+            FOUR,
+        )
 
 
 def test_stacks_may_have_different_depths() -> None:
@@ -367,18 +472,31 @@ def test_stacks_may_have_different_depths() -> None:
         native = Mapped(table, hub, "hub")
         assert len(native) == 2 * deep["encoder"] + 3 * deep["decoder"]
         assert set(Mapped(table, native, "native")) == set(hub)
-        first = {name: tensor for name, tensor in hub.items() if name != "encoder.block.0.mlp.weight"}
+        first = {
+            name: tensor for name, tensor in hub.items() if name != "encoder.block.0.mlp.weight"
+        }
         with pytest.raises(ValueError, match=r"missing: encoder\.block\.0\.mlp\.weight$"):
             Mapped(table, first, "hub")
-    with pytest.raises(ValueError, match=r"missing: encoder\.block\.0\.mlp\.weight, encoder\.block\.0\.norm\.weight$"):
-        Mapped(table, {name: tensor for name, tensor in hub.items() if name.startswith("decoder")}, "hub")
+    with pytest.raises(
+        ValueError,
+        match=r"missing: encoder\.block\.0\.mlp\.weight, encoder\.block\.0\.norm\.weight$",
+    ):
+        Mapped(
+            table,
+            {name: tensor for name, tensor in hub.items() if name.startswith("decoder")},
+            "hub",
+        )
 
 
 def test_index_inside_a_word_counts_layers() -> None:
     """The index of the LSTM's weight_ih_l0 is at the end of a word, not of a module."""
     architecture = ARCHITECTURES["lstm"]
-    model = architecture.Model(architecture.Config(vocab_size=5, embedding_size=4, hidden_size=4, num_layers=3))
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lstm.bias_hh_l2"}
+    model = architecture.Model(
+        architecture.Config(vocab_size=5, embedding_size=4, hidden_size=4, num_layers=3)
+    )
+    tensors = {
+        name: tensor for name, tensor in model.state_dict().items() if name != "lstm.bias_hh_l2"
+    }
     with pytest.raises(ValueError, match=r"missing: lstm\.bias_hh_l2$"):
         weights_map.to_native("lstm", tensors)
 
@@ -386,11 +504,16 @@ def test_index_inside_a_word_counts_layers() -> None:
 HEADS, EXPERTS_EACH = 2, 3
 # Operations, the number of Hub and of native templates, and the shape of a Hub tensor.
 OPERATIONS = [
-    (same, 1, 1, (3, 5)), (transpose, 1, 1, (3, 5)), (cat(3), 3, 1, (2, 5)), (cat(2, dim=1), 2, 1, (2, 5)),
-    (split(2), 1, 2, (4, 3)), (split(3, dim=-1), 1, 3, (2, 6)),
-    (ungroup_heads(3, "heads"), 1, 1, (12, 5)), (ungroup_heads(2, "heads"), 1, 1, (8,)),
+    (same, 1, 1, (3, 5)),
+    (transpose, 1, 1, (3, 5)),
+    (cat(3), 3, 1, (2, 5)),
+    (cat(2, dim=1), 2, 1, (2, 5)),
+    (split(2), 1, 2, (4, 3)),
+    (split(3, dim=-1), 1, 3, (2, 6)),
+    (ungroup_heads(3, "heads"), 1, 1, (12, 5)),
+    (ungroup_heads(2, "heads"), 1, 1, (8,)),
     (stack("experts"), 1, 1, (4, 2)),
-]  # fmt: skip
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
 
 
@@ -403,7 +526,11 @@ def random_checkpoint(seed: int) -> tuple[Table, dict[str, torch.Tensor], set[st
         indices, layers = random.randint(0, 2), random.randint(1, 12)
         depth = [layers, EXPERTS_EACH][:indices]
         positions = [()] if not depth else [(i,) for i in range(layers)]
-        positions = [(*place, i) for place in positions for i in range(EXPERTS_EACH)] if indices == 2 else positions
+        positions = (
+            [(*place, i) for place in positions for i in range(EXPERTS_EACH)]
+            if indices == 2
+            else positions
+        )
         beginning = ".".join([f"stack{number}", "{}", "experts", "{}"][: 2 * indices or 1])
         for name in range(random.randint(1, 5)):
             operation, hub_count, ours, shape = random.choice(OPERATIONS)
@@ -432,7 +559,10 @@ def test_random_tables_are_bitwise_reversible(seed: int) -> None:
     table, hub, names = random_checkpoint(seed)
     config = SimpleNamespace(heads=HEADS, experts=EXPERTS_EACH)
     shuffled = random.sample(sorted(hub), len(hub))
-    result = {random.choice(["", "old.", "_orig_mod.", "module.old."]) + name: hub[name] for name in shuffled}
+    result = {
+        random.choice(["", "old.", "_orig_mod.", "module.old."]) + name: hub[name]
+        for name in shuffled
+    }
     native = dict(Mapped(table, result, "hub", config))
     assert set(native) == names
     back = Mapped(table, dict(random.sample(sorted(native.items()), len(native))), "native", config)
@@ -456,7 +586,12 @@ def test_random_tables_are_bitwise_reversible(seed: int) -> None:
 
 def test_all_shape_problems_are_listed() -> None:
     expected = {"a": torch.empty(2, 3), "b": torch.empty(4), "c": torch.empty(1)}
-    actual = {"a": torch.empty(3, 2), "b": torch.empty(4), "d": torch.empty(1), "head": torch.empty(1)}
+    actual = {
+        "a": torch.empty(3, 2),
+        "b": torch.empty(4),
+        "d": torch.empty(1),
+        "head": torch.empty(1),
+    }
     message = r"missing: c; unused: d; wrong shape: a is \(3, 2\), the config says \(2, 3\)"
     with pytest.raises(ValueError, match=message):
         check_shapes(actual, expected, spare={"head"})
@@ -465,8 +600,15 @@ def test_all_shape_problems_are_listed() -> None:
 
 def test_integer_and_float_dtypes_are_not_interchangeable() -> None:
     expected = {"a": torch.empty(2), "b": torch.empty(2, dtype=torch.uint8), "c": torch.empty(2)}
-    actual = {"a": torch.empty(2, dtype=torch.uint8), "b": torch.empty(2), "c": torch.empty(2, dtype=torch.bfloat16)}
-    message = r"wrong dtype: a is torch\.uint8, the model's is torch\.float32, b is torch\.float32, .* torch\.uint8$"
+    actual = {
+        "a": torch.empty(2, dtype=torch.uint8),
+        "b": torch.empty(2),
+        "c": torch.empty(2, dtype=torch.bfloat16),
+    }
+    message = (
+        r"wrong dtype: a is torch\.uint8, the model's is torch\.float32, b is torch\.float32, .*"
+        r" torch\.uint8$"
+    )
     with pytest.raises(ValueError, match=message):
         check_shapes(actual, expected)
 
@@ -480,7 +622,8 @@ def test_rows_of_each_table_have_unique_names() -> None:
                 named = [(name, row) for row in table.rows for name in row.templates(side)]
                 names = [name for name, _ in named]
                 twice = {name for name in names if names.count(name) > 1}
-                # Experts, apart or stacked, and their router have other names in files than in transformers' memory.
+                # Experts, apart or stacked, and their router have other names in files than in
+                # transformers' memory.
                 assert all(side == "native" and re.fullmatch(ALTERNATIVES, name) for name in twice)
                 assert all(row.optional for name, row in named if name in twice)
 
@@ -488,17 +631,29 @@ def test_rows_of_each_table_have_unique_names() -> None:
 def test_mxfp4_unpacking_matches_transformers() -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    blocks = torch.arange(256, dtype=torch.uint8).repeat(3 * 5 * 2 * 16 // 256 + 1)[: 3 * 5 * 2 * 16].view(3, 5, 2, 16)
+    blocks = (
+        torch.arange(256, dtype=torch.uint8)
+        .repeat(3 * 5 * 2 * 16 // 256 + 1)[: 3 * 5 * 2 * 16]
+        .view(3, 5, 2, 16)
+    )
     for low in (0, 1, 100, 127, 226):  # every scale but NaN's, 255
         scales = (torch.arange(30) + low).clamp(max=254).to(torch.uint8).view(3, 5, 2)
         for dtype in (torch.bfloat16, torch.float32):
             weights = unpack_mxfp4(blocks, scales, dtype)
-            assert (weights.shape, weights.dtype, weights.is_contiguous()) == ((3, 64, 5), dtype, True)
+            assert (weights.shape, weights.dtype, weights.is_contiguous()) == (
+                (3, 64, 5),
+                dtype,
+                True,
+            )
             assert torch.equal(weights, convert_moe_packed_tensors(blocks, scales, dtype=dtype))
     # One byte by hand: 0x1F is -6 (15), then 0.5 (1); the scale is 2 ** (129 - 127).
-    by_hand = unpack_mxfp4(torch.full((1, 1, 1, 16), 0x1F, dtype=torch.uint8), torch.tensor([[[129]]]).byte())
+    by_hand = unpack_mxfp4(
+        torch.full((1, 1, 1, 16), 0x1F, dtype=torch.uint8), torch.tensor([[[129]]]).byte()
+    )
     assert by_hand.flatten()[:4].tolist() == [-24, 2, -24, 2]
-    with pytest.raises(ValueError, match=r"MXFP4 is blocks .* not \(3, 5, 2, 16\) torch.uint8 and \(3, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"MXFP4 is blocks .* not \(3, 5, 2, 16\) torch.uint8 and \(3, 5\)"
+    ):
         unpack_mxfp4(blocks, scales[:, :, 0])
 
 
@@ -527,7 +682,9 @@ def test_integer_weights_keep_their_dtype(tmp_path: Path, monkeypatch: pytest.Mo
     """Loading, converting and saving in another dtype keep the bytes of packed weights."""
     module = SimpleNamespace(Packed=Packed, PackedConfig=PackedConfig)
     family = Architecture("packed", "Packed", "packed", ("PackedConfig", "Packed"), Training({}))
-    table = Table("packed", (Row("model.blocks", "blocks"), Row("model.embed.weight", "wte.weight")))
+    table = Table(
+        "packed", (Row("model.blocks", "blocks"), Row("model.embed.weight", "wte.weight"))
+    )
     monkeypatch.setitem(sys.modules, "minhub_py.models.packed", module)
     monkeypatch.setitem(ARCHITECTURES, "packed", family)
     monkeypatch.setitem(ENTRIES, "packed", Entry("packed", family, ("packed",)))
@@ -553,8 +710,12 @@ def test_integer_weights_keep_their_dtype(tmp_path: Path, monkeypatch: pytest.Mo
         assert str(saved["model.embed.weight"].dtype) == f"torch.{dtype}"
         assert saved.config["dtype"] == dtype
 
-    write_checkpoint(tmp_path / "d", {**hub, "model.blocks": blocks.float()}, PackedConfig().to_hub())
-    with pytest.raises(ValueError, match=r"wrong dtype: blocks is torch\.float32, the model's is torch\.uint8"):
+    write_checkpoint(
+        tmp_path / "d", {**hub, "model.blocks": blocks.float()}, PackedConfig().to_hub()
+    )
+    with pytest.raises(
+        ValueError, match=r"wrong dtype: blocks is torch\.float32, the model's is torch\.uint8"
+    ):
         from_pretrained(tmp_path / "d")
 
 
@@ -566,6 +727,9 @@ def test_fp8_files_are_rejected_by_name(tmp_path: Path, dtype: torch.dtype, kind
         save_file(tensors, tmp_path / "model.safetensors")
     else:
         torch.save(tensors, tmp_path / "pytorch_model.bin")
-    message = r"lstm\.weight_ih_l0 is stored as .*8_?e.m.*: FP8-quantized files are not supported. Use the BF16"
+    message = (
+        r"lstm\.weight_ih_l0 is stored as .*8_?e.m.*: FP8-quantized files are not supported. Use"
+        r" the BF16"
+    )
     with pytest.raises(ValueError, match=f"(?i){message}"):
         Checkpoint(tmp_path).contents  # noqa: B018

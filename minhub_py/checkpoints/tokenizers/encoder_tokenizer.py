@@ -1,17 +1,20 @@
 """Tokenizers of encoders in repositories without a tokenizer.json.
 
-    bert, distilbert, electra   WordPiece (vocab.txt): [CLS] A [SEP], [CLS] A [SEP] B [SEP] with token type 1 for B
-    mpnet                       WordPiece (vocab.txt): <s> A </s>, <s> A </s></s> B </s>
-    roberta                     byte-level BPE (vocab.json, merges.txt), with the same special tokens
-    xlm-roberta, camembert      SentencePiece unigram (sentencepiece.bpe.model), with the same special tokens
+    bert, distilbert, electra   WordPiece (vocab.txt): [CLS] A [SEP], [CLS] A [SEP] B [SEP] with
+    token type 1 for B mpnet                       WordPiece (vocab.txt): <s> A </s>, <s> A </s></s>
+    B </s> roberta                     byte-level BPE (vocab.json, merges.txt), with the same
+    special tokens xlm-roberta, camembert      SentencePiece unigram (sentencepiece.bpe.model), with
+    the same special tokens
 
-Normalization of WordPiece: control characters are removed, CJK characters are separated, and by default letters become
-lower case without accents. Words are split at whitespace and punctuation. A word over 100 characters, or with a part
-that is not in the vocabulary, becomes one unknown token.
+Normalization of WordPiece: control characters are removed, CJK characters are separated, and by
+default letters become lower case without accents. Words are split at whitespace and punctuation. A
+word over 100 characters, or with a part that is not in the vocabulary, becomes one unknown token.
 
-The last two shift the IDs of the SentencePiece file, because fairseq's vocabulary begins with its own special tokens.
+The last two shift the IDs of the SentencePiece file, because fairseq's vocabulary begins with its
+own special tokens.
 
-Sources: Schuster & Nakajima (2012) and Wu et al. (2016) for WordPiece; transformers' tokenizers for the settings.
+Sources: Schuster & Nakajima (2012) and Wu et al. (2016) for WordPiece; transformers' tokenizers for
+the settings.
 """
 
 from collections.abc import Mapping
@@ -28,19 +31,31 @@ from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 from minhub_py.system.files import read_text
 
 BERT: Mapping[str, Any] = MappingProxyType(
-    {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    {
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "mask_token": "[MASK]",
+    }
 )
 ROBERTA: Mapping[str, Any] = MappingProxyType(
-    {"unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>",
-     "mask_token": {"content": "<mask>", "lstrip": True}}  # the mask includes the space before it
-)  # fmt: skip
+    {
+        "unk_token": "<unk>",
+        "cls_token": "<s>",
+        "sep_token": "</s>",
+        "pad_token": "<pad>",
+        "mask_token": {"content": "<mask>", "lstrip": True},
+    }  # the mask includes the space before it
+)
 
 
 @dataclass(frozen=True)
 class EncoderFamily:
     """The special tokens of an encoder.
 
-    tokens: their defaults, by their names in tokenizer_config.json.    file: the file of the vocabulary.
+    tokens: their defaults, by their names in tokenizer_config.json.    file: the file of the
+    vocabulary.
     """
 
     file: str
@@ -56,8 +71,15 @@ FAMILIES = {
     "modernbert": EncoderFamily("tokenizer.json", BERT),  # of GGUF files
 }
 # tokenizer_class, without Tokenizer or TokenizerFast -> family.
-CLASSES = {"Bert": "bert", "DistilBert": "bert", "Electra": "bert", "MPNet": "mpnet", "Roberta": "roberta",
-           "XLMRoberta": "xlm-roberta", "Camembert": "camembert"}  # fmt: skip
+CLASSES = {
+    "Bert": "bert",
+    "DistilBert": "bert",
+    "Electra": "bert",
+    "MPNet": "mpnet",
+    "Roberta": "roberta",
+    "XLMRoberta": "xlm-roberta",
+    "Camembert": "camembert",
+}
 # Files of encoders only, and the family if neither tokenizer_class nor model_type states another.
 ENCODER_FILES = {"vocab.txt": "bert", "sentencepiece.bpe.model": "xlm-roberta"}
 
@@ -65,15 +87,15 @@ ENCODER_FILES = {"vocab.txt": "bert", "sentencepiece.bpe.model": "xlm-roberta"}
 def family_of(path: Path, tokenizer_class: Any, model_type: Any) -> str | None:
     """The family of a tokenizer file; None: not an encoder's.
 
-    tokenizer_class: of tokenizer_config.json.    model_type: of config.json. Both are None if missing.
-    ValueError: the tokenizer_class is not supported.
+    tokenizer_class: of tokenizer_config.json.    model_type: of config.json. Both are None if
+    missing. ValueError: the tokenizer_class is not supported.
     """
     if isinstance(tokenizer_class, str):
         family = CLASSES.get(tokenizer_class.removesuffix("Fast").removesuffix("Tokenizer"))
         if path.name in ENCODER_FILES and (family is None or FAMILIES[family].file != path.name):
             raise ValueError(
-                f"{path} belongs to a {brief(tokenizer_class)}, which is not supported: use a repository with a "
-                "tokenizer.json"
+                f"{path} belongs to a {brief(tokenizer_class)}, which is not supported: use a"
+                " repository with a tokenizer.json"
             )
     else:
         family = model_type if isinstance(model_type, str) and model_type in FAMILIES else None
@@ -88,13 +110,17 @@ def read_wordpiece(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
         lines = read_text(path).removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: download it again") from error
-    tokenizer = wordpiece_tokenizer({token: id for id, token in enumerate(lines)}, str(settings["unk_token"]))
+    tokenizer = wordpiece_tokenizer(
+        {token: id for id, token in enumerate(lines)}, str(settings["unk_token"])
+    )
     set_wordpiece_normalizer(tokenizer, settings)
     return tokenizer
 
 
 def set_wordpiece_normalizer(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Normalize texts by the settings of tokenizer_config.json. ValueError: a setting is not a bool."""
+    """Normalize texts by the settings of tokenizer_config.json. ValueError: a setting is not a
+    bool.
+    """
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=flag(settings, "tokenize_chinese_chars") is not False,
@@ -104,10 +130,14 @@ def set_wordpiece_normalizer(tokenizer: Tokenizer, settings: Mapping[str, Any]) 
 
 
 def wordpiece_tokenizer(vocabulary: Mapping[str, int], unknown: str) -> Tokenizer:
-    """A WordPiece tokenizer without normalization. ValueError: the vocabulary lacks the unknown token."""
+    """A WordPiece tokenizer without normalization. ValueError: the vocabulary lacks the unknown
+    token.
+    """
     check_lengths(vocabulary)
     if unknown not in vocabulary:
-        raise ValueError(f"the vocabulary has no {brief(unknown)}, so it is not WordPiece: use a tokenizer.json")
+        raise ValueError(
+            f"the vocabulary has no {brief(unknown)}, so it is not WordPiece: use a tokenizer.json"
+        )
     tokenizer = Tokenizer(models.WordPiece(dict(vocabulary), unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
@@ -128,17 +158,36 @@ def unigram_tokenizer(model: SentencePiece, family: str, settings: Mapping[str, 
         raise ValueError("it is not a unigram model")
     entries = [(piece.text, piece.score) for piece in model.pieces]
     if family == "camembert":
-        before = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
+        before = [
+            ("<s>NOTUSED", 0.0),
+            ("<pad>", 0.0),
+            ("</s>NOTUSED", 0.0),
+            ("<unk>", 0.0),
+            ("<unk>NOTUSED", -100.0),
+        ]
         entries = [*before, *entries[1:], ("<mask>", 0.0)]
     else:
         if any(piece.kind == NORMAL for piece in model.pieces[:3]):
             raise ValueError("its first pieces are not special tokens")
-        entries = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *entries[3:], ("<mask>", 0.0)]
-    return words_of_unigram(entries, model.charsmap, prefix=flag(settings, "add_prefix_space") is not False)
+        entries = [
+            ("<s>", 0.0),
+            ("<pad>", 0.0),
+            ("</s>", 0.0),
+            ("<unk>", 0.0),
+            *entries[3:],
+            ("<mask>", 0.0),
+        ]
+    return words_of_unigram(
+        entries, model.charsmap, prefix=flag(settings, "add_prefix_space") is not False
+    )
 
 
-def words_of_unigram(entries: list[tuple[str, float]], charsmap: bytes, *, prefix: bool = True) -> Tokenizer:
-    """A unigram model of words, each after a space. entries: pieces with scores; the piece 3 is the unknown token."""
+def words_of_unigram(
+    entries: list[tuple[str, float]], charsmap: bytes, *, prefix: bool = True
+) -> Tokenizer:
+    """A unigram model of words, each after a space. entries: pieces with scores; the piece 3 is the
+    unknown token.
+    """
     check_lengths(text for text, _ in entries)
     tokenizer = Tokenizer(models.Unigram(entries, 3, False))
     if charsmap:
@@ -151,8 +200,11 @@ def words_of_unigram(entries: list[tuple[str, float]], charsmap: bytes, *, prefi
     return tokenizer
 
 
-def surround_pairs(tokenizer: Tokenizer, family: str, start: str, end: str, *, prefix: bool = False) -> None:
-    """Add the special tokens around a text and a pair of texts.    prefix: of a byte-level BPE, add_prefix_space.
+def surround_pairs(
+    tokenizer: Tokenizer, family: str, start: str, end: str, *, prefix: bool = False
+) -> None:
+    """Add the special tokens around a text and a pair of texts.    prefix: of a byte-level BPE,
+    add_prefix_space.
 
     ValueError: the vocabulary lacks one.
     """

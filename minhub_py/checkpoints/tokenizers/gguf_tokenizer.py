@@ -1,15 +1,16 @@
 """Tokenizers from the metadata of GGUF files, and the corresponding files on the Hub.
 
-    tokenizer.ggml.model "gpt2"     byte-level BPE with merges. The word pattern has a name only, tokenizer.ggml.pre
-    tokenizer.ggml.model "llama"    SentencePiece BPE: pieces, scores and types, as in a tokenizer.model
-    tokenizer.ggml.model "bert"     WordPiece: "\u2581" precedes the beginning of a word, and a later part has no ##
-    tokenizer.ggml.model "t5"       SentencePiece unigram of T5 and XLM-RoBERTa
-    tokenizer.ggml.model "gemma4"   BPE of characters with merges, and tokens of bytes: Gemma 4
+    tokenizer.ggml.model "gpt2"     byte-level BPE with merges. The word pattern has a name only,
+    tokenizer.ggml.pre tokenizer.ggml.model "llama"    SentencePiece BPE: pieces, scores and types,
+    as in a tokenizer.model tokenizer.ggml.model "bert"     WordPiece: "\u2581" precedes the
+    beginning of a word, and a later part has no ## tokenizer.ggml.model "t5"       SentencePiece
+    unigram of T5 and XLM-RoBERTa tokenizer.ggml.model "gemma4"   BPE of characters with merges, and
+    tokens of bytes: Gemma 4
 
 Encoders (the architectures bert and modern-bert) have "bert", "t5" or "gpt2".
 
-Sources: llama.cpp's src/llama-vocab.cpp for word patterns; the models' tokenizer.json for normalization (NFC) and for
-words that are not split.
+Sources: llama.cpp's src/llama-vocab.cpp for word patterns; the models' tokenizer.json for
+normalization (NFC) and for words that are not split.
 """
 
 import json
@@ -43,13 +44,13 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
     SentencePiece,
     check_pieces,
     sentencepiece_tokenizer,
-)  # fmt: skip
+)
 from minhub_py.checkpoints.tokenizers.tiktoken import WORDS
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_charsmap
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 
-# The word pattern of OpenAI's o200k; its fields are endings and the number of digits in a word. Mistral's tekken.json
-# has it without endings.
+# The word pattern of OpenAI's o200k; its fields are endings and the number of digits in a word.
+# Mistral's tekken.json has it without endings.
 CASED_WORDS = (
     r"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{0}"
     r"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{0}"
@@ -80,24 +81,39 @@ QWEN35 = Words(
     nfc=True,
 )
 PRE = {
-    "gpt-2": GPT2, "phi-2": GPT2,
+    "gpt-2": GPT2,
+    "phi-2": GPT2,
     "roberta-bpe": GPT2,
-    "olmo": COMPOSED, "mpt": COMPOSED,  # GPT-NeoX uses one of these
+    "olmo": COMPOSED,
+    "mpt": COMPOSED,  # GPT-NeoX uses one of these
     "modern-bert": COMPOSED,
-    "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS,
+    "smollm": DIGITS,
+    "starcoder": DIGITS,
+    "refact": DIGITS,
     "command-r": Words(digits=True, nfc=True),
-    "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "lfm2": LLAMA3,
-    "qwen2": QWEN, "deepseek-r1-qwen": QWEN, "qwen35": QWEN35,
+    "llama-bpe": LLAMA3,
+    "llama3": LLAMA3,
+    "llama-v3": LLAMA3,
+    "lfm2": LLAMA3,
+    "qwen2": QWEN,
+    "deepseek-r1-qwen": QWEN,
+    "qwen35": QWEN35,
     "tekken": Words(CASED_WORDS.format("", ""), ignore_merges=True, add_bos=True),
-    "gpt-4o": Words(CASED_WORDS.format("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"), ignore_merges=True),
-}  # fmt: skip
+    "gpt-4o": Words(
+        CASED_WORDS.format("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"), ignore_merges=True
+    ),
+}
 # Types of tokens that are matched before words are split, and whether they are special.
 ADDED = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
 # Architectures whose old files lack tokenizer.ggml.pre and use GPT-2's words.
 WITHOUT_PRE = ("gpt2", "gptneox", "phi2")
 # The family of an encoder by its architecture and tokenizer.ggml.model.
-ENCODERS = {("bert", "bert"): "bert", ("bert", "t5"): "xlm-roberta", ("bert", "gpt2"): "roberta",
-            ("modern-bert", "gpt2"): "modernbert"}  # fmt: skip
+ENCODERS = {
+    ("bert", "bert"): "bert",
+    ("bert", "t5"): "xlm-roberta",
+    ("bert", "gpt2"): "roberta",
+    ("modern-bert", "gpt2"): "modernbert",
+}
 
 
 def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,8 +126,8 @@ def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
         return special_tokens(metadata, {})
     if not isinstance(model, str) or model not in BUILDERS:
         raise ValueError(
-            f"tokenizer.ggml.model is {brief(model)}; supported are {', '.join(BUILDERS)}: use the original "
-            "repository's tokenizer.json"
+            f"tokenizer.ggml.model is {brief(model)}; supported are {', '.join(BUILDERS)}: use the"
+            " original repository's tokenizer.json"
         )
     add_bos = words_of(metadata).add_bos if model == "gpt2" else model != "t5"
     settings: dict[str, Any] = {
@@ -149,7 +165,9 @@ def words_of(metadata: Mapping[str, Any]) -> Words:
     if name in (None, "default") and metadata.get("general.architecture") in WITHOUT_PRE:
         name = "gpt-2"
     if not isinstance(name, str) or name not in PRE:
-        raise ValueError(f"tokenizer.ggml.pre {brief(name)} is not supported; supported are {', '.join(PRE)}")
+        raise ValueError(
+            f"tokenizer.ggml.pre {brief(name)} is not supported; supported are {', '.join(PRE)}"
+        )
     return PRE[name]
 
 
@@ -168,7 +186,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     return BUILDERS[metadata["tokenizer.ggml.model"]](metadata, tokens, kinds)
 
 
-def encoder_tokenizer(metadata: Mapping[str, Any], family: str, tokens: list[str], kinds: list[int]) -> Tokenizer:
+def encoder_tokenizer(
+    metadata: Mapping[str, Any], family: str, tokens: list[str], kinds: list[int]
+) -> Tokenizer:
     """Build the tokenizer of an encoder, with special tokens around a text and a pair."""
     names = {**FAMILIES[family].tokens, **special_tokens(metadata, {})}
     mask = names["mask_token"]
@@ -181,13 +201,19 @@ def encoder_tokenizer(metadata: Mapping[str, Any], family: str, tokens: list[str
     )
     if family == "bert":
         texts = [restored(token, kind) for token, kind in zip(tokens, kinds, strict=True)]
-        tokenizer = wordpiece_tokenizer({token: id for id, token in enumerate(texts)}, names["unk_token"])
-        set_wordpiece_normalizer(tokenizer, {"do_lower_case": metadata.get("tokenizer.ggml.normalizer.lowercase")})
+        tokenizer = wordpiece_tokenizer(
+            {token: id for id, token in enumerate(texts)}, names["unk_token"]
+        )
+        set_wordpiece_normalizer(
+            tokenizer, {"do_lower_case": metadata.get("tokenizer.ggml.normalizer.lowercase")}
+        )
     elif family == "xlm-roberta":
         texts, scores = tokens, numbers(metadata, "scores", len(tokens))
         # Special tokens have the scores that transformers gives them.
-        entries = [(token, 0.0 if kind in ADDED else score)
-                   for token, score, kind in zip(tokens, scores, kinds, strict=True)]  # fmt: skip
+        entries = [
+            (token, 0.0 if kind in ADDED else score)
+            for token, score, kind in zip(tokens, scores, kinds, strict=True)
+        ]
         prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
         tokenizer = words_of_unigram(entries, charsmap_of(metadata), prefix=prefix)
     else:
@@ -196,10 +222,20 @@ def encoder_tokenizer(metadata: Mapping[str, Any], family: str, tokens: list[str
     special |= {token for token, kind in zip(texts, kinds, strict=True) if ADDED.get(kind)}
     lstrip = family != "bert"
     tokenizer.add_tokens(
-        [AddedToken(token, special=True, normalized=False, lstrip=lstrip and token == names["mask_token"])
-         for token in texts if token in special]
-    )  # fmt: skip
-    surround_pairs(tokenizer, family, start, end, prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix")))
+        [
+            AddedToken(
+                token,
+                special=True,
+                normalized=False,
+                lstrip=lstrip and token == names["mask_token"],
+            )
+            for token in texts
+            if token in special
+        ]
+    )
+    surround_pairs(
+        tokenizer, family, start, end, prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix"))
+    )
     return tokenizer
 
 
@@ -233,7 +269,9 @@ def byte_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -
     return tokenizer
 
 
-def ids_and_merges(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+def ids_and_merges(
+    metadata: Mapping[str, Any], tokens: list[str]
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """The vocabulary and merges of a BPE. ValueError: they are invalid."""
     ids = {token: id for id, token in enumerate(tokens)}
     if len(ids) < len(tokens):
@@ -248,7 +286,9 @@ def ids_and_merges(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict
 def add_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
     """Add the tokens that are matched before words are split."""
     added = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in ADDED]
-    tokenizer.add_tokens([AddedToken(token, special=ADDED[kind], normalized=False) for token, kind in added])
+    tokenizer.add_tokens(
+        [AddedToken(token, special=ADDED[kind], normalized=False) for token, kind in added]
+    )
 
 
 def set_words(tokenizer: Tokenizer, words: Words, prefix: bool = False) -> None:
@@ -263,14 +303,20 @@ def set_words(tokenizer: Tokenizer, words: Words, prefix: bool = False) -> None:
 
 
 def character_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
-    """Build the tokenizer of Gemma 4. Characters without a token become bytes; lines and line breaks are words."""
+    """Build the tokenizer of Gemma 4. Characters without a token become bytes; lines and line
+    breaks are words.
+    """
     ids, merges = ids_and_merges(metadata, tokens)
     id = metadata.get("tokenizer.ggml.unknown_token_id")
     unknown = None if id is None else tokens[id]
-    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     add_tokens(tokenizer, tokens, kinds)
     return tokenizer
 
@@ -278,8 +324,11 @@ def character_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[in
 def sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
     """Build a SentencePiece BPE, or the unigram model of T5."""
     scores = numbers(metadata, "scores", len(tokens))
-    if kinds.count(UNKNOWN) != 1:  # Gemma 3's files list it as a control token; Phi-3's, also IDs without a token
-        unknown = metadata.get("tokenizer.ggml.unknown_token_id", DEFAULT_IDS[metadata["tokenizer.ggml.model"]]["unk"])
+    # Gemma 3's files list it as a control token; Phi-3's, also IDs without a token
+    if kinds.count(UNKNOWN) != 1:
+        unknown = metadata.get(
+            "tokenizer.ggml.unknown_token_id", DEFAULT_IDS[metadata["tokenizer.ggml.model"]]["unk"]
+        )
         kinds = [UNUSED if kind == UNKNOWN else kind for kind in kinds]
         kinds[unknown] = UNKNOWN
     model = SentencePiece(
@@ -288,7 +337,9 @@ def sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: list[in
         byte_fallback=BYTE in kinds,
         charsmap=charsmap_of(metadata),
         add_dummy_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
-        remove_extra_whitespaces=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
+        remove_extra_whitespaces=bool(
+            metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)
+        ),
     )
     check_pieces(model)
     return sentencepiece_tokenizer(model)
@@ -313,10 +364,15 @@ def numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
 def hub_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """The companions of a tokenizer.json: tokenizer_config.json, and the file's chat templates."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer_settings(metadata)}
-    files = {"tokenizer_config.json": (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()}
+    files = {
+        "tokenizer_config.json": (
+            (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
+        )
+    }
     return files | template_files(gguf_templates(metadata))
 
 
-# tokenizer.ggml.model -> the tokenizer of a decoder, and the IDs of special tokens that llama.cpp assumes.
+# tokenizer.ggml.model -> the tokenizer of a decoder, and the IDs of special tokens that llama.cpp
+# assumes.
 BUILDERS = {"gpt2": byte_bpe, "llama": sentencepiece, "t5": sentencepiece, "gemma4": character_bpe}
 DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unk": 0}, "t5": {"eos": 1, "unk": 2, "pad": 0}}

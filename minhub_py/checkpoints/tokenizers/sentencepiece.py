@@ -1,15 +1,16 @@
 """Tokenizers from SentencePiece models: BPE (Llama 2, Mistral, Gemma) and unigram (T5).
 
-Scores order the merges of BPE; for unigram they are log-probabilities. A space is added before each text, also before
-a text that begins with a space, unlike the library's Metaspace.
+Scores order the merges of BPE; for unigram they are log-probabilities. A space is added before each
+text, also before a text that begins with a space, unlike the library's Metaspace.
 
 Differences from SentencePiece:
-    The library applies a character map (T5's NFKC) to the first character of a grapheme and drops the others.
-    SentencePiece uses the longest match. Combining marks after a mapped character are lost, as in T5's tokenizer.json.
-    Special tokens in a text are recognized. The text between them is encoded separately.
+    The library applies a character map (T5's NFKC) to the first character of a grapheme and drops
+    the others. SentencePiece uses the longest match. Combining marks after a mapped character are
+    lost, as in T5's tokenizer.json. Special tokens in a text are recognized. The text between them
+    is encoded separately.
 
-Sources: Kudo & Richardson (2018), "SentencePiece"; sentencepiece_model.proto for the field numbers; the encoding of
-Protocol Buffers.
+Sources: Kudo & Richardson (2018), "SentencePiece"; sentencepiece_model.proto for the field numbers;
+the encoding of Protocol Buffers.
 """
 
 import math
@@ -51,7 +52,8 @@ class SentencePiece:
     byte_fallback: bool = False
     bos_id: int = 1  # negative: not used
     eos_id: int = 2
-    charsmap: bytes = field(default=b"", repr=False)  # map of characters, in SentencePiece's encoding
+    # map of characters, in SentencePiece's encoding
+    charsmap: bytes = field(default=b"", repr=False)
     add_dummy_prefix: bool = True  # a space before the text
     remove_extra_whitespaces: bool = True
 
@@ -84,7 +86,8 @@ def read_sentencepiece(path: Path) -> SentencePiece:
             check_charsmap(result.charsmap)
     except (ValueError, struct.error) as error:
         raise ValueError(
-            f"{path} is not a SentencePiece model ({error}): if it is corrupt or truncated, download it again"
+            f"{path} is not a SentencePiece model ({error}): if it is corrupt or truncated,"
+            " download it again"
         ) from error
     # Settings that change the result. Published language models do not use them.
     unsupported = {
@@ -94,7 +97,9 @@ def read_sentencepiece(path: Path) -> SentencePiece:
         "unescaped spaces": not number(normalizer, 5, 1),
     }
     if names := [name for name, is_set in unsupported.items() if is_set]:
-        raise ValueError(f"{path} has {', '.join(names)}, which is not supported: use a tokenizer.json")
+        raise ValueError(
+            f"{path} has {', '.join(names)}, which is not supported: use a tokenizer.json"
+        )
     return result
 
 
@@ -124,7 +129,9 @@ def parse_message(data: Any) -> Message:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Parse a varint of at most ten bytes with seven bits each. Returns the number and the position after it."""
+    """Parse a varint of at most ten bytes with seven bits each. Returns the number and the position
+    after it.
+    """
     if position < len(data) and data[position] < 0x80:  # most have one byte
         return data[position], position + 1
     value = 0
@@ -174,7 +181,9 @@ def check_pieces(model: SentencePiece) -> None:
         raise ValueError("it should have one piece for unknown characters")
     if not any(piece.kind == NORMAL for piece in model.pieces):
         raise ValueError("it has no pieces")
-    if model.byte_fallback and not {f"<0x{byte:02X}>" for byte in range(256)} <= set(model.of_kind(BYTE)):
+    if model.byte_fallback and not {f"<0x{byte:02X}>" for byte in range(256)} <= set(
+        model.of_kind(BYTE)
+    ):
         raise ValueError("pieces of single bytes are missing")
 
 
@@ -188,11 +197,19 @@ def sentencepiece_tokenizer(model: SentencePiece) -> Tokenizer:
         ids = {piece.text: id for id, piece in enumerate(model.pieces)}
         # A word that is a token is not split, so user-defined pieces become separate words.
         tokenizer = Tokenizer(
-            models.BPE(ids, merges(model), unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback,
-                       ignore_merges=bool(user_defined))
-        )  # fmt: skip
+            models.BPE(
+                ids,
+                merges(model),
+                unk_token=unknown,
+                fuse_unk=True,
+                byte_fallback=model.byte_fallback,
+                ignore_merges=bool(user_defined),
+            )
+        )
         if user_defined:
-            longest_first = "|".join(re.escape(text) for text in sorted(user_defined, key=len, reverse=True))
+            longest_first = "|".join(
+                re.escape(text) for text in sorted(user_defined, key=len, reverse=True)
+            )
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(longest_first), "isolated")
     tokenizer.normalizer = normalizers.Sequence(list(normalization(model)))
     steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -200,7 +217,10 @@ def sentencepiece_tokenizer(model: SentencePiece) -> Tokenizer:
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in (unknown, *model.of_kind(CONTROL))]
+        [
+            AddedToken(text, special=True, normalized=False)
+            for text in (unknown, *model.of_kind(CONTROL))
+        ]
     )
     return tokenizer
 
@@ -217,7 +237,9 @@ def normalization(model: SentencePiece) -> Iterator[Any]:
 
 
 def unigram(model: SentencePiece) -> models.Unigram:
-    """The unigram model. The library has no types of pieces, so their scores determine whether they are used."""
+    """The unigram model. The library has no types of pieces, so their scores determine whether they
+    are used.
+    """
     scores = [piece.score for piece in model.pieces if piece.kind == NORMAL]
     unused = min(scores) - 1000
 
@@ -227,7 +249,9 @@ def unigram(model: SentencePiece) -> models.Unigram:
         return piece.score if piece.kind == NORMAL else unused
 
     unknown = next(id for id, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
-    return models.Unigram([(piece.text, score(piece)) for piece in model.pieces], unknown, model.byte_fallback)
+    return models.Unigram(
+        [(piece.text, score(piece)) for piece in model.pieces], unknown, model.byte_fallback
+    )
 
 
 def merges(model: SentencePiece) -> list[tuple[str, str]]:

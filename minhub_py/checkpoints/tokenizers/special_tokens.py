@@ -27,13 +27,18 @@ class Convention:
 
 
 def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Add the folder's added tokens to the vocabulary, and mark its special tokens (by default GPT-2's).
+    """Add the folder's added tokens to the vocabulary, and mark its special tokens (by default
+    GPT-2's).
 
     ValueError: an added token's ID is not the next one.
     """
     special_values = [value for key, value in settings.items() if key.endswith("_token")]
     # Spaces before these tokens belong to them: RoBERTa's <mask>.
-    with_space = {content(value) for value in special_values if isinstance(value, dict) and value.get("lstrip") is True}
+    with_space = {
+        content(value)
+        for value in special_values
+        if isinstance(value, dict) and value.get("lstrip") is True
+    }
     extra = settings.get("additional_special_tokens")
     special_values += extra if isinstance(extra, list) else []
     added = read_added(folder)
@@ -42,25 +47,33 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
         if isinstance(entry, dict) and (name := content(entry)):
             added[name] = token_id(id, folder)
             special_values += [entry] if entry.get("special") else []
-    special = {name for value in special_values if (name := content(value))} or {"<|endoftext|>", "<unk>"}
+    special = {name for value in special_values if (name := content(value))} or {
+        "<|endoftext|>",
+        "<unk>",
+    }
     special_ids = {name: id for name in special if (id := tokenizer.token_to_id(name)) is not None}
     in_order = sorted((special_ids | added).items(), key=lambda item: item[1])
     # In one call: each call rebuilds the library's search structure.
     tokenizer.add_tokens(
-        [AddedToken(name, special=name in special, normalized=False, lstrip=name in with_space) for name, _ in in_order]
+        [
+            AddedToken(name, special=name in special, normalized=False, lstrip=name in with_space)
+            for name, _ in in_order
+        ]
     )
     for name, expected in in_order:
         if tokenizer.token_to_id(name) != expected:
             raise ValueError(
-                f"{folder} gives the added token {brief(name)} the ID {expected}, which is not the next ID"
+                f"{folder} gives the added token {brief(name)} the ID {expected}, which is not the"
+                " next ID"
             )
 
 
 def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
     """Add the special and added tokens that only tokenizer_config.json names, as transformers does.
 
-    A token of the vocabulary keeps its ID. Other tokens get the next IDs, if the model has embeddings for them. The
-    properties in added_tokens_decoder, such as lstrip, take precedence over those in tokenizer.json.
+    A token of the vocabulary keeps its ID. Other tokens get the next IDs, if the model has
+    embeddings for them. The properties in added_tokens_decoder, such as lstrip, take precedence
+    over those in tokenizer.json.
     """
     added = tokenizer.get_added_tokens_decoder()
     present = {token.content: token for token in added.values()}
@@ -76,8 +89,9 @@ def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) ->
                 continue
             if ids.get(name, next_id) != next_id:
                 warnings.warn(
-                    f"{folder}: the token {brief(name)} is not added, because tokenizer_config.json gives it the ID "
-                    f"{ids[name]}, which is not the next ID of the tokenizer, {next_id}: correct the file",
+                    f"{folder}: the token {brief(name)} is not added, because tokenizer_config.json"
+                    f" gives it the ID {ids[name]}, which is not the next ID of the tokenizer,"
+                    f" {next_id}: correct the file",
                     stacklevel=2,
                 )
                 continue
@@ -86,12 +100,16 @@ def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) ->
     tokenizer.add_tokens(tokens)  # in one call: each call rebuilds the library's search structure
 
 
-def declared_tokens(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, AddedToken], dict[str, int]]:
+def declared_tokens(
+    folder: Path, settings: Mapping[str, Any]
+) -> tuple[dict[str, AddedToken], dict[str, int]]:
     """The added tokens of tokenizer_config.json by their text, and the IDs that it gives them."""
     tokens, ids = {}, {}
     decoder = settings.get("added_tokens_decoder")
     entries = [
-        (int(id), entry) for id, entry in (decoder if isinstance(decoder, dict) else {}).items() if ID.fullmatch(id)
+        (int(id), entry)
+        for id, entry in (decoder if isinstance(decoder, dict) else {}).items()
+        if ID.fullmatch(id)
     ]
     if decoder is None:
         entries = [(id, {"content": name}) for name, id in read_added(folder).items()]
@@ -101,11 +119,21 @@ def declared_tokens(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str
     values = [value for key, value in settings.items() if key.endswith("_token")]
     for key in ("additional_special_tokens", "extra_special_tokens"):
         extra = settings.get(key)
-        values += extra if isinstance(extra, list) else [*extra.values()] if isinstance(extra, dict) else []
+        values += (
+            extra
+            if isinstance(extra, list)
+            else [*extra.values()]
+            if isinstance(extra, dict)
+            else []
+        )
     for value in values:
         if name := content(value):
-            tokens.setdefault(name, added_token({**(value if isinstance(value, dict) else {}), "content": name,
-                                                 "special": True}))  # fmt: skip
+            tokens.setdefault(
+                name,
+                added_token(
+                    {**(value if isinstance(value, dict) else {}), "content": name, "special": True}
+                ),
+            )
     return tokens, ids
 
 
@@ -118,8 +146,10 @@ def read_added(folder: Path) -> dict[str, int]:
 def token_id(text: str, folder: Path) -> int:
     """A token ID that is a key of added_tokens_decoder. ValueError: it is another text."""
     if not ID.fullmatch(text):
-        raise ValueError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder has the key {brief(text)}, which "
-                         "is not a token ID: download the file again")  # fmt: skip
+        raise ValueError(
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder has the key {brief(text)},"
+            " which is not a token ID: download the file again"
+        )
     return int(text)
 
 
@@ -127,7 +157,9 @@ def added_token(entry: Mapping[str, Any]) -> AddedToken:
     """A token with the properties of its entry in the Hub's JSON."""
     names = ("single_word", "lstrip", "rstrip", "normalized", "special")
     properties = {name: entry[name] for name in names if isinstance(entry.get(name), bool)}
-    return AddedToken(entry["content"], **{"normalized": not properties.get("special", False), **properties})
+    return AddedToken(
+        entry["content"], **{"normalized": not properties.get("special", False), **properties}
+    )
 
 
 def model_vocabulary(folder: Path) -> int | None:
@@ -139,7 +171,9 @@ def model_vocabulary(folder: Path) -> int | None:
 
 
 def content(token: Any) -> str | None:
-    """The text of a token in the Hub's JSON, which is a string or an object with `content`; None if invalid."""
+    """The text of a token in the Hub's JSON, which is a string or an object with `content`; None if
+    invalid.
+    """
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and is_unicode(text) else None
 
@@ -165,5 +199,7 @@ def surround(tokenizer: Tokenizer, settings: Mapping[str, Any], convention: Conv
         tokenizer.post_processor = processors.TemplateProcessing(
             single=list(filter(None, single)),
             pair=list(filter(None, single + second)),
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in set(around.values())],
+            special_tokens=[
+                (token, tokenizer.token_to_id(token)) for token in set(around.values())
+            ],
         )

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Streamed text up to the first complete stop string, independent of how the text is split into pieces.
+    """Streamed text up to the first complete stop string, independent of how the text is split into
+    pieces.
 
-    A suffix that may begin a stop string is delayed. Knuth-Morris-Pratt search: the time is linear in the text's length
-    and, once, in the stop strings' length.
+    A suffix that may begin a stop string is delayed. Knuth-Morris-Pratt search: the time is linear
+    in the text's length and, once, in the stop strings' length.
 
     Attributes:
         stopped: whether a stop string has ended the text.
@@ -24,7 +25,8 @@ class StopStrings:
         self.include, self.active = include, True
         self.found: str | None = None
         self._borders = [borders(stop) for stop in stops]
-        self._matched = [0] * len(stops)  # length of each stop string's longest prefix that the text ends with
+        # length of each stop string's longest prefix that the text ends with
+        self._matched = [0] * len(stops)
 
     def add(self, piece: str) -> str:
         """Add a piece. Returns the text that cannot be part of a stop string."""
@@ -38,7 +40,9 @@ class StopStrings:
                     length = border[length - 1]
                 self._matched[i] = length + (stop[length] == char)
             complete = [
-                len(stop) for stop, length in zip(self.stops, self._matched, strict=True) if length == len(stop)
+                len(stop)
+                for stop, length in zip(self.stops, self._matched, strict=True)
+                if length == len(stop)
             ]
             if complete:
                 self.pending, self.stopped = "", True

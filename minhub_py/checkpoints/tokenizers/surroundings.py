@@ -30,9 +30,11 @@ def named_bos(tokenizer: Tokenizer) -> int | None:
 
 
 def bos_token_id(tokenizer: Any, config: Any) -> int | None:
-    """The ID of the beginning-of-text token: the tokenizer's, or else the model's; None if both have none.
+    """The ID of the beginning-of-text token: the tokenizer's, or else the model's; None if both
+    have none.
 
-    config: of the model. Its bos_token_id may be an ordinary word of the tokenizer; a contradiction is reported once.
+    config: of the model. Its bos_token_id may be an ordinary word of the tokenizer; a contradiction
+    is reported once.
     """
     configured = getattr(config, "bos_token_id", None)
     if not isinstance(tokenizer, Tokenizer):
@@ -45,8 +47,8 @@ def bos_token_id(tokenizer: Any, config: Any) -> int | None:
         REPORTED.add(tokenizer)
         word, token = (brief(tokenizer.id_to_token(number)) for number in (configured, id))
         warnings.warn(
-            f"config.json's bos_token_id is {configured}, {word}, but the tokenizer's beginning of text is {id}, "
-            f"{token}, which is used: correct config.json",
+            f"config.json's bos_token_id is {configured}, {word}, but the tokenizer's beginning of"
+            f" text is {id}, {token}, which is used: correct config.json",
             stacklevel=3,
         )
     return id

@@ -24,7 +24,9 @@ def token_bytes(tokenizer: Tokenizer, id: int, text: str) -> bytes:
 
 
 def token_label(data: bytes) -> str:
-    r"""The text of a token, or its bytes in OpenAI's notation, `bytes:\xe2\x80`, if they are not UTF-8."""
+    r"""The text of a token, or its bytes in OpenAI's notation, `bytes:\xe2\x80`, if they are not
+    UTF-8.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -12,17 +12,24 @@ FEW = 32  # tokens that are decoded without the library's threads
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each token within a text. At the beginning, some decoders remove the space before a word.
+    """The text of each token within a text. At the beginning, some decoders remove the space before
+    a word.
 
-    Each token is decoded once; the GIL is released meanwhile if there are many. ValueError: the tokenizer is corrupt.
+    Each token is decoded once; the GIL is released meanwhile if there are many. ValueError: the
+    tokenizer is corrupt.
     """
     known = _known.setdefault(tokenizer, {})
     new = [id for id in dict.fromkeys(ids) if id not in known]
     with working(tokenizer):
         once, twice = ([[id] * count for id in new] for count in (1, 2))
         if len(new) <= FEW:
-            texts = [[tokenizer.decode(row, skip_special_tokens=False) for row in rows] for rows in (once, twice)]
+            texts = [
+                [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
+                for rows in (once, twice)
+            ]
         else:  # only batch methods release the GIL
-            texts = [tokenizer.decode_batch(rows, skip_special_tokens=False) for rows in (once, twice)]
+            texts = [
+                tokenizer.decode_batch(rows, skip_special_tokens=False) for rows in (once, twice)
+            ]
     known.update((id, both[len(one) :]) for id, one, both in zip(new, *texts, strict=True))
     return [known[id] for id in ids]

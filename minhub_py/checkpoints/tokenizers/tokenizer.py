@@ -8,13 +8,14 @@
     vocab.dat, rules.dat                word-level BPE of christianb93's MLLM
     model.gguf                          a GGUF file
 
-For formats with incomplete special tokens, tokenizer_config.json, special_tokens_map.json and added_tokens.json add
-them. add_bos_token and add_eos_token in these files determine the tokens around a text. The defaults are the
-reference implementations'.
+For formats with incomplete special tokens, tokenizer_config.json, special_tokens_map.json and
+added_tokens.json add them. add_bos_token and add_eos_token in these files determine the tokens
+around a text. The defaults are the reference implementations'.
 
-A tokenizer.json is complete except for special and added tokens, which tokenizer_config.json may name in addition. In
-transformers, the settings do_lower_case, strip_accents and tokenize_chinese_chars of tokenizer_config.json override a
-BERT tokenizer.json, too: files that contradict each other give other token IDs there.
+A tokenizer.json is complete except for special and added tokens, which tokenizer_config.json may
+name in addition. In transformers, the settings do_lower_case, strip_accents and
+tokenize_chinese_chars of tokenizer_config.json override a BERT tokenizer.json, too: files that
+contradict each other give other token IDs there.
 
 Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for byte-level BPE.
 """
@@ -80,7 +81,11 @@ TOKENS = "tokenizer.ggml.tokens"  # a GGUF file without this key has no tokenize
 
 
 def tokenizer_from_pretrained(
-    identifier: str, revision: str = "main", *, token: str | None = None, local_files_only: bool = False
+    identifier: str,
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
 ) -> Tokenizer:
     """Load the tokenizer of a model. Downloads no weights, except for a GGUF file.
 
@@ -96,7 +101,9 @@ def tokenizer_from_pretrained(
         FileNotFoundError: the model does not exist or has no tokenizer.
         PermissionError, ConnectionError, ValueError: as in `from_pretrained`.
     """
-    folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
+    folder = hub.fetch(
+        identifier, revision, token=token, local_files_only=local_files_only, weights=False
+    )
     return read_tokenizer(folder)
 
 
@@ -221,13 +228,17 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Conv
             tokenizer.add_special_tokens(sentinels(model, settings))
             # T5 has no bos and adds eos; other models add bos.
             bos, eos = model.token(model.bos_id), model.token(model.eos_id)
-            convention = Convention(bos, eos, add_bos=bos is not None, add_eos=bos is None and eos is not None)
+            convention = Convention(
+                bos, eos, add_bos=bos is not None, add_eos=bos is None and eos is not None
+            )
         tokenizer.decode(tokenizer.encode("").ids)
     return tokenizer, convention
 
 
 def sentinels(model: SentencePiece, settings: Mapping[str, Any]) -> list[str]:
-    """T5's sentinel tokens for masked spans, which are in no file. Their numbers decrease with increasing IDs."""
+    """T5's sentinel tokens for masked spans, which are in no file. Their numbers decrease with
+    increasing IDs.
+    """
     is_t5 = model.model_type == UNIGRAM and model.bos_id < 0
     in_vocabulary = any("extra_id_" in piece.text for piece in model.pieces)  # as in mT5
     count = settings.get("extra_ids", 100 if is_t5 and not in_vocabulary else 0)
@@ -262,7 +273,8 @@ def parsing(path: Path) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise ValueError(
-            f"{path} is not a valid tokenizer ({gist(error)}): if it is corrupt or truncated, download it again"
+            f"{path} is not a valid tokenizer ({gist(error)}): if it is corrupt or truncated,"
+            " download it again"
         ) from error
 
 
@@ -276,11 +288,15 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
         return files | hub_files(read_header(path).metadata)
     companions = [path.with_name(name) for name in SAVED_COMPANIONS]
     files |= {file.name: read_bytes(file) for file in companions if file.is_file()}
-    return files | {f"{ADDITIONAL}/{file.name}": read_bytes(file) for file in additional_files(path.parent)}
+    return files | {
+        f"{ADDITIONAL}/{file.name}": read_bytes(file) for file in additional_files(path.parent)
+    }
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether the library's Rust code panicked. The class is a BaseException that cannot be imported."""
+    """Whether the library's Rust code panicked. The class is a BaseException that cannot be
+    imported.
+    """
     return type(error).__name__ == "PanicException"
 
 
@@ -288,7 +304,8 @@ def is_panic(error: BaseException) -> bool:
 def working(tokenizer: Tokenizer) -> Iterator[None]:
     """Translate errors of a tokenizer in use into a ValueError with the name of its file.
 
-    Some corrupt files fail only in use: an unknown token that is not in the vocabulary raises a plain Exception.
+    Some corrupt files fail only in use: an unknown token that is not in the vocabulary raises a
+    plain Exception.
     """
     try:
         yield
@@ -296,22 +313,30 @@ def working(tokenizer: Tokenizer) -> Iterator[None]:
         if type(error) is not Exception and not is_panic(error):
             raise
         source = FILES.get(tokenizer, "the tokenizer")
-        raise ValueError(f"{source} fails for this text ({gist(error)}): it is corrupt, download it again") from error
+        raise ValueError(
+            f"{source} fails for this text ({gist(error)}): it is corrupt, download it again"
+        ) from error
 
 
-def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True, release_gil: bool = False) -> list[int]:
+def encode(
+    tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True, release_gil: bool = False
+) -> list[int]:
     """The token IDs of a text. ValueError: the tokenizer is corrupt.
 
     release_gil: let other threads run. Not before a fork, because the library starts threads.
     """
     with working(tokenizer):
         if release_gil:  # only batch methods release the GIL
-            return list(tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            return list(
+                tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            )
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
 def surrounding_ids(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The token IDs that the tokenizer adds before and after a text. ValueError: the tokenizer is corrupt."""
+    """The token IDs that the tokenizer adds before and after a text. ValueError: the tokenizer is
+    corrupt.
+    """
 
     def examples() -> Iterator[str]:
         yield "a"
@@ -328,7 +353,9 @@ def surrounding_ids(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def without_end(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """The token IDs of an encoded text that a model continues: without those that the tokenizer adds after it (EOS)."""
+    """The token IDs of an encoded text that a model continues: without those that the tokenizer
+    adds after it (EOS).
+    """
     _, after = surrounding_ids(tokenizer)
     return list(ids[: len(ids) - len(after)])
 
@@ -351,19 +378,30 @@ def read_merges(path: Path) -> list[tuple[str, str]]:
         raise ValueError(f"{path} is not UTF-8 text: download it again") from error
     try:
         return [
-            (left, right) for left, right in (line.split(" ") for line in lines if line[:8] not in ("", "#version"))
+            (left, right)
+            for left, right in (
+                line.split(" ") for line in lines if line[:8] not in ("", "#version")
+            )
         ]
     except ValueError as error:
         raise ValueError(f"{path} is corrupt: each line should have two symbols") from error
 
 
 def byte_level_bpe(
-    vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], *, add_prefix_space: bool = False
+    vocabulary: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    *,
+    add_prefix_space: bool = False,
 ) -> Tokenizer:
-    """GPT-2's tokenizer: BPE over bytes, without unknown text. ValueError: the result of a merge is not a token."""
+    """GPT-2's tokenizer: BPE over bytes, without unknown text. ValueError: the result of a merge is
+    not a token.
+    """
     for left, right in merges:
         if left + right not in vocabulary:  # the library may panic, which is no Exception
-            raise ValueError(f"vocab.json and merges.txt are inconsistent: the vocabulary lacks {brief(left + right)}")
+            raise ValueError(
+                "vocab.json and merges.txt are inconsistent: the vocabulary lacks"
+                f" {brief(left + right)}"
+            )
     try:
         model = models.BPE(dict(vocabulary), list(merges))
     except Exception as error:  # the library raises plain Exception
@@ -376,18 +414,25 @@ def byte_level_bpe(
 
 
 def characters(vocabulary: Mapping[str, int] | Iterable[str]) -> Tokenizer:
-    """A tokenizer with one token per character. vocabulary: a mapping to IDs, or characters in the order of IDs.
+    """A tokenizer with one token per character. vocabulary: a mapping to IDs, or characters in the
+    order of IDs.
 
     Unknown characters become <unk> if the vocabulary has it, and are dropped otherwise.
     """
-    ids = dict(vocabulary) if isinstance(vocabulary, Mapping) else {char: id for id, char in enumerate(vocabulary)}
+    ids = (
+        dict(vocabulary)
+        if isinstance(vocabulary, Mapping)
+        else {char: id for id, char in enumerate(vocabulary)}
+    )
     unknown = "<unk>" if "<unk>" in ids else None
     tokenizer = Tokenizer(models.BPE(ids, [], unk_token=unknown))  # BPE without merges: characters
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
 
 
-def unknown_characters(tokenizer: Tokenizer, text: str, ids: Iterable[int] | None = None) -> list[str]:
+def unknown_characters(
+    tokenizer: Tokenizer, text: str, ids: Iterable[int] | None = None
+) -> list[str]:
     """The sorted characters of `text` that have no token: they are dropped or become <unk>.
 
     ids: the text's token IDs, if already computed.
@@ -395,11 +440,18 @@ def unknown_characters(tokenizer: Tokenizer, text: str, ids: Iterable[int] | Non
     ids = tokenizer.encode(text, add_special_tokens=False).ids if ids is None else ids
     unk = tokenizer.token_to_id("<unk>")
     # A character that is not decoded may be normalized, or encoded only as part of a longer token.
-    candidates = sorted(set(text).difference(tokenizer.decode(sorted({id for id in ids if id != unk}))))
-    if isinstance(tokenizer.model, models.WordPiece):  # white space separates words, and has no tokens
+    candidates = sorted(
+        set(text).difference(tokenizer.decode(sorted({id for id in ids if id != unk})))
+    )
+    # white space separates words, and has no tokens
+    if isinstance(tokenizer.model, models.WordPiece):
         candidates = [char for char in candidates if not char.isspace()]
     unknown: tuple[list[int], list[int | None]] = ([], [unk])
-    return [char for char in candidates if tokenizer.encode(char, add_special_tokens=False).ids in unknown]
+    return [
+        char
+        for char in candidates
+        if tokenizer.encode(char, add_special_tokens=False).ids in unknown
+    ]
 
 
 def describe_unknown(tokenizer: Tokenizer, characters: Sequence[str]) -> str:
@@ -410,7 +462,9 @@ def describe_unknown(tokenizer: Tokenizer, characters: Sequence[str]) -> str:
 
 
 def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer like GPT-2's on texts: 256 bytes, <|endoftext|>, and the most frequent merges."""
+    """Train a tokenizer like GPT-2's on texts: 256 bytes, <|endoftext|>, and the most frequent
+    merges.
+    """
     tokenizer = byte_level_bpe({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -422,7 +476,9 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[str]:
+def decode_stream(
+    tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()
+) -> Iterator[str]:
     """Decode a stream of token IDs. Yields complete UTF-8 characters only.
 
     The concatenated pieces are the decoded text, without an incomplete character at its end.
@@ -430,7 +486,8 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int
     Args:
         tokenizer: the model's tokenizer.
         ids: token IDs, such as from `stream`.
-        prompt: the preceding token IDs, which determine in some tokenizers whether the text begins with a space.
+        prompt: the preceding token IDs, which determine in some tokenizers whether the text begins
+            with a space.
 
     Raises:
         ValueError: not a tokenizer, or a corrupt one; or `ids` are not iterable.

@@ -1,10 +1,12 @@
-"""Checks on a tokenizer.json before it reaches the library `tokenizers`, for content that ends the process.
+"""Checks on a tokenizer.json before it reaches the library `tokenizers`, for content that ends the
+process.
 
-    continuing_subword_prefix   BPE removes as many bytes as the prefix has from the right side of each merge. If the
-                                cut is inside a character, its error message is not UTF-8, and printing it aborts
-                                (tokenizers 0.23, pull request 2398)
-    precompiled_charsmap        the first number is the size of a table, and memory is reserved for it
-    a long token of a unigram   its trie is freed recursively: the stack overflows
+    continuing_subword_prefix   BPE removes as many bytes as the prefix has from the right side of
+    each merge. If the
+                                cut is inside a character, its error message is not UTF-8, and
+                                printing it aborts (tokenizers 0.23, pull request 2398)
+    precompiled_charsmap        the first number is the size of a table, and memory is reserved for
+    it a long token of a unigram   its trie is freed recursively: the stack overflows
 
 Other corrupt content raises an exception of the library.
 """
@@ -18,7 +20,8 @@ from typing import Any
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 
 PREFIX, CHARSMAP = "continuing_subword_prefix", "precompiled_charsmap"
-# Content that may matter, and escapes that may hide a key. Most files have none of them, and parsing takes a second.
+# Content that may matter, and escapes that may hide a key. Most files have none of them, and
+# parsing takes a second.
 SUSPECT = re.compile(rf'"{PREFIX}"\s*:\s*(?!\s|null|"")|"{CHARSMAP}"|"vocab"\s*:\s*\[|\\u00[4-7]')
 
 
@@ -30,7 +33,9 @@ def check_tokenizer_json(text: str) -> None:
     right_sides: set[str] = set()
 
     def collect(pairs: list[tuple[str, Any]]) -> None:
-        """Collect from each object of the file: where a key occurs twice, the library may use either value."""
+        """Collect from each object of the file: where a key occurs twice, the library may use
+        either value.
+        """
         for key, value in pairs:
             if key == PREFIX and isinstance(value, str):
                 prefixes.add(value)
@@ -46,7 +51,9 @@ def check_tokenizer_json(text: str) -> None:
         size = len(encoded(prefix))
         for right in right_sides:
             if len(encoded(right)) < size or encoded(right)[size : size + 1] in CONTINUATION_BYTES:
-                raise ValueError(f"the merge with {brief(right)} does not fit the {PREFIX} {brief(prefix)}")
+                raise ValueError(
+                    f"the merge with {brief(right)} does not fit the {PREFIX} {brief(prefix)}"
+                )
 
 
 CONTINUATION_BYTES = {bytes([byte]) for byte in range(0x80, 0xC0)}
@@ -66,6 +73,8 @@ def right_side(merge: object) -> str | None:
 
 
 def check_charsmap(charsmap: bytes) -> None:
-    """ValueError: the table of a map of characters exceeds the map: 4 bytes are its size, and the texts follow it."""
+    """ValueError: the table of a map of characters exceeds the map: 4 bytes are its size, and the
+    texts follow it.
+    """
     if len(charsmap) < 4 or int.from_bytes(charsmap[:4], "little") > len(charsmap) - 4:
         raise ValueError("its map of characters is cut")

@@ -1,13 +1,15 @@
 """Limits on the tokens of a vocabulary, and the merges that follow from them.
 
-SentencePiece and tiktoken files have tokens without merges: each cut of a token into two other tokens is a merge. Time
-and memory for them grow with the square of a token's length, so both the length and the total are limited.
+SentencePiece and tiktoken files have tokens without merges: each cut of a token into two other
+tokens is a merge. Time and memory for them grow with the square of a token's length, so both the
+length and the total are limited.
 """
 
 from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
-# Characters of a token. Published vocabularies have at most a few hundred; time and stack grow with longer ones.
+# Characters of a token. Published vocabularies have at most a few hundred; time and stack grow with
+# longer ones.
 MAX_TOKEN = 1_000
 # Characters of all merges. Published vocabularies have up to ten million.
 MAX_MERGED = 100_000_000
@@ -18,7 +20,9 @@ def check_lengths(tokens: Iterable[object]) -> None:
     """ValueError: a token is longer than MAX_TOKEN."""
     longest = max((len(token) for token in tokens if isinstance(token, str | bytes)), default=0)
     if longest > MAX_TOKEN:
-        raise ValueError(f"it has a token of {longest:,} characters; a vocabulary has at most {MAX_TOKEN:,}")
+        raise ValueError(
+            f"it has a token of {longest:,} characters; a vocabulary has at most {MAX_TOKEN:,}"
+        )
 
 
 def cuts(tokens: Collection[Token]) -> Iterator[tuple[Token, Token, Token]]:
@@ -33,8 +37,15 @@ def cuts(tokens: Collection[Token]) -> Iterator[tuple[Token, Token, Token]]:
     for token in tokens:
         size = len(token)
         for cut in range(1, size):
-            if cut in lengths and size - cut in lengths and token[:cut] in token_set and token[cut:] in token_set:
+            if (
+                cut in lengths
+                and size - cut in lengths
+                and token[:cut] in token_set
+                and token[cut:] in token_set
+            ):
                 merged += size
                 if merged > MAX_MERGED:
-                    raise ValueError(f"the merges of its tokens have more than {MAX_MERGED:,} characters")
+                    raise ValueError(
+                        f"the merges of its tokens have more than {MAX_MERGED:,} characters"
+                    )
                 yield token, token[:cut], token[cut:]

@@ -1,10 +1,12 @@
 """Tokenizers from vocab.dat and rules.dat: BPE within words, with an end-of-word marker.
 
-christianb93's MLLM writes these text files: a symbol per line in the order of IDs, and a merge per line in the order of
-training. Spaces separate words, and `</w>` is appended to a word's last character, so that merges distinguish the ends
-of words. A character that is not in the vocabulary becomes the first symbol, `</unk>`.
+christianb93's MLLM writes these text files: a symbol per line in the order of IDs, and a merge per
+line in the order of training. Spaces separate words, and `</w>` is appended to a word's last
+character, so that merges distinguish the ends of words. A character that is not in the vocabulary
+becomes the first symbol, `</unk>`.
 
-Sources: Sennrich et al. (2016), "Neural Machine Translation of Rare Words with Subword Units"; MLLM, wiki/BPE.py.
+Sources: Sennrich et al. (2016), "Neural Machine Translation of Rare Words with Subword Units";
+MLLM, wiki/BPE.py.
 """
 
 from pathlib import Path
@@ -18,23 +20,30 @@ END = "</w>"
 
 
 def read_word_bpe(path: Path) -> Tokenizer:
-    """Read the tokenizer of a vocab.dat and the rules.dat in its folder. ValueError: a file is missing or corrupt."""
+    """Read the tokenizer of a vocab.dat and the rules.dat in its folder. ValueError: a file is
+    missing or corrupt.
+    """
     rules = path.with_name("rules.dat")
     if not rules.exists():
         raise ValueError(f"{path} requires a second file: copy its rules.dat into the same folder")
     symbols = [line.strip("\t ") for line in read_lines(path)]
     pairs = [line.split() for line in read_lines(rules)]
-    vocabulary = {symbol: id for id, symbol in enumerate(symbols)}  # a duplicate symbol has its last ID
+    # a duplicate symbol has its last ID
+    vocabulary = {symbol: id for id, symbol in enumerate(symbols)}
     if not all(symbols) or any(len(pair) != 2 for pair in pairs):
-        raise ValueError(f"{path} and {rules.name} should have a symbol and a pair of symbols on each line")
+        raise ValueError(
+            f"{path} and {rules.name} should have a symbol and a pair of symbols on each line"
+        )
     merges = [(left, right) for left, right in pairs]
     for left, right in merges:
         if not {left, right, left + right} <= vocabulary.keys():
             raise ValueError(
-                f"{path} lacks a symbol of the pair {brief(f'{left} {right}')} in {rules.name}: use files that belong "
-                "together"
+                f"{path} lacks a symbol of the pair {brief(f'{left} {right}')} in {rules.name}: use"
+                " files that belong together"
             )
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=symbols[0], end_of_word_suffix=END))
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token=symbols[0], end_of_word_suffix=END)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.BPEDecoder(suffix=END)
     return tokenizer
@@ -46,8 +55,9 @@ def read_lines(path: Path) -> list[str]:
         lines = read_text(path).removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is not UTF-8 text. Pickles are not supported, because they can run code: load a pickle with the "
-            "program that wrote it, and write it as text, with a symbol (or a pair of symbols) per line"
+            f"{path} is not UTF-8 text. Pickles are not supported, because they can run code: load"
+            " a pickle with the program that wrote it, and write it as text, with a symbol (or a"
+            " pair of symbols) per line"
         ) from error
     if lines == [""]:
         raise ValueError(f"{path} is empty")

@@ -15,27 +15,75 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # uint8: nf4
+# uint8: nf4
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}
 MXFP4 = 5
-BLOCKS = {"Q8_0": 6, "Q4_0": 7, "Q4_1": 8, "Q5_0": 9, "Q5_1": 10, "IQ4_NL": 11, "MXFP4": 12,
-          "Q2_K": 14, "Q3_K": 15, "Q4_K": 16, "Q5_K": 17, "Q6_K": 18, "IQ4_XS": 19}  # fmt: skip
+BLOCKS = {
+    "Q8_0": 6,
+    "Q4_0": 7,
+    "Q4_1": 8,
+    "Q5_0": 9,
+    "Q5_1": 10,
+    "IQ4_NL": 11,
+    "MXFP4": 12,
+    "Q2_K": 14,
+    "Q3_K": 15,
+    "Q4_K": 16,
+    "Q5_K": 17,
+    "Q6_K": 18,
+    "IQ4_XS": 19,
+}
 ACTIVATIONS = {
-    "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
+    "gelu": 1,
+    "gelu_new": 2,
+    "gelu_pytorch_tanh": 2,
+    "gelu_fast": 2,
+    "relu": 3,
+    "silu": 4,
+    "swish": 4,
+    "tanh": 5,
     "relu2": 7,
-}  # fmt: skip
-KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "logits": 6, "rms_norm": 7,
-         "rotate": 8, "gate": 9, "save": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
-         "positions": 15, "delta_rule": 16, "cross_attend": 17, "encoder_cache": 18, "types": 19, "store": 20,
-         "hidden_states": 21, "short_convolution": 22,
-         "norm_values": 23, "layer_inputs": 24, "gate_input": 25, "scale": 26, "join": 27,
-         "prediction_inputs": 28}  # fmt: skip
+}
+KINDS = {
+    "embed": 0,
+    "norm": 1,
+    "linear": 2,
+    "add": 3,
+    "attend": 4,
+    "lstm": 5,
+    "logits": 6,
+    "rms_norm": 7,
+    "rotate": 8,
+    "gate": 9,
+    "save": 10,
+    "copy": 11,
+    "route": 12,
+    "experts": 13,
+    "combine": 14,
+    "positions": 15,
+    "delta_rule": 16,
+    "cross_attend": 17,
+    "encoder_cache": 18,
+    "types": 19,
+    "store": 20,
+    "hidden_states": 21,
+    "short_convolution": 22,
+    "norm_values": 23,
+    "layer_inputs": 24,
+    "gate_input": 25,
+    "scale": 26,
+    "join": 27,
+    "prediction_inputs": 28,
+}
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
 NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES = 4, 8, 4, 1
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
-MAX_CHOICES, MAX_EXPERTS = 2048, 1024  # selected experts of all tokens of a call; experts of a layer
+# selected experts of all tokens of a call; experts of a layer
+MAX_CHOICES, MAX_EXPERTS = 2048, 1024
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
-QUERIES, PANEL = 6, 1 << 15  # tokens that attend together; weights that are unpacked together, in floats
+# tokens that attend together; weights that are unpacked together, in floats
+QUERIES, PANEL = 6, 1 << 15
 
 
 class UnsupportedError(Exception):
@@ -62,10 +110,16 @@ def pointers(tensors: Sequence[Tensor]) -> Any:
 
 class Matrix(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
-        ("stride", ctypes.c_int64), ("dtype", ctypes.c_int32), ("transposed", ctypes.c_int32),
-        ("int8_inputs", ctypes.c_int32), ("by_columns", ctypes.c_int32),
-    ]  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("transposed", ctypes.c_int32),
+        ("int8_inputs", ctypes.c_int32),
+        ("by_columns", ctypes.c_int32),
+    ]
 
 
 def structure(**fields: Any) -> type[ctypes.Structure]:
@@ -87,52 +141,136 @@ class Parameters(ctypes.Union):
         ("linear", LinearLayer),
         ("add", structure(linear=LinearLayer, norm=pointer, epsilon=float32, scale=float32)),
         ("logits", structure(linear=LinearLayer, scale=float32, cap=float32)),
-        ("route", structure(
-            linear=LinearLayer, top=int32, normalize=int32, sigmoid=int32, factor=float32, epsilon=float32,
-            choice_bias=pointer, norm=pointer, factors=pointer,
-        )),
-        ("experts", structure(
-            weight=Matrix, biases=Matrix, data=pointer, scales=pointer, experts=int32, matrices=int32, alpha=float32,
-            limit=float32,
-        )),
-        ("rotate", structure(
-            angles=pointer, q_norm=pointer, k_norm=pointer, heads=int32, kv_heads=int32, head_size=int32, gate=int32,
-            rotated=int32, epsilon=float32,
-        )),
-        ("norm_values", structure(ones=pointer, heads=int32, kv_heads=int32, head_size=int32, epsilon=float32)),
-        ("attend", structure(
-            sinks=pointer, bias=pointer, slopes=pointer, window=int64, heads=int32, kv_heads=int32, head_size=int32,
-            gate=int32, reach=int32, scale=float32, cap=float32,
-        )),
+        (
+            "route",
+            structure(
+                linear=LinearLayer,
+                top=int32,
+                normalize=int32,
+                sigmoid=int32,
+                factor=float32,
+                epsilon=float32,
+                choice_bias=pointer,
+                norm=pointer,
+                factors=pointer,
+            ),
+        ),
+        (
+            "experts",
+            structure(
+                weight=Matrix,
+                biases=Matrix,
+                data=pointer,
+                scales=pointer,
+                experts=int32,
+                matrices=int32,
+                alpha=float32,
+                limit=float32,
+            ),
+        ),
+        (
+            "rotate",
+            structure(
+                angles=pointer,
+                q_norm=pointer,
+                k_norm=pointer,
+                heads=int32,
+                kv_heads=int32,
+                head_size=int32,
+                gate=int32,
+                rotated=int32,
+                epsilon=float32,
+            ),
+        ),
+        (
+            "norm_values",
+            structure(ones=pointer, heads=int32, kv_heads=int32, head_size=int32, epsilon=float32),
+        ),
+        (
+            "attend",
+            structure(
+                sinks=pointer,
+                bias=pointer,
+                slopes=pointer,
+                window=int64,
+                heads=int32,
+                kv_heads=int32,
+                head_size=int32,
+                gate=int32,
+                reach=int32,
+                scale=float32,
+                cap=float32,
+            ),
+        ),
         ("encoder_cache", structure(keys=Matrix, values=Matrix, kv_heads=int32, head_size=int32)),
         ("gate", structure(width=int32, sigmoid=int32)),
         ("lstm", structure(weight_ih=Matrix, weight_hh=Matrix, bias=pointer)),
-        ("delta_rule", structure(
-            convolution=pointer, norm=pointer, decay=pointer, taps=int32, channels=int32, heads=int32, key_heads=int32,
-            key_size=int32, value_size=int32, epsilon=float32,
-        )),
-        ("short_convolution", structure(convolution=pointer, bias=pointer, taps=int32, channels=int32)),
-        ("layer_inputs", structure(
-            tokens=Matrix, norm=pointer, size=int32, scale=float32, row_scale=float32, factor=float32, epsilon=float32,
-        )),
+        (
+            "delta_rule",
+            structure(
+                convolution=pointer,
+                norm=pointer,
+                decay=pointer,
+                taps=int32,
+                channels=int32,
+                heads=int32,
+                key_heads=int32,
+                key_size=int32,
+                value_size=int32,
+                epsilon=float32,
+            ),
+        ),
+        (
+            "short_convolution",
+            structure(convolution=pointer, bias=pointer, taps=int32, channels=int32),
+        ),
+        (
+            "layer_inputs",
+            structure(
+                tokens=Matrix,
+                norm=pointer,
+                size=int32,
+                scale=float32,
+                row_scale=float32,
+                factor=float32,
+                epsilon=float32,
+            ),
+        ),
         ("gate_input", structure(size=int32)),
         ("scale", structure(factor=pointer, size=int64)),
-        ("prediction_inputs", structure(tokens=Matrix, token_norm=pointer, hidden_norm=pointer, epsilon=float32)),
+        (
+            "prediction_inputs",
+            structure(tokens=Matrix, token_norm=pointer, hidden_norm=pointer, epsilon=float32),
+        ),
         ("hidden_states", structure(size=int64)),
-    ]  # fmt: skip
+    ]
 
 
 # Kinds with the parameters of another name.
-SHARED = {"positions": "rows", "types": "rows", "rms_norm": "norm", "join": "norm", "combine": "experts",
-          "cross_attend": "attend"}  # fmt: skip
+SHARED = {
+    "positions": "rows",
+    "types": "rows",
+    "rms_norm": "norm",
+    "join": "norm",
+    "combine": "experts",
+    "cross_attend": "attend",
+}
 
 
 class Operation(ctypes.Structure):
     _anonymous_ = ("parameters",)
-    _fields_ = [("kind", int32), ("activation", int32), ("layer", int32), ("flags", int32), ("parameters", Parameters)]
+    _fields_ = [
+        ("kind", int32),
+        ("activation", int32),
+        ("layer", int32),
+        ("flags", int32),
+        ("parameters", Parameters),
+    ]
 
 
-def new_operation(kind: str, activation: int = 0, layer: int = 0, flags: int = 0, **parameters: Any) -> Any:
+def new_operation(
+    kind: str, activation: int = 0, layer: int = 0, flags: int = 0, **parameters: Any
+) -> Any:
     """An operation with the parameters of its kind."""
     operation = Operation(KINDS[kind], activation, layer, flags)
     for name, value in parameters.items():
@@ -184,23 +322,32 @@ def opened() -> Opened:
     """Open the library, unless MINHUB_NO_DECODER disables it."""
     if os.environ.get("MINHUB_NO_DECODER"):
         return Opened(
-            None, "disabled by MINHUB_NO_DECODER",
+            None,
+            "disabled by MINHUB_NO_DECODER",
             "unset MINHUB_NO_DECODER; if the decoder was not compiled, reinstall this package",
-        )  # fmt: skip
+        )
     if not PATH.exists():
         compiler = "clang" if sys.platform == "win32" else "a C compiler"
-        advice = f"reinstall this package without MINHUB_NO_DECODER; if that fails, install {compiler} first"
+        advice = (
+            f"reinstall this package without MINHUB_NO_DECODER; if that fails, install {compiler}"
+            " first"
+        )
         return Opened(None, "not compiled", advice)
     try:
         library = load(PATH)
     except UnsupportedError as error:
-        advice = "reinstall this package on this computer, which compiles the decoder again and checks that it loads"
+        advice = (
+            "reinstall this package on this computer, which compiles the decoder again and checks"
+            " that it loads"
+        )
         return Opened(None, str(error), advice, broken=True)
     return Opened(library, library.choose(None).decode())
 
 
 def load(path: Path) -> Any:
-    """A library before it chooses its kernels. UnsupportedError: it does not load, or has another version."""
+    """A library before it chooses its kernels. UnsupportedError: it does not load, or has another
+    version.
+    """
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # compiled on another system
@@ -229,7 +376,8 @@ def kernels() -> str:
 
 
 def measured() -> str:
-    """What a benchmark measures on the CPU: the decoder's kernels, or PyTorch if the user has disabled the decoder.
+    """What a benchmark measures on the CPU: the decoder's kernels, or PyTorch if the user has
+    disabled the decoder.
 
     ValueError: the decoder is missing, so that PyTorch would be measured unnoticed.
     """
@@ -239,6 +387,6 @@ def measured() -> str:
     if os.environ.get("MINHUB_NO_DECODER"):
         return "PyTorch without the decoder in C"
     raise ValueError(
-        f"the decoder in C is {state.detail}, so this would measure PyTorch: {state.advice}; or set "
-        "MINHUB_NO_DECODER=1 to measure PyTorch"
+        f"the decoder in C is {state.detail}, so this would measure PyTorch: {state.advice}; or set"
+        " MINHUB_NO_DECODER=1 to measure PyTorch"
     )

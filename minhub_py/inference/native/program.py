@@ -1,10 +1,11 @@
 """From a model's `steps` to the operations of the C decoder, with pointers to the weights.
 
-Weights remain where PyTorch stores them, in float32, in 16 bits or quantized (quantize.py). The computation is in
-float32, with two exceptions. Products with int8 and nf4 weights and GGUF's blocks of 256 quantize activations
-(quantize.py). Products with bfloat16 weights (except experts), keys and values round activations to bfloat16 on
-processors with AVX-512 BF16. With other 16-bit weights, logits equal the logits of a float32 model with the same
-weights, except that the KV cache rounds keys and values to 16 bits.
+Weights remain where PyTorch stores them, in float32, in 16 bits or quantized (quantize.py). The
+computation is in float32, with two exceptions. Products with int8 and nf4 weights and GGUF's blocks
+of 256 quantize activations (quantize.py). Products with bfloat16 weights (except experts), keys and
+values round activations to bfloat16 on processors with AVX-512 BF16. With other 16-bit weights,
+logits equal the logits of a float32 model with the same weights, except that the KV cache rounds
+keys and values to 16 bits.
 """
 
 import math
@@ -42,7 +43,13 @@ from minhub_py.inference.native.library import (
 from minhub_py.inference.native.weights import FLOATS, Weights, check_memory, rounded
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import ExpertWeights
-from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, distance_buckets, sinusoidal_positions
+from minhub_py.models.layers import (
+    ALiBi,
+    HeadLayerNorm,
+    RMSNorm,
+    distance_buckets,
+    sinusoidal_positions,
+)
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
@@ -81,11 +88,14 @@ RANK_UNIT = 16  # the rank of an adapter's factors is padded with zeros to a mul
 
 
 class Program(Weights):
-    """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
+    """Translates steps. UnsupportedError: an operation, activation or memory layout without a C
+    implementation.
 
-    width: the largest number of values of a token.    angles: rotation table of each Rope, a row per position.
-    ropes: of each rotation, before the choice by the size of the cache.    text_head_size: largest head of
-    bidirectional attention.    channels: of the embeddings.    has_adapter: whether a product has low-rank factors.
+    width: the largest number of values of a token.    angles: rotation table of each Rope, a row
+    per position.
+    ropes: of each rotation, before the choice by the size of the cache.    text_head_size: largest
+    head of bidirectional attention.    channels: of the embeddings.    has_adapter: whether a
+    product has low-rank factors.
     """
 
     def __init__(self, by_columns: bool = False) -> None:
@@ -133,9 +143,12 @@ class Program(Weights):
         tokens = self.matrix(step.tokens)
         self.width = max(self.width, 2 * tokens.columns)
         return new_operation(
-            "prediction_inputs", tokens=tokens, token_norm=self.factor(step.token_norm),
-            hidden_norm=self.factor(step.hidden_norm), epsilon=step.token_norm.eps,
-        )  # fmt: skip
+            "prediction_inputs",
+            tokens=tokens,
+            token_norm=self.factor(step.token_norm),
+            hidden_norm=self.factor(step.hidden_norm),
+            epsilon=step.token_norm.eps,
+        )
 
     def store_residual(self, step: StoreResidual) -> Operation:
         return new_operation("store")
@@ -148,7 +161,9 @@ class Program(Weights):
 
     def add_to_saved(self, step: AddToSaved) -> Operation:
         norm = step.norm
-        return new_operation("join", weight=self.factor(norm), size=norm.weight.numel(), epsilon=norm.eps)
+        return new_operation(
+            "join", weight=self.factor(norm), size=norm.weight.numel(), epsilon=norm.eps
+        )
 
     def load_residual(self, step: LoadResidual) -> Operation:
         return new_operation("copy")
@@ -158,17 +173,25 @@ class Program(Weights):
         flags = FROM_SAVED * step.saved | TO_STREAM * step.to_residual
         if isinstance(layer, RMSNorm):
             size = layer.weight.numel()
-            return new_operation("rms_norm", flags=flags, weight=self.factor(layer), size=size, epsilon=layer.eps)
+            return new_operation(
+                "rms_norm", flags=flags, weight=self.factor(layer), size=size, epsilon=layer.eps
+            )
         shape = layer.normalized_shape
-        weight = self.floats(torch.ones(shape, device=CPU) if layer.weight is None else layer.weight)
+        weight = self.floats(
+            torch.ones(shape, device=CPU) if layer.weight is None else layer.weight
+        )
         bias = self.floats(torch.zeros(shape, device=CPU) if layer.bias is None else layer.bias)
-        return new_operation("norm", flags=flags, weight=weight, bias=bias, size=math.prod(shape), epsilon=layer.eps)
+        return new_operation(
+            "norm", flags=flags, weight=weight, bias=bias, size=math.prod(shape), epsilon=layer.eps
+        )
 
     def linear(self, step: Linear) -> list[Operation]:
         layers = [self.product(layer, layer.bias) for layer in step.layers]
         self.outputs = sum(layer.weight.rows for layer in layers)
         self.width = max(self.width, self.outputs)
-        operations = [new_operation("linear", code_of(step.activation), flags=MORE_LINEAR) for _ in layers]
+        operations = [
+            new_operation("linear", code_of(step.activation), flags=MORE_LINEAR) for _ in layers
+        ]
         for operation, layer in zip(operations, layers, strict=True):
             operation.linear = layer
         operations[-1].flags = 0
@@ -189,33 +212,52 @@ class Program(Weights):
         for size in (0, math.inf):  # the smallest and the largest cache
             self.angles.setdefault(rope.sized(size), torch.empty(0, device=CPU))
         size = self.head_size(step)
-        flags = JOINT_NORM * step.all_heads | INTERLEAVED * step.interleaved | NORM_LAST * step.norms_last
+        flags = (
+            JOINT_NORM * step.all_heads
+            | INTERLEAVED * step.interleaved
+            | NORM_LAST * step.norms_last
+        )
         flags |= LAYER_NORM * isinstance(step.q_norm, HeadLayerNorm)
         return new_operation(
-            "rotate", layer=self.ropes.index(rope), flags=flags, q_norm=self.head_factor(step.q_norm),
-            k_norm=self.head_factor(step.k_norm), heads=step.heads, kv_heads=step.kv_heads, head_size=size,
-            gate=step.gate * size, rotated=2 * len(rope.frequencies),
+            "rotate",
+            layer=self.ropes.index(rope),
+            flags=flags,
+            q_norm=self.head_factor(step.q_norm),
+            k_norm=self.head_factor(step.k_norm),
+            heads=step.heads,
+            kv_heads=step.kv_heads,
+            head_size=size,
+            gate=step.gate * size,
+            rotated=2 * len(rope.frequencies),
             epsilon=0 if step.q_norm is None else step.q_norm.eps,
-        )  # fmt: skip
+        )
 
     def norm_values(self, step: NormValues) -> Operation:
         size = self.head_size(step)
         return new_operation(
-            "norm_values", ones=self.floats(torch.ones(size, device=CPU)), heads=step.heads, kv_heads=step.kv_heads,
-            head_size=size, epsilon=step.eps,
-        )  # fmt: skip
+            "norm_values",
+            ones=self.floats(torch.ones(size, device=CPU)),
+            heads=step.heads,
+            kv_heads=step.kv_heads,
+            head_size=size,
+            epsilon=step.eps,
+        )
 
     def update_angles(self, count: int, operations: Iterable[Operation], size: int = 0) -> None:
-        """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then for k.
+        """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then
+        for k.
 
         size: the number of positions for which the cache has room.
         """
         current = min(table.size(0) for table in self.angles.values())
         if count > current:
             for rope in self.angles:
-                cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))  # (positions, R/2)
+                # (positions, R/2)
+                cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))
                 factor = 1.0 if growth is None else growth.unsqueeze(1)
-                self.angles[rope] = torch.cat((cos * factor, sin * factor, cos, sin), dim=1).contiguous()
+                self.angles[rope] = torch.cat(
+                    (cos * factor, sin * factor, cos, sin), dim=1
+                ).contiguous()
         elif len(self.angles) == len(self.ropes):  # the tables do not depend on the size
             return
         pointers = [self.angles[rope.sized(size)].data_ptr() for rope in self.ropes]
@@ -227,10 +269,18 @@ class Program(Weights):
         """Scores and softmax are always in float32, so `upcast` has no effect."""
         size = self.head_size(step)
         operation = new_operation(
-            "attend", layer=self.layers, flags=0 if step.causal else BIDIRECTIONAL, sinks=self.floats(step.sinks),
-            heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size, scale=step.scale,
-            cap=step.softcap or 0, window=step.window or 0,
-        )  # fmt: skip
+            "attend",
+            layer=self.layers,
+            flags=0 if step.causal else BIDIRECTIONAL,
+            sinks=self.floats(step.sinks),
+            heads=step.heads,
+            kv_heads=step.kv_heads,
+            head_size=size,
+            gate=step.gate * size,
+            scale=step.scale,
+            cap=step.softcap or 0,
+            window=step.window or 0,
+        )
         if isinstance(step.bias, ALiBi):
             if not step.causal:
                 raise UnsupportedError("bidirectional attention with ALiBi")
@@ -238,7 +288,8 @@ class Program(Weights):
         elif step.bias is not None:
             weight, reach = step.bias.weight, step.bias.max_distance
             check_memory(weight)
-            distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
+            # larger distances equal the largest
+            distances = torch.arange(-reach, reach + 1, device=CPU)
             buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
             operation.attend.bias, operation.attend.reach = self.floats(weight[buckets].t()), reach
         if step.source is not None:
@@ -252,45 +303,73 @@ class Program(Weights):
     def cross_attend(self, step: CrossAttend) -> Operation:
         self.layers += 1
         return new_operation(
-            "cross_attend", layer=self.layers - 1, heads=step.heads, kv_heads=step.heads,
-            head_size=self.outputs // step.heads, scale=step.scale,
-        )  # fmt: skip
+            "cross_attend",
+            layer=self.layers - 1,
+            heads=step.heads,
+            kv_heads=step.heads,
+            head_size=self.outputs // step.heads,
+            scale=step.scale,
+        )
 
     def cache_encoder(self, step: CacheEncoder) -> Operation:
         keys, values = map(self.matrix, step.layers)
         self.layers += 1
         self.width = max(self.width, keys.rows)
         return new_operation(
-            "encoder_cache", layer=self.layers - 1, keys=keys, values=values, kv_heads=step.heads,
+            "encoder_cache",
+            layer=self.layers - 1,
+            keys=keys,
+            values=values,
+            kv_heads=step.heads,
             head_size=keys.rows // step.heads,
-        )  # fmt: skip
+        )
 
     def delta_rule(self, step: DeltaRule) -> Operation:
         self.layers += 1
         channels, size = len(step.conv.weight), step.norm.weight.numel()
         decay = torch.cat((-step.decay.float().exp(), step.bias.float()))
         return new_operation(
-            "delta_rule", code_of(step.activation), layer=self.layers - 1, **self.taps(step.conv),
-            norm=self.floats(step.norm.weight), decay=self.floats(decay), heads=step.heads, key_heads=step.key_heads,
-            key_size=(channels - step.heads * size) // (2 * step.key_heads), value_size=size, epsilon=step.norm.eps,
-        )  # fmt: skip
+            "delta_rule",
+            code_of(step.activation),
+            layer=self.layers - 1,
+            **self.taps(step.conv),
+            norm=self.floats(step.norm.weight),
+            decay=self.floats(decay),
+            heads=step.heads,
+            key_heads=step.key_heads,
+            key_size=(channels - step.heads * size) // (2 * step.key_heads),
+            value_size=size,
+            epsilon=step.norm.eps,
+        )
 
     def short_convolution(self, step: ShortConvolution) -> Operation:
         self.layers += 1
         bias = self.floats(step.conv.bias)
-        return new_operation("short_convolution", layer=self.layers - 1, **self.taps(step.conv), bias=bias)
+        return new_operation(
+            "short_convolution", layer=self.layers - 1, **self.taps(step.conv), bias=bias
+        )
 
     def taps(self, conv: nn.Conv1d) -> dict[str, Any]:
-        """The parameters of a convolution over time, transposed, so that adjacent channels are computed together."""
+        """The parameters of a convolution over time, transposed, so that adjacent channels are
+        computed together.
+        """
         channels, _, taps = conv.weight.shape
-        return {"convolution": self.floats(conv.weight.squeeze(1).t()), "taps": taps, "channels": channels}
+        return {
+            "convolution": self.floats(conv.weight.squeeze(1).t()),
+            "taps": taps,
+            "channels": channels,
+        }
 
     def gate(self, step: Gate) -> Operation:
-        return new_operation("gate", code_of(step.activation), width=self.outputs // 2, sigmoid=step.sigmoid)
+        return new_operation(
+            "gate", code_of(step.activation), width=self.outputs // 2, sigmoid=step.sigmoid
+        )
 
     def add(self, step: Add) -> Operation:
         linear = self.product(step.layer, step.layer.bias)
-        operation = new_operation("add", linear=linear, norm=self.factor(step.norm), scale=step.scale)
+        operation = new_operation(
+            "add", linear=linear, norm=self.factor(step.norm), scale=step.scale
+        )
         if step.norm is not None:
             operation.add.epsilon = step.norm.eps
             self.width = max(self.width, linear.weight.rows)
@@ -298,13 +377,20 @@ class Program(Weights):
 
     def layer_inputs(self, step: LayerInputs) -> Operation:
         return new_operation(
-            "layer_inputs", tokens=self.matrix(step.tokens), norm=self.factor(step.norm),
-            size=step.norm.weight.numel(), scale=step.scale, row_scale=rounded(step.tokens_scale, step.tokens),
-            factor=step.factor, epsilon=step.norm.eps,
-        )  # fmt: skip
+            "layer_inputs",
+            tokens=self.matrix(step.tokens),
+            norm=self.factor(step.norm),
+            size=step.norm.weight.numel(),
+            scale=step.scale,
+            row_scale=rounded(step.tokens_scale, step.tokens),
+            factor=step.factor,
+            epsilon=step.norm.eps,
+        )
 
     def gate_layer_input(self, step: GateLayerInput) -> Operation:
-        return new_operation("gate_input", code_of(step.activation), layer=step.layer, size=step.size)
+        return new_operation(
+            "gate_input", code_of(step.activation), layer=step.layer, size=step.size
+        )
 
     def scale_residual(self, step: ScaleResidual) -> Operation:
         return new_operation("scale", factor=self.floats(step.factor), size=self.channels)
@@ -319,37 +405,62 @@ class Program(Weights):
         if linear.weight.rows > MAX_EXPERTS:
             raise UnsupportedError(f"{linear.weight.rows} experts")
         router = new_operation(
-            "route", linear=linear, top=routing.top, normalize=routing.normalize, sigmoid=routing.sigmoid,
-            factor=routing.factor, choice_bias=self.floats(step.choice_bias), factors=self.floats(step.factors),
-        )  # fmt: skip
+            "route",
+            linear=linear,
+            top=routing.top,
+            normalize=routing.normalize,
+            sigmoid=routing.sigmoid,
+            factor=routing.factor,
+            choice_bias=self.floats(step.choice_bias),
+            factors=self.floats(step.factors),
+        )
         if (norm := step.router_norm) is not None:
             router.route.epsilon = norm.eps
-            router.route.norm = self.floats((norm.weight.float() + norm.offset) * norm.weight.numel() ** -0.5)
+            router.route.norm = self.floats(
+                (norm.weight.float() + norm.offset) * norm.weight.numel() ** -0.5
+            )
         first = self.expert_weights("experts", step.gate_up, step.gate_up_bias)
         second = self.expert_weights("combine", [step.down], step.down_bias)
         first.activation, second.flags = code_of(step.activation), REPLACES * step.replaces
         first.experts.alpha, first.experts.limit = step.alpha, step.limit
-        # The inputs and outputs of all selected experts use the buffers of the tokens; codes are padded.
+        # The inputs and outputs of all selected experts use the buffers of the tokens; codes are
+        # padded.
         columns = max(first.experts.weight.columns, second.experts.weight.columns)
         self.width = max(self.width, linear.weight.rows, routing.top * -(-columns // 128) * 128)
         return [router, first, second]
 
-    def expert_weights(self, kind: str, weights: Sequence[ExpertWeights], biases: Tensor | None) -> Operation:
-        """The matrices of experts, one or two of the same shape and format, with pointers to each expert's part."""
+    def expert_weights(
+        self, kind: str, weights: Sequence[ExpertWeights], biases: Tensor | None
+    ) -> Operation:
+        """The matrices of experts, one or two of the same shape and format, with pointers to each
+        expert's part.
+        """
         matrices, tables = zip(*map(self.expert_pointers, weights), strict=True)
         if any(bytes(matrix) != bytes(matrices[0]) for matrix in matrices):
             raise UnsupportedError("experts whose gate and up have different formats")
         experts = len(tables[0][0])
-        data, scales = ([pointer for table in tables for pointer in table[part]] for part in range(2))
+        data, scales = (
+            [pointer for table in tables for pointer in table[part]] for part in range(2)
+        )
         operation = new_operation(
-            kind, weight=matrices[0], data=self.pointers(data), scales=self.pointers(scales) if scales else None,
-            experts=experts, matrices=len(weights),
-        )  # fmt: skip
+            kind,
+            weight=matrices[0],
+            data=self.pointers(data),
+            scales=self.pointers(scales) if scales else None,
+            experts=experts,
+            matrices=len(weights),
+        )
         if biases is not None:
             bias = self.contiguous(biases, *FLOATS)
             rows = matrices[0].rows
             operation.experts.biases = Matrix(
-                bias.data_ptr(), None, experts, rows, rows * bias.element_size(), DTYPES[bias.dtype], 0
+                bias.data_ptr(),
+                None,
+                experts,
+                rows,
+                rows * bias.element_size(),
+                DTYPES[bias.dtype],
+                0,
             )
         return operation
 
@@ -357,23 +468,31 @@ class Program(Weights):
         operations = []
         for number in range(step.layer.num_layers):
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            weight_ih, weight_hh, *biases = (getattr(step.layer, f"{name}_l{number}") for name in names)
+            weight_ih, weight_hh, *biases = (
+                getattr(step.layer, f"{name}_l{number}") for name in names
+            )
             inputs, hidden = self.matrix(weight_ih), self.matrix(weight_hh)
             bias = self.floats(biases[0].float() + biases[1].float())
-            operations.append(new_operation("lstm", layer=self.layers, weight_ih=inputs, weight_hh=hidden, bias=bias))
+            operations.append(
+                new_operation(
+                    "lstm", layer=self.layers, weight_ih=inputs, weight_hh=hidden, bias=bias
+                )
+            )
             self.width = max(self.width, inputs.rows)
             self.layers += 1
         return operations
 
     def logits(self, step: Logits) -> Operation:
         linear = self.product(step.layer, step.bias)
-        linear.weight.int8_inputs = 0  # rounding matters most in the last product (tests/benchmarks/rounding.py)
+        # rounding matters most in the last product (benchmarks/rounding.py)
+        linear.weight.int8_inputs = 0
         return new_operation("logits", linear=linear, scale=step.scale, cap=step.softcap or 0)
 
     def product(self, layer: Any, bias: Tensor | None) -> Any:
         """A product with the weight of a layer, and one with the factors of its adapter.
 
-        DoRA multiplies each output by a factor: the scales of quantized weights include it, other weights are merged.
+        DoRA multiplies each output by a factor: the scales of quantized weights include it, other
+        weights are merged.
         """
         if not isinstance(layer, LoRALinear):
             return LinearLayer(weight=self.matrix(layer), bias=self.floats(bias))
@@ -390,7 +509,8 @@ class Program(Weights):
         padding = -len(factors.lora_A) % RANK_UNIT
         linear.low_a = self.matrix(F.pad(factors.lora_A.detach().float(), (0, 0, 0, padding)))
         linear.low_b = self.matrix(F.pad(b, (0, padding)).contiguous())
-        # The buffers of low-rank products have space for MAX_TOKENS tokens; `by_columns` computes more at a time.
+        # The buffers of low-rank products have space for MAX_TOKENS tokens; `by_columns` computes
+        # more at a time.
         for matrix in (linear.weight, linear.low_a, linear.low_b):
             matrix.by_columns = 0
         self.has_adapter = True

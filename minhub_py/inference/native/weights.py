@@ -20,10 +20,12 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Weights:
-    """Describes weights as `Matrix`. UnsupportedError: a dtype or memory layout without a C implementation.
+    """Describes weights as `Matrix`. UnsupportedError: a dtype or memory layout without a C
+    implementation.
 
     by_columns: compute products with float32 weights for many tokens, as texts of an encoder have.
-    references, arrays: tensors and arrays to which the pointers point.    width: the largest number of inputs so far.
+    references, arrays: tensors and arrays to which the pointers point.    width: the largest number
+    of inputs so far.
     formats: of the matrices, numbers of `DTYPES` and `BLOCKS`.
     """
 
@@ -39,7 +41,9 @@ class Weights:
         return None if norm is None else self.floats(norm.weight.float() + norm.offset)
 
     def head_factor(self, norm: RMSNorm | HeadLayerNorm | None) -> int | None:
-        """A pointer to the factor of a norm of heads; a layer norm's is followed by zeros, the bias of each head."""
+        """A pointer to the factor of a norm of heads; a layer norm's is followed by zeros, the bias
+        of each head.
+        """
         if not isinstance(norm, HeadLayerNorm):
             return self.factor(norm)
         return self.floats(F.pad(norm.weight.float().flatten(), (0, norm.weight.size(1))))
@@ -51,7 +55,13 @@ class Weights:
                 raise UnsupportedError("an activated adapter of this layer")
             source = source.weight.detach()
         is_quantized = isinstance(source, Quantized)
-        weight = source.codes if is_quantized else source if isinstance(source, Tensor) else source.weight
+        weight = (
+            source.codes
+            if is_quantized
+            else source
+            if isinstance(source, Tensor)
+            else source.weight
+        )
         check_memory(weight)
         if weight.dtype not in DTYPES:
             raise UnsupportedError(f"a weight in {weight.dtype}")
@@ -59,7 +69,9 @@ class Weights:
         self.width = max(self.width, columns)
         by_row, by_column = weight.stride()
         size = weight.element_size()
-        dtype = BLOCKS.get(source.kind, DTYPES[weight.dtype]) if is_quantized else DTYPES[weight.dtype]
+        dtype = (
+            BLOCKS.get(source.kind, DTYPES[weight.dtype]) if is_quantized else DTYPES[weight.dtype]
+        )
         matrix = Matrix(weight.data_ptr(), None, rows, columns, by_row * size, dtype, 0)
         if by_column != 1 and columns > 1:
             if by_row != 1 or weight.dtype != torch.float32:
@@ -72,7 +84,9 @@ class Weights:
             matrix.scales = self.floats(source.scales)
             matrix.int8_inputs = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
         self.formats.add(dtype)
-        matrix.by_columns = self.by_columns and weight.dtype == torch.float32 and not matrix.transposed
+        matrix.by_columns = (
+            self.by_columns and weight.dtype == torch.float32 and not matrix.transposed
+        )
         self.references.append(weight.detach())
         return matrix
 
@@ -88,17 +102,23 @@ class Weights:
         """A contiguous tensor with one of these dtypes."""
         check_memory(tensor)
         if tensor.dtype not in dtypes or not tensor.is_contiguous():
-            raise UnsupportedError(f"weights of experts in {tensor.dtype} with strides {tensor.stride()}")
+            raise UnsupportedError(
+                f"weights of experts in {tensor.dtype} with strides {tensor.stride()}"
+            )
         self.references.append(tensor.detach())
         return self.references[-1]
 
     def expert_pointers(self, weights: ExpertWeights) -> tuple[Matrix, tuple[list[int], list[int]]]:
-        """The shape and format of the experts' matrices, and pointers to the data and scales of each."""
+        """The shape and format of the experts' matrices, and pointers to the data and scales of
+        each.
+        """
         matrix, tables = self._expert_pointers(weights)
         self.formats.add(matrix.dtype)
         return matrix, tables
 
-    def _expert_pointers(self, weights: ExpertWeights) -> tuple[Matrix, tuple[list[int], list[int]]]:
+    def _expert_pointers(
+        self, weights: ExpertWeights
+    ) -> tuple[Matrix, tuple[list[int], list[int]]]:
         shape = weights.shape[1:]
         if isinstance(weights, Quantized):
             rows, columns = shape
@@ -108,21 +128,32 @@ class Weights:
             if weights.kind in BLOCKS:
                 return matrix, (pointers_into(codes), [])
             matrix.int8_inputs = weights.dtype == torch.bfloat16
-            return matrix, (pointers_into(codes), pointers_into(self.contiguous(weights.scales, torch.float32)))
+            return matrix, (
+                pointers_into(codes),
+                pointers_into(self.contiguous(weights.scales, torch.float32)),
+            )
         if isinstance(weights, ExpertMatrices):
             rows, columns = shape
             matrices = [self.contiguous(matrix, *FLOATS) for matrix in weights.parameters()]
             if len({matrix.dtype for matrix in matrices}) > 1:
                 raise UnsupportedError("experts in different dtypes")
             dtype, stride = DTYPES[matrices[0].dtype], columns * matrices[0].element_size()
-            return Matrix(None, None, rows, columns, stride, dtype, 0), ([m.data_ptr() for m in matrices], [])
+            return Matrix(None, None, rows, columns, stride, dtype, 0), (
+                [m.data_ptr() for m in matrices],
+                [],
+            )
         columns, rows = shape
         if isinstance(weights, Packed):
-            blocks, scales = self.contiguous(weights.blocks, torch.uint8), self.contiguous(weights.scales, torch.uint8)
+            blocks, scales = (
+                self.contiguous(weights.blocks, torch.uint8),
+                self.contiguous(weights.scales, torch.uint8),
+            )
             matrix = Matrix(None, None, rows, columns, columns // 2, MXFP4, 0)
             return matrix, (pointers_into(blocks), pointers_into(scales))
         floats = self.contiguous(weights, *FLOATS)
-        matrix = Matrix(None, None, rows, columns, rows * floats.element_size(), DTYPES[floats.dtype], 1)
+        matrix = Matrix(
+            None, None, rows, columns, rows * floats.element_size(), DTYPES[floats.dtype], 1
+        )
         return matrix, (pointers_into(floats), [])
 
     def pointers(self, addresses: list[int]) -> int:
@@ -141,7 +172,9 @@ def check_memory(tensor: Tensor) -> None:
     """UnsupportedError: the tensor is not a plain tensor in memory of the CPU."""
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not plain or tensor.device.type != "cpu":
-        raise UnsupportedError(f"a {type(tensor).__name__} ({tensor.layout}) on {tensor.device.type}")
+        raise UnsupportedError(
+            f"a {type(tensor).__name__} ({tensor.layout}) on {tensor.device.type}"
+        )
 
 
 def rounded(scale: float, layer: Any) -> float:

@@ -28,7 +28,9 @@ def suitable(pins):
     """The pins of wheels for this machine."""
     machine = platform.machine().lower()
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
-    names = {"x86_64": ("x86_64", "amd64"), "aarch64": ("aarch64", "arm64")}.get(machine, (machine,))
+    names = {"x86_64": ("x86_64", "amd64"), "aarch64": ("aarch64", "arm64")}.get(
+        machine, (machine,)
+    )
     if sys.platform == "win32":
         system = "win"
     elif sys.platform == "darwin":
@@ -38,13 +40,18 @@ def suitable(pins):
     return {
         name: digest
         for name, digest in pins.items()
-        if re.search("[-.]" + system + "_", name) and any(re.search("_" + end + r"\b", name) for end in names)
+        if re.search("[-.]" + system + "_", name)
+        and any(re.search("_" + end + r"\b", name) for end in names)
     }
 
 
 def local_folders():
     """Folders with wheels that the user's environment names."""
-    words = " ".join(os.environ.get(name, "") for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS")).replace(",", " ").split()
+    words = (
+        " ".join(os.environ.get(name, "") for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS"))
+        .replace(",", " ")
+        .split()
+    )
     return [word for word in words if os.path.isdir(word)]
 
 
@@ -55,21 +62,48 @@ def by_pip(pins, folder):
     with open(requirements, "w") as file:
         hashes = " ".join("--hash=sha256:" + digest for digest in pins.values())
         file.write("uv==" + version + " " + hashes + "\n")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    options = ["--require-hashes", "--only-binary", ":all:", "--retries", "1", "--dest", folder, "-r", requirements]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
+    options = [
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "--retries",
+        "1",
+        "--dest",
+        folder,
+        "-r",
+        requirements,
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     result = subprocess.run(
-        command + options, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        universal_newlines=True, env=environment,
-    )  # fmt: skip
+        command + options,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        env=environment,
+    )
     if result.returncode:
-        raise OSError(result.stdout.strip().splitlines()[-1] if result.stdout.strip() else "pip failed")
+        raise OSError(
+            result.stdout.strip().splitlines()[-1] if result.stdout.strip() else "pip failed"
+        )
     return next(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".whl"))
 
 
 def by_index(pins, folder):
     """The path of a wheel from a package index."""
-    named = (os.environ.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"))
+    named = (
+        os.environ.get(name)
+        for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+    )
     index = next((words.split()[0].split("=", 1)[-1] for words in named if words), DEFAULT_INDEX)
     if os.path.isdir(index):
         index = "file:" + pathname2url(os.path.abspath(index))
@@ -84,7 +118,9 @@ def by_index(pins, folder):
             with urlopen(urljoin(page, link), timeout=SECONDS) as answer, open(path, "wb") as file:
                 file.write(answer.read())
             return path
-    raise OSError(page + " has no wheel of uv " + next(iter(pins)).split("-")[1] + " for this machine")
+    raise OSError(
+        page + " has no wheel of uv " + next(iter(pins)).split("-")[1] + " for this machine"
+    )
 
 
 def checked(path, pins):

@@ -1,7 +1,7 @@
 """Test cases of each architecture, one module each; tests/models/test_architectures.py runs them.
 
-A module has a `FAMILY`. A case is a config.json: the `small` settings with the changes of the case. Its name begins
-with the model_type, up to the first "-".
+A module has a `FAMILY`. A case is a config.json: the `small` settings with the changes of the case.
+Its name begins with the model_type, up to the first "-".
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,11 @@ from typing import Any
 class Cases:
     """The cases of a family.
 
-    small: settings of all cases, as in config.json.    cases: name -> changes, so that each setting is in at least one
-    case.    few: names, one for each model_type and kind of cache, for tests that do not depend on other settings.
-    gradients: names whose gradients are compared with the reference's.    published: sizes on the Hub -> parameters.
-    refused: settings -> a part of the message.
+    small: settings of all cases, as in config.json.    cases: name -> changes, so that each setting
+    is in at least one case.    few: names, one for each model_type and kind of cache, for tests
+    that do not depend on other settings. gradients: names whose gradients are compared with the
+    reference's.    published: sizes on the Hub -> parameters. refused: settings -> a part of the
+    message.
     """
 
     small: Mapping[str, Any]
@@ -35,9 +36,12 @@ class Cases:
     def settings(self, name: str) -> dict[str, Any]:
         """The config.json of a case."""
         # A copy: transformers changes the dict of rotary settings.
-        return deepcopy({"model_type": name.split("-", maxsplit=1)[0], **self.small, **self.cases[name]})
+        return deepcopy(
+            {"model_type": name.split("-", maxsplit=1)[0], **self.small, **self.cases[name]}
+        )
 
 
 ARCHITECTURES: dict[str, Cases] = {
-    module.name: import_module(f"{__name__}.{module.name}").FAMILY for module in iter_modules(__path__)
+    module.name: import_module(f"{__name__}.{module.name}").FAMILY
+    for module in iter_modules(__path__)
 }

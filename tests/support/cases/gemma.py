@@ -4,11 +4,30 @@ from typing import Any
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 96}  # fmt: skip
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 24}  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 96,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
 MIXED = ["full_attention", "sliding_attention"]
 # Small enough to have an effect: the usual caps hardly change such scores.
 GEMMA2 = {"query_pre_attn_scalar": 8, "sliding_window": 7, "attn_logit_softcapping": 4.0}
@@ -54,23 +73,56 @@ REFUSED = (
     ({"use_bidirectional_attention": True}, "a gemma model has no use_bidirectional_attention"),
     ({"is_causal": False}, "sets is_causal to False"),
     ({"head_dim": 7}, "must be even"),
-    ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
+    (
+        {"num_key_value_heads": 3},
+        r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)",
+    ),
     ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of"),
     ({"sliding_window": 5}, "a gemma model has no sliding_window"),
     ({"final_logit_softcapping": 30.0}, "a gemma model has no final_logit_softcapping"),
-    ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters has 'full_attention'"),
-    ({"model_type": "gemma2", "sliding_window_pattern": 3}, "a gemma2 model has no sliding_window_pattern"),
-    ({"model_type": "gemma2", "attn_logit_softcapping": 0.0}, "attn_logit_softcapping cannot be 0.0"),
+    (
+        {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
+        "rope_parameters has 'full_attention'",
+    ),
+    (
+        {"model_type": "gemma2", "sliding_window_pattern": 3},
+        "a gemma2 model has no sliding_window_pattern",
+    ),
+    (
+        {"model_type": "gemma2", "attn_logit_softcapping": 0.0},
+        "attn_logit_softcapping cannot be 0.0",
+    ),
     ({"model_type": "gemma2", "sliding_window": None}, "sliding_window is null"),
-    ({"model_type": "gemma2", "layer_types": ["chunked_attention"] * 2}, "layer_types must hold full_attention or"),
+    (
+        {"model_type": "gemma2", "layer_types": ["chunked_attention"] * 2},
+        "layer_types must hold full_attention or",
+    ),
     ({"model_type": "gemma3_text", "layer_types": MIXED[:1]}, "for each of 2 layers"),
-    ({"model_type": "gemma3_text", "rope_parameters": {"chunked_attention": {}}}, "for full_attention and sliding_"),
-    ({"model_type": "gemma3_text", "rope_local_base_freq": 5.0,
-      "rope_parameters": {"sliding_attention": {"rope_theta": 6.0}}}, "two values of rope_local_base_freq: 5.0 and"),
-    ({"model_type": "gemma3_text", "rope_theta": 5.0, "rope_parameters": {"full_attention": {"rope_theta": 6.0}}},
-     "two values of rope_theta: 6.0 and 5.0"),
-    ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope' is not one of"),
-)  # fmt: skip
+    (
+        {"model_type": "gemma3_text", "rope_parameters": {"chunked_attention": {}}},
+        "for full_attention and sliding_",
+    ),
+    (
+        {
+            "model_type": "gemma3_text",
+            "rope_local_base_freq": 5.0,
+            "rope_parameters": {"sliding_attention": {"rope_theta": 6.0}},
+        },
+        "two values of rope_local_base_freq: 5.0 and",
+    ),
+    (
+        {
+            "model_type": "gemma3_text",
+            "rope_theta": 5.0,
+            "rope_parameters": {"full_attention": {"rope_theta": 6.0}},
+        },
+        "two values of rope_theta: 6.0 and 5.0",
+    ),
+    (
+        {"model_type": "gemma3_text", "rope_scaling": {"rope_type": "longrope"}},
+        "rope_type 'longrope' is not one of",
+    ),
+)
 PUBLISHED = {
     "google/gemma-2b": 2_506_172_416,
     "google/gemma-7b": 8_537_680_896,

@@ -4,16 +4,33 @@ from typing import Any
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 4, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "max_position_embeddings": 96,
-         "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 61, "sliding_window": 7}  # fmt: skip
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "max_position_embeddings": 96,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 61,
+    "sliding_window": 7,
+}
 FULL, SLIDING = "full_attention", "sliding_attention"
 MIXED = {"layer_types": [SLIDING, FULL, SLIDING, FULL]}
 # transformers 5.23 does not compute a model with shared keys and without inputs per layer.
 INPUTS = {**MIXED, "hidden_size_per_layer_input": 12}
 SHARED = {**INPUTS, "num_kv_shared_layers": 2}
 EQUAL = {**MIXED, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
-EXPERTS = {**EQUAL, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20}
+EXPERTS = {
+    **EQUAL,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 20,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -43,20 +60,33 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4_text-experts-own-values": {**EXPERTS, "attention_k_eq_v": False, "num_global_key_value_heads": None},
 }  # fmt: skip
 REFUSED = (
-    ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}, "moe_intermediate_size are required"),
+    (
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
+        "moe_intermediate_size are required",
+    ),
     ({**EXPERTS, "top_k_experts": 7}, "cannot be more than num_experts"),
     ({"use_bidirectional_attention": "all"}, "sets use_bidirectional_attention to 'all'"),
     ({"num_kv_shared_layers": 3}, "leaves no layer of full_attention with its own keys"),
     ({"num_key_value_heads": 3}, "must be a multiple of the KV heads"),
     ({"global_head_dim": 7}, "must be even"),
     ({"vocab_size_per_layer_input": 60}, "cannot be less than vocab_size"),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "must hold settings for full_attention and"),
-    ({"rope_parameters": {SLIDING: {"rope_type": "default", "partial_rotary_factor": 0.5}}}, "has 'partial_rotary"),
+    (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+        "must hold settings for full_attention and",
+    ),
+    (
+        {"rope_parameters": {SLIDING: {"rope_type": "default", "partial_rotary_factor": 0.5}}},
+        "has 'partial_rotary",
+    ),
     ({"per_layer_config": {"0": {"head_dim": 12}}}, "per_layer_config must hold the same head_dim"),
     ({"layer_types": [SLIDING]}, "for each of 4 layers"),
 )
-PUBLISHED = {"google/gemma-4-E2B": 4_628_569_344, "google/gemma-4-E4B": 7_463_013_376,
-             "google/gemma-4-26B-A4B": 25_233_141_760, "google/gemma-4-31B": 30_697_345_280}  # fmt: skip
+PUBLISHED = {
+    "google/gemma-4-E2B": 4_628_569_344,
+    "google/gemma-4-E4B": 7_463_013_376,
+    "google/gemma-4-26B-A4B": 25_233_141_760,
+    "google/gemma-4-31B": 30_697_345_280,
+}
 
 FAMILY = Cases(
     SMALL,

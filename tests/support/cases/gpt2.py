@@ -13,9 +13,15 @@ CASES = {
     "gpt2-epsilon": {"layer_norm_epsilon": 0.5},
     "gpt2-unscaled": {"scale_attn_weights": False},
     "gpt2-inverse-layer": {"scale_attn_by_inverse_layer_idx": True},
-    "gpt2-unscaled-inverse-layer": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
+    "gpt2-unscaled-inverse-layer": {
+        "scale_attn_weights": False,
+        "scale_attn_by_inverse_layer_idx": True,
+    },
     "gpt2-upcast": {"reorder_and_upcast_attn": True},
-    "gpt2-upcast-inverse-layer": {"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True},
+    "gpt2-upcast-inverse-layer": {
+        "reorder_and_upcast_attn": True,
+        "scale_attn_by_inverse_layer_idx": True,
+    },
     "gpt2-untied": {"tie_word_embeddings": False},
     "gpt2-dropouts": {"embd_pdrop": 0.5, "attn_pdrop": 0.4, "resid_pdrop": 0.3},
     "gpt2-one-head-one-layer": {"n_head": 1, "n_layer": 1},

@@ -16,7 +16,10 @@ CASES = {
     "gpt_bigcode-untied": {"tie_word_embeddings": False},
     "gpt_bigcode-untied-many-queries": {"tie_word_embeddings": False, "multi_query": False},
     "gpt_bigcode-epsilon": {"layer_norm_epsilon": 0.1},
-    "gpt_bigcode-softmax": {"attention_softmax_in_fp32": False, "scale_attention_softmax_in_fp32": False},
+    "gpt_bigcode-softmax": {
+        "attention_softmax_in_fp32": False,
+        "scale_attention_softmax_in_fp32": False,
+    },
     "gpt_bigcode-dropout": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5},
 }
 REFUSED = (
@@ -24,7 +27,10 @@ REFUSED = (
     ({"n_head": 5}, r"n_embd \(32\) must be a multiple of n_head \(5\)"),
     ({"num_key_value_heads": 2}, "num_key_value_heads contradicts"),
     ({"activation_function": "mish"}, "activation_function 'mish' is not one of"),
-    ({"normalize_attention": True}, "a setting 'normalize_attention' that this implementation does not know"),
+    (
+        {"normalize_attention": True},
+        "a setting 'normalize_attention' that this implementation does not know",
+    ),
 )
 PUBLISHED = {
     "bigcode/gpt_bigcode-santacoder": 1_124_886_528,

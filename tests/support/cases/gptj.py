@@ -2,7 +2,14 @@
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 96, "rotary_dim": 4}
+SMALL = {
+    "vocab_size": 61,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 96,
+    "rotary_dim": 4,
+}
 CASES = {
     "gptj": {},
     "gptj-two-numbers": {"rotary_dim": 2},

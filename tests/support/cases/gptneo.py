@@ -1,4 +1,6 @@
-"""GPT-Neo: global and local layers in every order, windows of one position to more than the context."""
+"""GPT-Neo: global and local layers in every order, windows of one position to more than the
+context.
+"""
 
 from cases import Cases
 

@@ -2,10 +2,22 @@
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 3,
-         "num_attention_heads": 4, "max_position_embeddings": 96, "rotary_pct": 0.25}  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24,
-        "partial_rotary_factor": 1.0}  # fmt: skip
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+    "rotary_pct": 0.25,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+    "partial_rotary_factor": 1.0,
+}
 CASES = {
     "gpt_neox": {},
     "gpt_neox-half": {"rotary_pct": 0.5},
@@ -14,11 +26,20 @@ CASES = {
     "gpt_neox-theta": {"rotary_emb_base": 37},
     "gpt_neox-new-names": {
         "rotary_pct": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 50.0,
+            "partial_rotary_factor": 0.5,
+        },
     },
     "gpt_neox-both-names": {
-        "rotary_pct": 0.5, "rotary_emb_base": 50.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
+        "rotary_pct": 0.5,
+        "rotary_emb_base": 50.0,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 50.0,
+            "partial_rotary_factor": 0.5,
+        },
     },
     "gpt_neox-linear": {"rope_scaling": {"type": "linear", "factor": 3.0}, "rotary_emb_base": 50.0},
     "gpt_neox-yarn": {"rotary_pct": None, "rope_parameters": YARN},
@@ -31,7 +52,7 @@ CASES = {
     "gpt_neox-relu": {"hidden_act": "relu"},
     "gpt_neox-epsilon": {"layer_norm_eps": 0.1},
     "gpt_neox-dropout": {"hidden_dropout": 0.5, "attention_dropout": 0.5},
-}  # fmt: skip
+}
 REFUSED = (
     ({"rotary_pct": 0.3, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0, "partial_rotary_factor": 0.5}},
      "two values of partial_rotary_factor"),

@@ -4,11 +4,28 @@ from typing import Any
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 96}  # fmt: skip
-FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 0.6}
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+}
+FACTORS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.6,
+}
 # The Mamba layers that transformers' config checks; the model has none.
-MAMBA = {"mamba_n_heads": 4, "mamba_expand": 2, "num_local_experts": 0, "shared_intermediate_size": 36}
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_expand": 2,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 36,
+}
 FOUR = {**MAMBA, "layer_types": ["attention"] * 2, "position_embedding_type": "rope", **FACTORS}
 CASES: dict[str, dict[str, Any]] = {
     "granite": FACTORS,
@@ -25,7 +42,10 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 REFUSED = (
     ({"residual_multiplier": -1.0}, "residual_multiplier cannot be -1.0"),
-    ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, "layer_types has other layers"),
+    (
+        {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]},
+        "layer_types has other layers",
+    ),
     ({"model_type": "granitemoehybrid", "num_local_experts": 8}, "num_local_experts to 8"),
 )
 PUBLISHED = {
@@ -36,6 +56,10 @@ PUBLISHED = {
 }
 
 FAMILY = Cases(
-    SMALL, CASES, few=("granite", "granitemoehybrid"), gradients=("granite-biases",), published=PUBLISHED,
+    SMALL,
+    CASES,
+    few=("granite", "granitemoehybrid"),
+    gradients=("granite-biases",),
+    published=PUBLISHED,
     refused=REFUSED,
-)  # fmt: skip
+)

@@ -2,13 +2,30 @@
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 96, "intermediate_size": 44}  # fmt: skip
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "intermediate_size": 44,
+}
 TYPES = ["conv", "full_attention", "conv", "full_attention"]
 ADJUSTED = {"block_multiple_of": 8, "full_attn_idxs": [1, 2]}
-EXPERTS = {"moe_intermediate_size": 12, "num_experts": 6, "num_experts_per_tok": 2, "num_dense_layers": 1,
-           "layer_types": TYPES}  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
+EXPERTS = {
+    "moe_intermediate_size": 12,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_dense_layers": 1,
+    "layer_types": TYPES,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
 CASES = {
     "lfm2": ADJUSTED,
     "lfm2-types": {"block_auto_adjust_ff_dim": False, "layer_types": TYPES, "tie_word_embeddings": False},
@@ -25,13 +42,23 @@ CASES = {
     "lfm2_moe-dense-layers": {**EXPERTS, "num_dense_layers": 3, "conv_bias": True, "tie_word_embeddings": False},
 }  # fmt: skip
 REFUSED = (
-    ({"layer_types": ["conv", "mamba", "conv", "conv"]}, "layer_types must hold full_attention or conv"),
-    ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
+    (
+        {"layer_types": ["conv", "mamba", "conv", "conv"]},
+        "layer_types must hold full_attention or conv",
+    ),
+    (
+        {"num_key_value_heads": 3},
+        r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)",
+    ),
     ({"conv_L_cache": 1}, "conv_L_cache cannot be 1"),
     ({"num_experts": 4}, "a lfm2 model has no num_experts"),
 )
-PUBLISHED = {"LiquidAI/LFM2-350M": 354_483_968, "LiquidAI/LFM2-700M": 742_489_344, "LiquidAI/LFM2-1.2B": 1_170_340_608,
-             "LiquidAI/LFM2-8B-A1B": 8_339_929_856}  # fmt: skip
+PUBLISHED = {
+    "LiquidAI/LFM2-350M": 354_483_968,
+    "LiquidAI/LFM2-700M": 742_489_344,
+    "LiquidAI/LFM2-1.2B": 1_170_340_608,
+    "LiquidAI/LFM2-8B-A1B": 8_339_929_856,
+}
 
 FAMILY = Cases(
     SMALL,

@@ -13,11 +13,28 @@ SMALL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 96,
 }
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 24}  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
-MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-              "llama_4_scaling_beta": 0.3}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+MINISTRAL3 = {
+    **YARN,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -40,14 +57,22 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-theta": {"rope_theta": 37.0},
     "llama-theta-new": {"rope_parameters": {"rope_type": "default", "rope_theta": 37.0}},
     "llama-linear": {"rope_scaling": {"type": "linear", "factor": 3.0}, "rope_theta": 50.0},
-    "llama-linear-new": {"rope_parameters": {"rope_type": "linear", "factor": 0.5, "rope_theta": 50.0}},
+    "llama-linear-new": {
+        "rope_parameters": {"rope_type": "linear", "factor": 0.5, "rope_theta": 50.0}
+    },
     "llama-dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
     "llama-llama3": {"rope_parameters": LLAMA3},
-    "llama-llama3-old": {"rope_scaling": {key: LLAMA3[key] for key in LLAMA3 if key != "rope_theta"},
-                         "rope_theta": 500.0},
-    "llama-llama3-no-original": {"rope_parameters": {key: LLAMA3[key] for key in LLAMA3 if key[:8] != "original"}},
+    "llama-llama3-old": {
+        "rope_scaling": {key: LLAMA3[key] for key in LLAMA3 if key != "rope_theta"},
+        "rope_theta": 500.0,
+    },
+    "llama-llama3-no-original": {
+        "rope_parameters": {key: LLAMA3[key] for key in LLAMA3 if key[:8] != "original"}
+    },
     "llama-yarn": {"rope_parameters": YARN},
-    "llama-yarn-old": {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}},
+    "llama-yarn-old": {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
+    },
     "llama-yarn-betas": {"rope_parameters": {**YARN, "beta_fast": 4.0, "beta_slow": 0.5}},
     "llama-yarn-exact": {"rope_parameters": {**YARN, "truncate": False}},
     "llama-yarn-attention": {"rope_parameters": {**YARN, "attention_factor": 0.7}},
@@ -62,7 +87,10 @@ CASES: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 8, "sliding_window": 6},
     "ministral-mixed": {"head_dim": 12, "sliding_window": 6, "layer_types": MIXED},
     "ministral3": {"rope_parameters": MINISTRAL3},
-    "ministral3-head-dim": {"rope_parameters": {**MINISTRAL3, "llama_4_scaling_beta": 0.1}, "head_dim": 8},
+    "ministral3-head-dim": {
+        "rope_parameters": {**MINISTRAL3, "llama_4_scaling_beta": 0.1},
+        "head_dim": 8,
+    },
     "ministral3-window": {"rope_parameters": MINISTRAL3, "sliding_window": 11},
     "qwen2": {},
     "qwen2-windows": QWEN_WINDOWS,
@@ -75,7 +103,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-biases": {"attention_bias": True, "head_dim": 8},
     "qwen3-windows": {**QWEN_WINDOWS, "head_dim": 16},
     "qwen3-tied": {"tie_word_embeddings": True, "head_dim": 16, "rms_norm_eps": 1e-3},
-}  # fmt: skip
+}
 REFUSED = (
     ({"rope_parameters": {"rope_theta": 1.0}}, "rope_theta must be above 1"),
     ({"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}}, "below high_freq_factor"),

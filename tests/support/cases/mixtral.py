@@ -2,11 +2,29 @@
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 96}  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 96,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
 QWEN = {"moe_intermediate_size": 12, "num_experts": 6, "head_dim": 12, "norm_topk_prob": True}
-GRANITE = {"attention_multiplier": 0.3, "embedding_multiplier": 1.5, "residual_multiplier": 0.6, "logits_scaling": 1.25}
+GRANITE = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 1.25,
+}
 CASES = {
     "mixtral": {"num_local_experts": 4},
     "mixtral-all-experts": {"num_local_experts": 2, "tie_word_embeddings": True},
@@ -30,13 +48,19 @@ CASES = {
     "granitemoe-absent": {"num_local_experts": 3, "attention_bias": True},
 }  # fmt: skip
 REFUSED = (
-    ({"num_experts_per_tok": 5}, r"num_experts_per_tok \(5\) cannot be more than the number of experts \(4\)"),
-    ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
+    (
+        {"num_experts_per_tok": 5},
+        r"num_experts_per_tok \(5\) cannot be more than the number of experts \(4\)",
+    ),
+    (
+        {"num_key_value_heads": 3},
+        r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)",
+    ),
     ({"head_dim": 7}, "must be even"),
     ({"router_jitter_noise": 0.1}, "sets router_jitter_noise to 0.1"),
     ({"moe_intermediate_size": 3}, "a mixtral model has no moe_intermediate_size"),
     ({"num_local_experts": 3}, "unused: layers.0.mlp.experts.down_proj.3"),
-)  # fmt: skip
+)
 PUBLISHED = {
     "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
     "mistralai/Mixtral-8x22B-v0.1": 140_620_634_112,

@@ -9,7 +9,13 @@ from cases import Cases
 
 SMALL = {"vocab_size": 61, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 BLOOM = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "seq_length": 96}
-XGLM = {"num_layers": 2, "attention_heads": 4, "d_model": 32, "ffn_dim": 44, "max_position_embeddings": 96}
+XGLM = {
+    "num_layers": 2,
+    "attention_heads": 4,
+    "d_model": 32,
+    "ffn_dim": 44,
+    "max_position_embeddings": 96,
+}
 CASES: dict[str, dict[str, Any]] = {
     "bloom": BLOOM,
     "bloom-one-head": {**BLOOM, "n_head": 1},
@@ -29,7 +35,10 @@ CASES: dict[str, dict[str, Any]] = {
     "xglm-dropout": {**XGLM, "dropout": 0.3, "attention_dropout": 0.0},
 }
 REFUSED = (
-    ({"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm to True"),
+    (
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm to True",
+    ),
     ({"n_head": 5}, r"must be a multiple of num_attention_heads \(5\)"),
 )
 PUBLISHED: dict[str, int] = {
@@ -45,6 +54,11 @@ PUBLISHED: dict[str, int] = {
 }
 
 FAMILY = Cases(
-    SMALL, CASES, few=("bloom", "xglm"), gradients=(), published=PUBLISHED, refused=REFUSED,
+    SMALL,
+    CASES,
+    few=("bloom", "xglm"),
+    gradients=(),
+    published=PUBLISHED,
+    refused=REFUSED,
     fresh={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-)  # fmt: skip
+)

@@ -4,9 +4,22 @@ from typing import Any
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "max_position_embeddings": 96, "rms_norm_eps": 1e-6, "pad_token_id": 1}  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": 1,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
 CASES: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "olmo2-groups": {"num_key_value_heads": 2},
@@ -24,8 +37,14 @@ CASES: dict[str, dict[str, Any]] = {
     "olmo2-dropout": {"attention_dropout": 0.5},
 }
 REFUSED = (
-    ({"num_attention_heads": 5}, r"hidden_size \(32\) must be a multiple of num_attention_heads \(5\)"),
-    ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
+    (
+        {"num_attention_heads": 5},
+        r"hidden_size \(32\) must be a multiple of num_attention_heads \(5\)",
+    ),
+    (
+        {"num_key_value_heads": 3},
+        r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)",
+    ),
     ({"num_attention_heads": 32}, r"the head size \(1\) must be even"),
     ({"head_dim": 16}, "head_dim contradicts its other settings"),
     ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of"),

@@ -2,9 +2,19 @@
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "ffn_dim": 44, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "max_position_embeddings": 96}  # fmt: skip
-AFTER, NARROW, BARE = {"do_layer_norm_before": False}, {"word_embed_proj_dim": 20}, {"enable_bias": False}
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "ffn_dim": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+}
+AFTER, NARROW, BARE = (
+    {"do_layer_norm_before": False},
+    {"word_embed_proj_dim": 20},
+    {"enable_bias": False},
+)
 CASES = {
     "opt": {},
     "opt-norms-after": AFTER,
@@ -34,7 +44,10 @@ REFUSED = (
     ({"activation_dropout": 0.1}, "sets activation_dropout to 0.1"),
     ({"learned_embeddings": False}, "sets learned_embeddings to False"),
     ({"scale_embeddings": True}, "sets scale_embeddings to True"),
-    ({"num_attention_heads": 5}, r"hidden_size \(32\) must be a multiple of num_attention_heads \(5\)"),
+    (
+        {"num_attention_heads": 5},
+        r"hidden_size \(32\) must be a multiple of num_attention_heads \(5\)",
+    ),
     ({"_remove_final_layer_norm": 1}, "_remove_final_layer_norm cannot be 1"),
     ({"word_embed_proj_dim": 0}, "word_embed_proj_dim cannot be 0"),
     ({"activation_function": "mish"}, "activation_function 'mish' is not one of"),

@@ -2,11 +2,22 @@
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 3,
-         "num_attention_heads": 4, "max_position_embeddings": 96}  # fmt: skip
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+}
 ROPE = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.75}
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24,
-        "partial_rotary_factor": 1.0}  # fmt: skip
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+    "partial_rotary_factor": 1.0,
+}
 CASES = {
     "phi": {},
     "phi-quarter": {"partial_rotary_factor": 0.25},
@@ -31,9 +42,18 @@ REFUSED = (
     ({"partial_rotary_factor": 0.1}, "rotates 0 of a head's 8 numbers"),
     ({"partial_rotary_factor": 0.4}, "rotates 3 of a head's 8 numbers"),
     ({"partial_rotary_factor": 1.5}, "partial_rotary_factor must be at most 1"),
-    ({"partial_rotary_factor": 0.5, "rope_parameters": ROPE}, "two values of partial_rotary_factor"),
-    ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
-    ({"num_attention_heads": 5}, r"hidden_size \(32\) must be a multiple of num_attention_heads \(5\)"),
+    (
+        {"partial_rotary_factor": 0.5, "rope_parameters": ROPE},
+        "two values of partial_rotary_factor",
+    ),
+    (
+        {"num_key_value_heads": 3},
+        r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)",
+    ),
+    (
+        {"num_attention_heads": 5},
+        r"hidden_size \(32\) must be a multiple of num_attention_heads \(5\)",
+    ),
     ({"head_dim": 4}, "a setting 'head_dim' that this implementation does not know"),
     ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of"),
 )

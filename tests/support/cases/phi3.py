@@ -1,15 +1,29 @@
 """Phi-3 and Phi-4.
 
-transformers chooses the factors of longrope at each call; the cases are on one side for all lengths in the tests.
+transformers chooses the factors of longrope at each call; the cases are on one side for all lengths
+in the tests.
 """
 
 from typing import Any
 
 from cases import Cases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "max_position_embeddings": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
-LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 3.0, 7.0, 11.0]}
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [1.0, 3.0, 7.0, 11.0],
+}
 SHORT = {"rope_scaling": LONGROPE, "original_max_position_embeddings": 80}
 LONG = {"rope_scaling": LONGROPE, "original_max_position_embeddings": 2}
 CASES: dict[str, dict[str, Any]] = {
@@ -28,10 +42,19 @@ CASES: dict[str, dict[str, Any]] = {
                              "hidden_act": "gelu"},
 }  # fmt: skip
 REFUSED = (
-    ({"rope_scaling": {**LONGROPE, "short_factor": [1.0]}}, "short_factor has 1 factors for 4 rotated pairs"),
-    ({"rope_scaling": {**LONGROPE, "long_factor": [1, 2, 3, 0]}}, "must be a list of positive numbers"),
+    (
+        {"rope_scaling": {**LONGROPE, "short_factor": [1.0]}},
+        "short_factor has 1 factors for 4 rotated pairs",
+    ),
+    (
+        {"rope_scaling": {**LONGROPE, "long_factor": [1, 2, 3, 0]}},
+        "must be a list of positive numbers",
+    ),
     ({"rope_scaling": {"type": "longrope"}}, "lacks long_factor, short_factor"),
-    ({**SHORT, "original_max_position_embeddings": 1}, "original_max_position_embeddings must be above 1, not 1"),
+    (
+        {**SHORT, "original_max_position_embeddings": 1},
+        "original_max_position_embeddings must be above 1, not 1",
+    ),
     ({"attention_bias": True}, "attention_bias"),
     ({"num_attention_heads": 5}, r"must be a multiple of num_attention_heads \(5\)"),
 )
@@ -42,5 +65,10 @@ PUBLISHED = {
 }
 
 FAMILY = Cases(
-    SMALL, CASES, few=("phi3-part",), gradients=("phi3-groups", "phi3-long"), published=PUBLISHED, refused=REFUSED
+    SMALL,
+    CASES,
+    few=("phi3-part",),
+    gradients=("phi3-groups", "phi3-long"),
+    published=PUBLISHED,
+    refused=REFUSED,
 )

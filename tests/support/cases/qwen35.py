@@ -2,11 +2,24 @@
 
 from cases import Cases
 
-# The usual epsilon, 1e-6, amplifies rounding errors if a head's output is nearly 0, as often in small models.
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2,
-         "full_attention_interval": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
-         "max_position_embeddings": 320, "rms_norm_eps": 0.01}  # fmt: skip
+# The usual epsilon, 1e-6, amplifies rounding errors if a head's output is nearly 0, as often in
+# small models.
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "max_position_embeddings": 320,
+    "rms_norm_eps": 0.01,
+}
 ROPE = {"rope_type": "default", "rope_theta": 50.0}
 TYPES = ["full_attention", "linear_attention", "full_attention", "linear_attention"]
 CASES = {
@@ -34,10 +47,19 @@ REFUSED = (
     ({"mlp_only_layers": [1]}, r"sets mlp_only_layers to \[1\]"),
     ({"num_experts": 8}, "a qwen3_5_text model has no num_experts"),
     ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim cannot be 1"),
-    ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
-    ({"linear_num_key_heads": 3}, r"linear_num_value_heads \(4\) must be a multiple of linear_num_key_heads \(3\)"),
+    (
+        {"num_key_value_heads": 3},
+        r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)",
+    ),
+    (
+        {"linear_num_key_heads": 3},
+        r"linear_num_value_heads \(4\) must be a multiple of linear_num_key_heads \(3\)",
+    ),
     ({"head_dim": None}, "head_dim cannot be None"),
-    ({"layer_types": ["sliding_attention"] * 2}, "layer_types must hold full_attention or linear_attention"),
+    (
+        {"layer_types": ["sliding_attention"] * 2},
+        "layer_types must hold full_attention or linear_attention",
+    ),
     ({"layer_types": ["full_attention"]}, "for each of 4 layers"),
     ({"partial_rotary_factor": 0.1}, "rotates 1 of a head's 16 numbers"),
     ({"rope_parameters": {"rope_type": "mrope"}}, "rope_type 'mrope' is not one of"),

@@ -3,8 +3,13 @@
 from cases import Cases
 from cases.qwen35 import FAMILY as DENSE
 
-SMALL = {**DENSE.small, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20, "num_experts": 5,
-         "num_experts_per_tok": 2}  # fmt: skip
+SMALL = {
+    **DENSE.small,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+}
 del SMALL["intermediate_size"]
 NEXT = {"intermediate_size": 44}
 TYPES = ["full_attention", "linear_attention", "full_attention", "linear_attention"]
@@ -24,10 +29,16 @@ CASES = {
 }  # fmt: skip
 REFUSED = (
     ({"mlp_only_layers": [1]}, r"sets mlp_only_layers to \[1\]"),
-    ({"num_experts_per_tok": 6}, r"num_experts_per_tok \(6\) cannot be more than num_experts \(5\)"),
+    (
+        {"num_experts_per_tok": 6},
+        r"num_experts_per_tok \(6\) cannot be more than num_experts \(5\)",
+    ),
     ({"norm_topk_prob": False}, "a qwen3_5_moe_text model has no norm_topk_prob"),
 )
-PUBLISHED = {"Qwen/Qwen3.5-35B-A3B": 34_660_610_688, "Qwen/Qwen3-Next-80B-A3B-Instruct": 79_674_391_296}
+PUBLISHED = {
+    "Qwen/Qwen3.5-35B-A3B": 34_660_610_688,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": 79_674_391_296,
+}
 
 FAMILY = Cases(
     SMALL,

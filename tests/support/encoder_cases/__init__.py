@@ -1,7 +1,7 @@
 """Test cases of each encoder, one module per model file; tests/models/test_encoders.py runs them.
 
-A case is a config.json: the `small` settings of its model_type with the changes of the case. Its name is the
-model_type, or begins with it and a colon.
+A case is a config.json: the `small` settings of its model_type with the changes of the case. Its
+name is the model_type, or begins with it and a colon.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,9 @@ from typing import Any
 class EncoderCases:
     """The cases of a model file.
 
-    small: settings of all cases, by model_type.    cases: name -> changes, so that each setting is in at least one.
-    published: sizes on the Hub -> parameters.    refused: model_type, settings, and a part of the message.
+    small: settings of all cases, by model_type.    cases: name -> changes, so that each setting is
+    in at least one. published: sizes on the Hub -> parameters.    refused: model_type, settings,
+    and a part of the message.
     """
 
     small: Mapping[str, Mapping[str, Any]]
@@ -31,5 +32,6 @@ class EncoderCases:
 
 
 ENCODERS: dict[str, EncoderCases] = {
-    module.name: import_module(f"{__name__}.{module.name}").CASES for module in iter_modules(__path__)
+    module.name: import_module(f"{__name__}.{module.name}").CASES
+    for module in iter_modules(__path__)
 }

@@ -4,10 +4,26 @@ from typing import Any
 
 from encoder_cases import EncoderCases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 44,
-         "max_position_embeddings": 50}  # fmt: skip
-DISTIL = {"vocab_size": 61, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 44, "max_position_embeddings": 50}
-LABELS = {"id2label": {"0": "no", "1": "yes", "2": "perhaps"}, "label2id": {"no": 0, "yes": 1, "perhaps": 2}}
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 44,
+    "max_position_embeddings": 50,
+}
+DISTIL = {
+    "vocab_size": 61,
+    "dim": 32,
+    "n_layers": 3,
+    "n_heads": 4,
+    "hidden_dim": 44,
+    "max_position_embeddings": 50,
+}
+LABELS = {
+    "id2label": {"0": "no", "1": "yes", "2": "perhaps"},
+    "label2id": {"no": 0, "yes": 1, "perhaps": 2},
+}
 ROBERTA = {**SMALL, "type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
 BERT: dict[str, dict[str, Any]] = {
@@ -23,7 +39,8 @@ BERT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ROBERTAS: dict[str, dict[str, Any]] = {
     "roberta": {},
-    "roberta:act": {"hidden_act": "relu", "layer_norm_eps": 1e-5, **LABELS},  # the masked-LM head has gelu anyway
+    # the masked-LM head has gelu anyway
+    "roberta:act": {"hidden_act": "relu", "layer_norm_eps": 1e-5, **LABELS},
     "roberta:pad-4": {"pad_token_id": 4},
     "roberta:two-types": {"type_vocab_size": 2, "classifier_dropout": 0.3},
     "roberta:untied": {"tie_word_embeddings": False, "num_labels": 1},
@@ -35,8 +52,17 @@ ROBERTAS: dict[str, dict[str, Any]] = {
 DISTILBERT: dict[str, dict[str, Any]] = {
     "distilbert": {},
     "distilbert:relu": {"activation": "relu", "n_heads": 2, **LABELS},
-    "distilbert:dropout": {"dropout": 0.5, "attention_dropout": 0.4, "seq_classif_dropout": 0.3, "qa_dropout": 0.2},
-    "distilbert:untied": {"tie_word_embeddings": False, "num_labels": 1, "sinusoidal_pos_embds": True},
+    "distilbert:dropout": {
+        "dropout": 0.5,
+        "attention_dropout": 0.4,
+        "seq_classif_dropout": 0.3,
+        "qa_dropout": 0.2,
+    },
+    "distilbert:untied": {
+        "tie_word_embeddings": False,
+        "num_labels": 1,
+        "sinusoidal_pos_embds": True,
+    },
     "distilbert:one-layer": {"n_layers": 1, "hidden_dim": 70},
 }
 ELECTRA: dict[str, dict[str, Any]] = {
@@ -48,24 +74,50 @@ ELECTRA: dict[str, dict[str, Any]] = {
                         "summary_activation": "gelu", "summary_last_dropout": 0.1, "generator_size": "0.25"},
 }  # fmt: skip
 REFUSED = (
-    ("bert", {"position_embedding_type": "relative_key"}, "sets position_embedding_type to 'relative_key'"),
-    ("bert", {"position_embedding_type": "relative_key_query"}, "sets position_embedding_type to 'relative_key_query'"),
+    (
+        "bert",
+        {"position_embedding_type": "relative_key"},
+        "sets position_embedding_type to 'relative_key'",
+    ),
+    (
+        "bert",
+        {"position_embedding_type": "relative_key_query"},
+        "sets position_embedding_type to 'relative_key_query'",
+    ),
     ("bert", {"is_decoder": True}, "sets is_decoder to True"),
     ("bert", {"add_cross_attention": True}, "sets add_cross_attention to True"),
-    ("bert", {"num_attention_heads": 5}, r"hidden_size \(32\) must be a multiple of num_attention_heads \(5\)"),
+    (
+        "bert",
+        {"num_attention_heads": 5},
+        r"hidden_size \(32\) must be a multiple of num_attention_heads \(5\)",
+    ),
     ("bert", {"hidden_act": "mish"}, "hidden_act 'mish' is not one of"),
     ("bert", {"embedding_size": 16}, "a bert model has no embedding_size"),
     ("bert", {"chunk_size_feed_forward": 3}, "sets chunk_size_feed_forward to 3"),
     ("bert", {"layer_norm_eps": 2.0}, "layer_norm_eps cannot be 2.0"),
     ("roberta", {"is_decoder": True}, "sets is_decoder to True"),
-    ("xlm-roberta", {"position_embedding_type": "relative_key"}, "sets position_embedding_type to 'relative_key'"),
-    ("distilbert", {"n_heads": 3}, r"hidden_size \(32\) must be a multiple of num_attention_heads \(3\)"),
+    (
+        "xlm-roberta",
+        {"position_embedding_type": "relative_key"},
+        "sets position_embedding_type to 'relative_key'",
+    ),
+    (
+        "distilbert",
+        {"n_heads": 3},
+        r"hidden_size \(32\) must be a multiple of num_attention_heads \(3\)",
+    ),
     ("distilbert", {"layer_norm_eps": 1e-5}, "a distilbert model has layer_norm_eps 1e-12"),
     ("electra", {"is_decoder": True}, "sets is_decoder to True"),
 )
 CASES = EncoderCases(
-    small={"bert": SMALL, "distilbert": DISTIL, "electra": SMALL, "roberta": ROBERTA, "xlm-roberta": ROBERTA,
-           "camembert": ROBERTA},
+    small={
+        "bert": SMALL,
+        "distilbert": DISTIL,
+        "electra": SMALL,
+        "roberta": ROBERTA,
+        "xlm-roberta": ROBERTA,
+        "camembert": ROBERTA,
+    },
     cases={**BERT, **ROBERTAS, **DISTILBERT, **ELECTRA},
     published={
         "google-bert/bert-base-uncased": 109_514_298,
@@ -80,4 +132,4 @@ CASES = EncoderCases(
         "google/electra-base-discriminator": 108_891_648,
     },
     refused=REFUSED,
-)  # fmt: skip
+)

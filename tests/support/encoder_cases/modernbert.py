@@ -4,12 +4,31 @@ from typing import Any
 
 from encoder_cases import EncoderCases
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 44,
-         "max_position_embeddings": 70, "local_attention": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-         "cls_token_id": 1, "sep_token_id": 2}  # fmt: skip
-LABELS = {"id2label": {"0": "no", "1": "yes", "2": "perhaps"}, "label2id": {"no": 0, "yes": 1, "perhaps": 2}}
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 44,
+    "max_position_embeddings": 70,
+    "local_attention": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+LABELS = {
+    "id2label": {"0": "no", "1": "yes", "2": "perhaps"},
+    "label2id": {"no": 0, "yes": 1, "perhaps": 2},
+}
 FULL, SLIDING = "full_attention", "sliding_attention"
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
 
 MODERNBERT: dict[str, dict[str, Any]] = {
     "modernbert": {},
@@ -43,19 +62,44 @@ CASES = EncoderCases(
         "answerdotai/ModernBERT-large": 395_881_664,
     },
     refused=(
-        *(("modernbert", {name: True}, f"sets {name} to True")
-          for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias", "is_decoder")),
+        *(
+            ("modernbert", {name: True}, f"sets {name} to True")
+            for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias", "is_decoder")
+        ),
         ("modernbert", {"decoder_bias": False}, "sets decoder_bias to False"),
-        ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling 'max' is not one of cls, mean"),
+        (
+            "modernbert",
+            {"classifier_pooling": "max"},
+            "classifier_pooling 'max' is not one of cls, mean",
+        ),
         ("modernbert", {"hidden_activation": "mish"}, "hidden_activation 'mish' is not one of"),
         ("modernbert", {"num_attention_heads": 32}, "with an even head size"),
-        ("modernbert", {"layer_types": ["chunked_attention"] * 4}, "layer_types must be full_attention or"),
+        (
+            "modernbert",
+            {"layer_types": ["chunked_attention"] * 4},
+            "layer_types must be full_attention or",
+        ),
         ("modernbert", {"layer_types": [FULL]}, "for each of 4 layers"),
-        ("modernbert", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "settings for full_attention and"),
-        ("modernbert", {"rope_parameters": {"chunked_attention": {}}}, "settings for full_attention and"),
-        ("modernbert", {"rope_parameters": {FULL: {"rope_type": "longrope"}}}, "rope_type 'longrope' is not one of"),
-        ("modernbert", {"global_rope_theta": 5.0, "rope_parameters": {FULL: {"rope_theta": 6.0}}},
-         "two values of global_rope_theta: 5.0 and 6.0"),
+        (
+            "modernbert",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "settings for full_attention and",
+        ),
+        (
+            "modernbert",
+            {"rope_parameters": {"chunked_attention": {}}},
+            "settings for full_attention and",
+        ),
+        (
+            "modernbert",
+            {"rope_parameters": {FULL: {"rope_type": "longrope"}}},
+            "rope_type 'longrope' is not one of",
+        ),
+        (
+            "modernbert",
+            {"global_rope_theta": 5.0, "rope_parameters": {FULL: {"rope_theta": 6.0}}},
+            "two values of global_rope_theta: 5.0 and 6.0",
+        ),
         ("modernbert", {"rope_theta": 5.0}, "settings for full_attention and"),
     ),
-)  # fmt: skip
+)

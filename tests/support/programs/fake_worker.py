@@ -1,4 +1,6 @@
-"""A worker with invalid responses, others at each start: fake_worker.py COUNTER PRECIOUS, then R's arguments."""
+"""A worker with invalid responses, others at each start: fake_worker.py COUNTER PRECIOUS, then R's
+arguments.
+"""
 
 import os
 import socket
@@ -15,7 +17,12 @@ attempt = int(counter.read_text())
 counter.write_text(str(attempt + 1))
 listener = socket.create_server(("127.0.0.1", 0))
 proof = os.urandom(32)
-address = {"port": listener.getsockname()[1], "secret": os.urandom(32), "proof": proof, "pid": os.getpid()}
+address = {
+    "port": listener.getsockname()[1],
+    "secret": os.urandom(32),
+    "proof": proof,
+    "pid": os.getpid(),
+}
 (folder / "draft").write_bytes(convert.dumps(address))
 (folder / "draft").rename(folder / "address")
 peer, _ = listener.accept()
@@ -53,7 +60,8 @@ answers = [
     protocol.pack(protocol.DONE | protocol.FILE, call + 1, precious),
     protocol.pack(protocol.DONE, call + 1, good) * 3,
     protocol.pack(protocol.AHEAD, call, b"/nonexistent/file"),
-    protocol.pack(protocol.AHEAD, call, precious) + protocol.pack(protocol.AHEAD | protocol.FILE, call, b"a"),
+    protocol.pack(protocol.AHEAD, call, precious)
+    + protocol.pack(protocol.AHEAD | protocol.FILE, call, b"a"),
 ]
 counter.with_suffix(".of").write_text(str(len(answers) + 1))
 peer.sendall(answers[attempt - 1])

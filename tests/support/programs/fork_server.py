@@ -1,8 +1,10 @@
-"""Runs Python programs in forks of a process that has imported PyTorch: `fork_server.py SOCKET MODULE...`.
+"""Runs Python programs in forks of a process that has imported PyTorch: `fork_server.py SOCKET
+MODULE...`.
 
-A test starts start_python.py, which sends its arguments, environment, working directory and standard streams, forwards
-signals, and exits with the fork's status. REAL is the reply to a program that requires a new Python, for example for
-another locale: start_python.py then executes Python. SOCKET is the file descriptor of a listening socket.
+A test starts start_python.py, which sends its arguments, environment, working directory and
+standard streams, forwards signals, and exits with the fork's status. REAL is the reply to a program
+that requires a new Python, for example for another locale: start_python.py then executes Python.
+SOCKET is the file descriptor of a listening socket.
 """
 
 import atexit
@@ -23,11 +25,30 @@ import warnings
 from typing import Any, NoReturn
 
 REAL = b"real"
-# Prefixes of variables that Python or a library reads while it starts, and those variables that a fork applies.
-START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH", "CUDA", "ATEN_", "MPL")
-# Importing torch._inductor, as the first optimizer does, sets TORCHINDUCTOR_CACHE_DIR. PyTorch reads it and torchrun's
-# variables at each use.
-APPLIED = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}
+# Prefixes of variables that Python or a library reads while it starts, and those variables that a
+# fork applies.
+START = (
+    "PYTHON",
+    "LD_",
+    "MALLOC_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "KMP_",
+    "TORCH",
+    "CUDA",
+    "ATEN_",
+    "MPL",
+)
+# Importing torch._inductor, as the first optimizer does, sets TORCHINDUCTOR_CACHE_DIR. PyTorch
+# reads it and torchrun's variables at each use.
+APPLIED = {
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONWARNINGS",
+    "OMP_NUM_THREADS",
+    "TORCHINDUCTOR_CACHE_DIR",
+}
 # One thread, as in the server, is no change.
 ONE = {("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1")}
 TORCHRUN = ("TORCHELASTIC_", "TORCH_NCCL_")
@@ -36,19 +57,31 @@ CATCHABLE = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 def start_state(environment: dict[str, str]) -> dict[str, str]:
     """The settings that a running Python cannot change."""
-    state = {name: value for name, value in environment.items()
-             if name.startswith(START) and name not in APPLIED and not name.startswith(TORCHRUN)
-             and (name, value) not in ONE}  # fmt: skip
+    state = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(START)
+        and name not in APPLIED
+        and not name.startswith(TORCHRUN)
+        and (name, value) not in ONE
+    }
     locale = environment.get("LC_CTYPE") or environment.get("LANG")
-    # Python replaces the locale C by C.UTF-8, but not if LC_ALL is set. There, PYTHONUTF8 changes nothing.
-    state["locale"] = environment.get("LC_ALL") or (locale if locale not in (None, "", "C") else "C.UTF-8")
+    # Python replaces the locale C by C.UTF-8, but not if LC_ALL is set. There, PYTHONUTF8 changes
+    # nothing.
+    state["locale"] = environment.get("LC_ALL") or (
+        locale if locale not in (None, "", "C") else "C.UTF-8"
+    )
     if state["locale"] == "C.UTF-8" and state.get("PYTHONUTF8") == "1":
         del state["PYTHONUTF8"]
     return state
 
 
 def path_entries(environment: dict[str, str]) -> list[str]:
-    return [os.path.abspath(entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return [
+        os.path.abspath(entry)
+        for entry in environment.get("PYTHONPATH", "").split(os.pathsep)
+        if entry
+    ]
 
 
 OWN_START, OWN_PATH = start_state(dict(os.environ)), path_entries(dict(os.environ))
@@ -174,7 +207,9 @@ def become(request: dict[str, Any]) -> None:
         binary = open(number, mode, buffering=size)  # noqa: SIM115
         getattr(binary, "raw", binary).name = f"<{name}>"
         old = getattr(sys, name)
-        stream = type(old)(binary, old.encoding, old.errors, line_buffering=lines, write_through=unbuffered)
+        stream = type(old)(
+            binary, old.encoding, old.errors, line_buffering=lines, write_through=unbuffered
+        )
         stream.mode = "w" if number else "r"
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
@@ -184,7 +219,12 @@ def become(request: dict[str, Any]) -> None:
 
 def remove_replaced_modules(entries: list[str]) -> None:
     """Remove imported modules that a folder of PYTHONPATH replaces."""
-    names = {name.partition(".")[0] for entry in entries if os.path.isdir(entry) for name in os.listdir(entry)}
+    names = {
+        name.partition(".")[0]
+        for entry in entries
+        if os.path.isdir(entry)
+        for name in os.listdir(entry)
+    }
     for module in list(sys.modules):
         if module.partition(".")[0] in names:
             del sys.modules[module]
@@ -225,7 +265,11 @@ def finish(request: dict[str, Any]) -> NoReturn:
         if sys.excepthook is sys.__excepthook__:
             # Without the frames of this file and of runpy.
             trace = error.__traceback__
-            while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            while trace and trace.tb_frame.f_code.co_filename in (
+                __file__,
+                runpy.__file__,
+                "<frozen runpy>",
+            ):
                 trace = trace.tb_next
             traceback.print_exception(type(error), error, trace)
         else:
@@ -237,7 +281,10 @@ def finish(request: dict[str, Any]) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError as error:
-        print(f"Exception ignored in: {sys.stdout!r}\n{type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            f"Exception ignored in: {sys.stdout!r}\n{type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
         status = 120
     sys.stderr.flush()
     if interrupted:

@@ -1,4 +1,6 @@
-"""Ctrl-C at random times in an RSession: each interrupts one call, and none is lost. Argument: their number."""
+"""Ctrl-C at random times in an RSession: each interrupts one call, and none is lost. Argument:
+their number.
+"""
 
 import queue
 import random
@@ -25,7 +27,8 @@ codes = [
     "gc()[1]",
 ]
 main = threading.main_thread().ident or 0
-requests: "queue.SimpleQueue[None]" = queue.SimpleQueue()  # in C: an interrupt does not leave its lock acquired
+# in C: an interrupt does not leave its lock acquired
+requests: "queue.SimpleQueue[None]" = queue.SimpleQueue()
 
 
 def interrupt() -> None:
@@ -33,7 +36,8 @@ def interrupt() -> None:
     for _ in range(count):
         requests.get()
         time.sleep(random.random() * 0.008)
-        signal.pthread_kill(main, signal.SIGINT)  # which the system may give to any thread that is in no handler
+        # which the system may give to any thread that is in no handler
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 thread = threading.Thread(target=interrupt, daemon=True)

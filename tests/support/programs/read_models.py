@@ -1,6 +1,7 @@
 """Run by Pythons with another version of transformers: models of folders, and their logits.
 
-read_models.py FOLDER   FOLDER/NAME/ids.safetensors contains "ids". Prints a JSON object: name -> error, or None after
+read_models.py FOLDER   FOLDER/NAME/ids.safetensors contains "ids". Prints a JSON object: name ->
+error, or None after
                         writing FOLDER/NAME/logits.safetensors
 """
 
@@ -17,7 +18,9 @@ for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir
     ids = load_file(folder / "ids.safetensors")["ids"]
     try:
         # "eager": in version 4, other implementations ignore some scales and soft caps.
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager"
+        ).eval()
     except (ValueError, KeyError) as error:
         errors[folder.name] = str(error)
         continue

@@ -1,6 +1,8 @@
-"""Starts a Python program in a fork of fork_server.py: `python -IS start_python.py SOCKET PYTHON ARGUMENTS...`.
+"""Starts a Python program in a fork of fork_server.py: `python -IS start_python.py SOCKET PYTHON
+ARGUMENTS...`.
 
-It is the process that a test sees, with the fork's standard streams and exit status. It imports as little as possible.
+It is the process that a test sees, with the fork's standard streams and exit status. It imports as
+little as possible.
 """
 
 import _socket
@@ -20,7 +22,8 @@ def forward(number, _frame):
 
 
 def run_python():
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and its child would inherit that
+    # Python ignores them, and its child would inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.execv(python, [python, *arguments])
 
@@ -47,16 +50,36 @@ umask = os.umask(0)
 os.umask(umask)
 connection = _socket.socket(_socket.AF_UNIX)
 connection.connect(address)
-own = {signal.SIGCHLD, signal.SIGCONT, signal.SIGKILL, signal.SIGPIPE, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN,
-       signal.SIGTTOU, signal.SIGXFSZ, *ignored}  # fmt: skip
+own = {
+    signal.SIGCHLD,
+    signal.SIGCONT,
+    signal.SIGKILL,
+    signal.SIGPIPE,
+    signal.SIGSTOP,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGXFSZ,
+    *ignored,
+}
 blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 for number in signal.valid_signals() - own:
     signal.signal(number, forward)
 names = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK")
-limits = [(number, resource.getrlimit(number)) for number in (getattr(resource, f"RLIMIT_{name}") for name in names)]
-request = {"arguments": arguments, "environment": dict(os.environ), "folder": folder, "umask": umask,
-           "ignored": ignored, "blocked": blocked, "limits": limits}  # fmt: skip
+limits = [
+    (number, resource.getrlimit(number))
+    for number in (getattr(resource, f"RLIMIT_{name}") for name in names)
+]
+request = {
+    "arguments": arguments,
+    "environment": dict(os.environ),
+    "folder": folder,
+    "umask": umask,
+    "ignored": ignored,
+    "blocked": blocked,
+    "limits": limits,
+}
 data = json.dumps(request).encode() + b"\n"
 files = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
 sent = connection.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])

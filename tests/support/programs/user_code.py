@@ -1,4 +1,6 @@
-"""User code with planted mistakes, which type checkers must find: tests/check_types.py. It is never run."""
+"""User code with planted mistakes, which type checkers must find: tests/check_types.py. It is never
+run.
+"""
 
 from minhub_py import (
     Chat,
