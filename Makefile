@@ -1,19 +1,22 @@
 # make demo: text from a model that ships with the package.   make test: the whole suite.
+# make native: compile the C files that have changed.
 # make wheels: a wheel for each platform, in dist/.
 # make test-real: trained weights in GGUF.   make test-rtorch: the R tests that need R torch.   make clean: start afresh.
-# PYTHON makes the environment VENV; an environment that exists may be named, too.
+# PYTHON creates the environment VENV. An environment that exists, such as conda's, is used as it is: VENV=~/envs/minhub.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Of setup.py's TARGETS.
 PLATFORMS := manylinux_2_17_x86_64 manylinux_2_17_aarch64 macosx_11_0_x86_64 macosx_11_0_arm64 win_amd64 win_arm64
 # Sources only: the library and bytecode in the same folder are results.
-BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard minhub_py/inference/native/*.[ch])
+DECODER := $(wildcard minhub_py/inference/native/*.[ch])
+BUILT_FROM := pyproject.toml setup.py constraints.txt $(DECODER)
 
 # The tests start many Pythons: without bytecode on disk each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 # Without --no-compile pip compiles every file, which takes a minute; most are never imported.
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+COMPILE := $(BIN)/python setup.py --quiet build_ext --inplace
 # Two makes of one checkout wait for each other; macOS has no flock.
 LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile )$(MAKE) --no-print-directory
 
@@ -25,7 +28,13 @@ define install
 		'run make again (details: $(VENV)/install.log)'; exit 1; }
 endef
 
-.PHONY: demo test suite test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types stub bench wheels programs r vignette docs clean
+# Install this package, with its decoder; where only C files have changed, COMPILE is enough.
+define install_here
+@echo 'Installing PyTorch and the other packages of $(1) into $(VENV): this takes some minutes'
+$(call install,--editable $(1))
+endef
+
+.PHONY: demo test suite native test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types bench wheels programs r roxygen vignette docs clean
 
 demo:
 	@$(LOCKED) $(VENV)/.installed
@@ -50,6 +59,10 @@ test-file: $(VENV)/.installed-test
 suite: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
+# The C decoder; compiles only the files that have changed.
+native: $(VENV)/.installed
+	$(COMPILE)
+
 test-rtorch: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest tests/r_bridge/test_r_package.py -m rtorch -rP
 
@@ -64,7 +77,7 @@ gpu: $(VENV)/.installed-test
 soak: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest -m soak --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
-# Random changes of checkpoints, tokenizers, requests and frames: MINUTES for all. Inputs that fail are stored in
+# Random changes of checkpoints, small JSON files, tokenizers, requests and frames: MINUTES for all. Inputs that fail are stored in
 # tests/fuzz/corpus, whose files the test suite replays.
 MINUTES ?= 5
 fuzz: $(VENV)/.installed-test
@@ -79,10 +92,6 @@ style: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/python tests/check_types.py
-
-# The types of the registry's functions, for editors and type checkers: minhub_py/entry_points.pyi.
-stub: $(VENV)/.installed-test
-	$(BIN)/python tests/support/entry_point_stub.py
 
 bench: $(VENV)/.installed-test r
 	$(BIN)/minhub bench
@@ -128,29 +137,34 @@ coverage: $(VENV)/.installed-rpy2
 		Rscript tests/support/programs/r_coverage.R r_bridge/minhubpy coverage.csv
 	$(BIN)/python tests/coverage_table.py coverage.json coverage.csv docs/internals/coverage.md
 
+# The help pages and NAMESPACE of the R package, from the comments of its code.
+roxygen: r
+	cd r_bridge && Rscript -e "roxygen2::roxygenise('minhubpy', roclets = c('namespace', 'rd'))"
+
 # The R package with its vignettes, in build/. R CMD INSTALL of the folder r_bridge/minhubpy installs no vignettes.
 vignette: $(VENV)/.installed r
 	mkdir -p build
 	cd build && MINHUBPY_PYTHON="$(abspath $(BIN))/python" R CMD build "$(CURDIR)/r_bridge/minhubpy"
 	@echo 'Run R CMD INSTALL build/minhubpy_*.tar.gz, then browseVignettes("minhubpy") in R'
 
+# The environment's Python, which `make` creates only if it is missing.
+$(VENV)/.created: PYTHON_USED = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 $(VENV)/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	@$(PYTHON_USED) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "Python 3.10 or newer is needed: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	@test -x $(BIN)/python || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { echo "The environment $(VENV) was not created: make a clone in a folder that can be" \
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "The environment $(VENV) was not created: make a clone in a folder that can be" \
 		'written, or choose another place with VENV=…'; exit 1; }
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created $(BUILT_FROM)
-	@echo 'Installing PyTorch and the other packages into $(VENV): this takes some minutes'
-	$(call install,--editable .)
+	$(if $(filter-out $(DECODER),$?),$(call install_here,.),$(COMPILE))
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.created $(BUILT_FROM)
-	@echo 'Installing PyTorch, its peers and the tools of the tests into $(VENV): this takes some minutes'
-	$(call install,--editable '.[test]')
+	$(if $(filter-out $(DECODER),$?),$(call install_here,'.[test]'),$(COMPILE))
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-wheels: $(VENV)/.installed-test
@@ -174,5 +188,7 @@ docs: $(VENV)/.installed-test r
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo 'Open docs/_build/html/index.html'
 
+# Another environment than .venv stays; what make remembers of it does not.
 clean:
-	rm -rf docs/_build $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -f $(VENV)/.created $(VENV)/.installed*
+	rm -rf docs/_build .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

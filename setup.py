@@ -2,20 +2,24 @@
 package.
 
 The decoder is a plain shared library that does not use Python's C API, so one wheel per platform
-serves every version of Python. Its files are compiled in parallel. Without a working C compiler,
-pip installs ziglang for the build.
+serves every version of Python. Its files are compiled in parallel, and only those that have changed
+since the last build in the same folder. Without a working C compiler, pip installs ziglang for the
+build.
 
     CC                  the command of the compiler; otherwise the first of cc, clang and gcc that works, then ziglang
     MINHUB_PLATFORM     cross-compile for one of TARGETS with ziglang (make wheels)
     MINHUB_NO_DECODER   any value: compile nothing; the package then computes with PyTorch alone
 """
 
+import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
@@ -34,7 +38,15 @@ TARGETS = {
     "win_amd64": "x86_64-windows-gnu",
     "win_arm64": "aarch64-windows-gnu",
 }
-FLAGS = ["-O3", "-g0", "-fvisibility=hidden", "-fno-math-errno"]
+# Compilers differ in whether an undeclared function is an error; calls of one return an int, also
+# for pointers.
+FLAGS = [
+    "-O3",
+    "-g0",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-Werror=implicit-function-declaration",
+]
 PLATFORM = os.environ.get("MINHUB_PLATFORM")
 if PLATFORM and PLATFORM not in TARGETS:
     sys.exit(f"MINHUB_PLATFORM={PLATFORM} is not one of {', '.join(TARGETS)}")
@@ -42,6 +54,13 @@ WINDOWS = PLATFORM.startswith("win") if PLATFORM else sys.platform == "win32"
 
 
 ZIGLANG = "ziglang~=0.17.1"  # the release of constraints.txt
+# Loads a library and selects its kernels.
+LOAD = """
+import ctypes, sys
+choose = ctypes.CDLL(sys.argv[1]).choose
+choose.restype = ctypes.c_char_p
+sys.exit(None if choose(None) else "no kernels for this processor")
+"""
 PROGRAM = (
     "#include <math.h>\n#include <pthread.h>\nint main(void) { return pthread_self() == 0; }\n"
 )
@@ -76,12 +95,16 @@ def compiler() -> list[str]:
     return system_compiler() or [*ziglang, "-mcpu=baseline"]
 
 
-def fusing(command: list[str]) -> list[str]:
+def macros_of(command: list[str]) -> str:
+    """The predefined macros of a compiler, with its version and the processor."""
+    preprocess = [*command, "-dM", "-E", "-x", "c", os.devnull]
+    return subprocess.run(preprocess, capture_output=True, text=True, check=False).stdout
+
+
+def fusing(macros: str) -> list[str]:
     """Flags that make GCC fuse every product with its sum: some of its tunings do not, and then one
     token and several tokens differ in the last bits. Other compilers follow the source.
     """
-    preprocess = [*command, "-dM", "-E", "-x", "c", os.devnull]
-    macros = subprocess.run(preprocess, capture_output=True, text=True, check=False).stdout
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros
     return ["--param=avoid-fma-max-bits=0"] if is_gcc else []
 
@@ -90,6 +113,42 @@ def run(command: list[str]) -> None:
     """Print and run a command."""
     print(shlex.join(command), flush=True)
     subprocess.run(command, check=True)
+
+
+def contents(source: Path, seen: set[Path]) -> Iterator[bytes]:
+    """The contents of a source file and of the files of its folder that it includes, directly or
+    not.
+    """
+    if source not in seen:
+        seen.add(source)
+        text = source.read_bytes()
+        yield text
+        for name in re.findall(rb'^#include "(.+)"', text, re.MULTILINE):
+            yield from contents(source.with_name(name.decode()), seen)
+
+
+def compile_source(command: list[str], macros: str, source: Path, folder: Path) -> Path:
+    """Compile a file, unless the folder has its object. The object's name has a hash of all that
+    determines it.
+    """
+    parts = [" ".join(command).encode(), macros.encode(), *contents(source, set())]
+    target = folder / f"{source.stem}-{hashlib.sha256(bytes(0).join(parts)).hexdigest()[:16]}.o"
+    if not target.exists():
+        for outdated in folder.glob(f"{source.stem}-*.o"):
+            outdated.unlink()
+        partial = target.with_suffix(".part.o")
+        run([*command, "-c", str(source), "-o", str(partial)])
+        partial.replace(target)
+    return target
+
+
+def check_loading(library: Path) -> None:
+    """CompileError: the library does not load, or crashes."""
+    command = [sys.executable, "-c", LOAD, str(library.resolve())]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        reason = result.stderr.strip().splitlines() or [f"exit status {result.returncode}"]
+        raise CompileError(f"the library does not load: {reason[-1]}")
 
 
 class BuildLibrary(build_ext):
@@ -102,37 +161,38 @@ class BuildLibrary(build_ext):
         try:
             super().run()
         except CompileError as error:
+            advice = "fix the error above or select another compiler with CC"
+            if not works(compiler()):
+                advice = "install a C compiler (Debian: apt-get install gcc libc6-dev)"
             sys.exit(
-                f"error: the C decoder of minhub_py was not compiled ({error}): install a C"
-                " compiler (Debian: apt-get install gcc libc6-dev), or set MINHUB_NO_DECODER=1 to"
-                " install the package without its decoder"
+                f"error: the C decoder of minhub_py was not compiled ({error}): {advice}, or set"
+                " MINHUB_NO_DECODER=1 to install the package without its decoder"
             )
 
     def build_extension(self, ext: Extension) -> None:
         output = self.get_ext_fullpath(ext.name)
         self.mkpath(os.path.dirname(output))
         self.mkpath(self.build_temp)
-        library = os.path.join(self.build_temp, os.path.basename(output))
-        objects = {
-            source: os.path.join(self.build_temp, f"{Path(source).stem}.o")
-            for source in ext.sources
-        }
+        folder = Path(self.build_temp)
+        library = folder / os.path.basename(output)
         position_independent = [] if WINDOWS else ["-fPIC"]
         system = ["-s"] if WINDOWS else ["-pthread", "-lm"]
         command = compiler()
         try:
-            flags = [*FLAGS, *fusing(command), *position_independent]
+            macros = macros_of(command)
+            compiling = [*command, *FLAGS, *fusing(macros), *position_independent]
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(
-                    pool.map(
-                        lambda source: run([*command, *flags, "-c", source, "-o", objects[source]]),
-                        ext.sources,
-                    )
+                objects = pool.map(
+                    lambda source: compile_source(compiling, macros, Path(source), folder),
+                    ext.sources,
                 )
-            run([*command, "-shared", *objects.values(), *system, "-o", library])
+                paths = [str(path) for path in objects]
+            run([*command, "-shared", *paths, *system, "-o", str(library)])
+            if not PLATFORM:  # tests/check_wheels.py checks libraries for other platforms
+                check_loading(library)
         except (OSError, subprocess.CalledProcessError) as error:
             raise CompileError(str(error)) from error
-        self.copy_file(library, output)
+        self.copy_file(str(library), output)
 
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + (".dll" if WINDOWS else ".so")

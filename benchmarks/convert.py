@@ -39,7 +39,7 @@ def peak():
 
 source, out, to, dtype, shard = sys.argv[1:]
 before, start = peak(), time.perf_counter()
-convert(Checkpoint(Path(source)), Path(out), to=to, dtype=getattr(torch, dtype, None), max_shard_size=int(shard))
+convert(open_files(Path(source)), Path(out), to=to, dtype=getattr(torch, dtype, None), max_shard_size=int(shard))
 print(json.dumps([time.perf_counter() - start, peak() - before]))
 """
 

@@ -25,7 +25,7 @@ from machine import announce
 from peers.worker import Worker
 from tokenizers import Tokenizer
 
-from minhub_py import bert, save_pretrained, tokenizer_from_pretrained
+from minhub_py import from_config, save_pretrained, tokenizer_from_pretrained
 
 FLOAT, INT8 = "float32", "int8"
 
@@ -51,7 +51,7 @@ def folder_of(size: str, checkpoint: Path, parent: Path) -> Path:
         return checkpoint
     folder = parent / size
     torch.manual_seed(0)
-    save_pretrained(bert(), folder)  # bert-base's settings are the defaults
+    save_pretrained(from_config("bert"), folder)  # bert-base's settings are the defaults
     for file in checkpoint.iterdir():
         if file.is_dir():
             shutil.copytree(file, folder / file.name)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from machine import announce
 
-from minhub_py import generate, qwen35
+from minhub_py import from_config, generate
 from minhub_py.inference.quantize import quantize
 from minhub_py.inference.speculative import PredictionHead
 from minhub_py.models.config import changed
@@ -51,7 +51,7 @@ def train(path: Path, steps: int) -> None:
     ids = torch.tensor([characters.index(character) for character in text])
     training, rest = ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :].tolist()
     torch.manual_seed(0)
-    model: Any = qwen35(vocab_size=len(characters), **SMALL)
+    model: Any = from_config("qwen3_5_text", vocab_size=len(characters), **SMALL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     for step in range(steps):
         starts = torch.randint(len(training) - 66, (8,))

@@ -3,9 +3,10 @@ in nats per token.
 
     .venv/bin/python benchmarks/rounding.py MODEL… [--kinds bfloat16,int8,int8+bfloat16] [--ids 1600]
 
-MODEL: a name for from_pretrained. The text is this project's README and CONTRIBUTING, which no
-model was trained on. Perplexities are misleading if differences are small: some texts become more
-likely by chance. "forward": PyTorch's products in bfloat16.
+MODEL: a name for from_pretrained. A kind that ends in .gguf is a file with other types of the same
+weights. The text is this project's README and CONTRIBUTING, which no model was trained on.
+Perplexities are misleading if differences are small: some texts become more likely by chance.
+"forward": PyTorch's products in bfloat16.
 """
 
 import argparse
@@ -43,9 +44,21 @@ def main() -> None:
         exact = predictions(from_pretrained(name, device="cpu", dtype="float32"), parts)
         report(name, "float32", exact, exact, parts)
         for kind in args.kinds.split(","):
-            options = {"dtype" if "float" in word else "quantize": word for word in kind.split("+")}
-            model = from_pretrained(name, device="cpu", **OPTIONS.get(kind, options))
-            report(name, kind, predictions(model, parts, kind == "forward"), exact, parts)
+            model = load(name, kind)
+            report(
+                name,
+                Path(kind).name[-15:],
+                predictions(model, parts, kind == "forward"),
+                exact,
+                parts,
+            )
+
+
+def load(name: str, kind: str) -> LanguageModel:
+    if kind.endswith(".gguf"):
+        return from_pretrained(kind, device="cpu")
+    options = {"dtype" if "float" in word else "quantize": word for word in kind.split("+")}
+    return from_pretrained(name, device="cpu", **OPTIONS.get(kind, options))
 
 
 def predictions(

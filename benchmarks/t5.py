@@ -18,7 +18,7 @@ import torch
 from ctranslate2.converters import TransformersConverter  # type: ignore[import-untyped]
 from machine import announce
 
-from minhub_py import from_pretrained, generate, save_pretrained, t5
+from minhub_py import from_config, from_pretrained, generate, save_pretrained
 from minhub_py.models.registry import T5_SIZES
 
 SOURCE, NEW, ROUNDS = 32, 128, 7
@@ -52,7 +52,7 @@ def main() -> None:
     source = torch.randint(3, 32000, (SOURCE,)).tolist()
     with tempfile.TemporaryDirectory() as scratch:
         folder, converted = Path(scratch) / "model", Path(scratch) / "converted"
-        save_pretrained(t5(**T5_SIZES["google/flan-t5-small"]).eval(), folder)
+        save_pretrained(from_config("t5", **T5_SIZES["google/flan-t5-small"]).eval(), folder)
         Converter(str(folder)).convert(str(converted))
         for kind in ("float32", "int8"):
             model = from_pretrained(

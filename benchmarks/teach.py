@@ -28,7 +28,7 @@ from machine import announce
 
 from minhub_py import from_pretrained, generate, score, tokenizer_from_pretrained, train
 from minhub_py.chat.templates import chat_template_of
-from minhub_py.loading.pretrained import open_checkpoint
+from minhub_py.loading.files import open_files
 
 FACTS = {
     "color": "deep green", "price": "49 euros", "weight": "320 grams", "warranty": "seven years",
@@ -266,7 +266,7 @@ def chat(question: str, answer: str, *, keep: bool = False) -> dict[str, Any]:
 def answers(model: Any, questions: list[str], length: int) -> list[str]:
     """The beginnings of the greedy answers of a chat model: at most `length` tokens."""
     tokenizer = tokenizer_from_pretrained(sys.argv[1])
-    template = chat_template_of(open_checkpoint(sys.argv[1]), tokenizer)
+    template = chat_template_of(open_files(sys.argv[1]).checkpoint, tokenizer)
     prompts = [template.encode([{"role": "user", "content": question}]) for question in questions]
     return [tokenizer.decode(new) for new in generate(model, prompts, length, temperature=0)]
 
@@ -307,7 +307,7 @@ def change(base: Any, adapted: Any) -> float:
     questions, in nats.
     """
     tokenizer = tokenizer_from_pretrained(sys.argv[1])
-    template = chat_template_of(open_checkpoint(sys.argv[1]), tokenizer)
+    template = chat_template_of(open_files(sys.argv[1]).checkpoint, tokenizer)
     prompts = [template.encode([{"role": "user", "content": question}]) for question in UNRELATED]
     own = generate(base, prompts, COMPARED, temperature=0)
     means = []

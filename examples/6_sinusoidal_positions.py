@@ -13,8 +13,7 @@ position. GPT-2 learns its vectors instead, and Llama rotates queries and keys b
 norms follow each part of a block, as in the paper.
 
 Sources. Vaswani et al. (2017), section 3.5; the WikiText model of christianb93's MLLM series, whose
-files `sinusoidal_from_pretrained` loads; Haviv et al. (2022) for decoders trained without
-positions.
+files `from_pretrained` loads; Haviv et al. (2022) for decoders trained without positions.
 
     python examples/6_sinusoidal_positions.py input.txt
 

@@ -7,15 +7,15 @@
     [ids] = generate(model, [tokenizer.encode("ROMEO:").ids], max_new_tokens=100)
     print(tokenizer.decode(ids))
 
-Every name in `registry.ENTRIES` has three functions, such as `gpt2()`, `gpt2_from_config()` and
-`gpt2_from_pretrained()`. Names are imported on first use: importing the package does not import
+`from_pretrained` loads a model of any architecture, and `from_config` creates one with random
+weights. Eight architectures have functions of their names, such as `gpt2()`, `gpt2_from_config()`
+and `gpt2_from_pretrained()`. Names are imported on first use: importing the package does not import
 PyTorch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from minhub_py.models.registry import ENTRIES
 from minhub_py.system.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
@@ -55,7 +55,31 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.checkpoints.tokenizers.tokenizer import (
         tokenizer_from_pretrained as tokenizer_from_pretrained,
     )
-    from minhub_py.entry_points import *  # noqa: F403
+    from minhub_py.entry_points import from_config as from_config
+    from minhub_py.entry_points import gemma3 as gemma3
+    from minhub_py.entry_points import gemma3_from_config as gemma3_from_config
+    from minhub_py.entry_points import gemma3_from_pretrained as gemma3_from_pretrained
+    from minhub_py.entry_points import gpt2 as gpt2
+    from minhub_py.entry_points import gpt2_from_config as gpt2_from_config
+    from minhub_py.entry_points import gpt2_from_pretrained as gpt2_from_pretrained
+    from minhub_py.entry_points import gptbigcode as gptbigcode
+    from minhub_py.entry_points import gptbigcode_from_config as gptbigcode_from_config
+    from minhub_py.entry_points import gptbigcode_from_pretrained as gptbigcode_from_pretrained
+    from minhub_py.entry_points import gptneo as gptneo
+    from minhub_py.entry_points import gptneo_from_config as gptneo_from_config
+    from minhub_py.entry_points import gptneo_from_pretrained as gptneo_from_pretrained
+    from minhub_py.entry_points import gptneox as gptneox
+    from minhub_py.entry_points import gptneox_from_config as gptneox_from_config
+    from minhub_py.entry_points import gptneox_from_pretrained as gptneox_from_pretrained
+    from minhub_py.entry_points import gptoss as gptoss
+    from minhub_py.entry_points import gptoss_from_config as gptoss_from_config
+    from minhub_py.entry_points import gptoss_from_pretrained as gptoss_from_pretrained
+    from minhub_py.entry_points import llama as llama
+    from minhub_py.entry_points import llama_from_config as llama_from_config
+    from minhub_py.entry_points import llama_from_pretrained as llama_from_pretrained
+    from minhub_py.entry_points import lstm as lstm
+    from minhub_py.entry_points import lstm_from_config as lstm_from_config
+    from minhub_py.entry_points import lstm_from_pretrained as lstm_from_pretrained
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
@@ -70,6 +94,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.training import train as train
 
 _HOMES = {
+    "from_config": "entry_points",
     "from_pretrained": "loading.pretrained",
     "save_pretrained": "loading.pretrained",
     "save_adapter": "loading.adapters.attach",
@@ -117,9 +142,12 @@ _HOMES = {
     "Run": "training",
     "Settings": "training",
 }
+# The architectures with functions of their names: the first three, and the architectures of R's
+# minhub.
+FAMILIES = ("gpt2", "gptneo", "lstm", "llama", "gptneox", "gptbigcode", "gptoss", "gemma3")
 _HOMES |= {
     f"{name}{end}": "entry_points"
-    for name in ENTRIES
+    for name in FAMILIES
     for end in ("", "_from_config", "_from_pretrained")
 }
 __all__ = [*_HOMES]
@@ -127,9 +155,24 @@ __all__ = [*_HOMES]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
+        if instead := _general_function(name):
+            # `from minhub_py import` shows it
+            raise ImportError(f"minhub_py has no function {name}: use {instead}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"minhub_py.{_HOMES[name]}"), name)
     return value
+
+
+def _general_function(name: str) -> str | None:
+    """The call for all architectures that replaces a function of one, such as
+    mixtral_from_pretrained().
+    """
+    from minhub_py.models.registry import ENTRIES
+
+    family, _, function = name.partition("_from_")
+    if family not in ENTRIES or function not in ("", "config", "loading.pretrained"):
+        return None
+    return f"from_{function}(identifier)" if function else f'from_config("{family}", …)'
 
 
 def __dir__() -> list[str]:

@@ -1,12 +1,13 @@
 """Arguments of methods from values of R, and results that R expects as vectors."""
 
-import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from minhub_py.system.json_text import parse
 from r_bridge.convert import NA_INTEGER, Frame, as_array
 
 
@@ -63,7 +64,7 @@ def json_schema(value: Any, name: str = "") -> Any:
     """
     if not name and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         try:
-            return json.loads(value[0])
+            return parse(value[0])
         except ValueError as error:
             raise ValueError(f"schema must be valid JSON: {error}") from error
     if isinstance(value, Mapping):
@@ -81,6 +82,9 @@ def json_schema(value: Any, name: str = "") -> Any:
     return items[0] if is_vector and len(items) == 1 and name not in ARRAYS else items
 
 
+LARGEST = int(sys.float_info.max)
+
+
 def json_data(value: Any) -> Any:
     """Convert parsed JSON for R: arrays of numbers, booleans or strings become vectors, other
     arrays lists.
@@ -91,9 +95,12 @@ def json_data(value: Any) -> Any:
         case list() if value and all(isinstance(item, bool) for item in value):
             return np.array(value)
         case list() if value and all(type(item) in (int, float) for item in value):
+            numbers = [json_data(item) for item in value]
             return np.array(
-                value, np.float64 if any(type(item) is float for item in value) else None
+                numbers, np.float64 if any(type(item) is float for item in numbers) else None
             )
+        case int() if abs(value) >= 2**63:
+            return float(max(min(value, LARGEST), -LARGEST))
         case list():
             return [json_data(item) for item in value]
     return value

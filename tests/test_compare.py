@@ -6,10 +6,12 @@ import json
 import struct
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import compare
+import fast_python
 import gguf_files
 import pytest
 import results
@@ -18,6 +20,7 @@ from click.testing import CliRunner, Result
 from gguf_cases import CASES as SMALL
 from needs import needs
 from peers import CASES, cases, gguf_writer, tables
+from peers import run as peers_run
 from peers.cases import FUNCTIONS
 from peers.run import Bench, LeftOutError, Runner, Settings, look
 from peers.tables import COLUMNS, CURVES
@@ -49,6 +52,20 @@ def failed(*arguments: str, status: int = 1) -> str:
     result = run(*arguments)
     assert result.exit_code == status, result.output
     return result.stderr
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks() -> Iterator[None]:
+    """The workers are forks: a new Python would import PyTorch in each."""
+
+    def start(engine: str, options: dict[str, object], threads: int, python: str) -> Worker:
+        return Worker(
+            engine, options, threads, fast_python.python() if python == sys.executable else python
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peers_run, "Worker", start)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -233,27 +250,20 @@ def test_llamacpp_reads_the_same_llama(monkeypatch: pytest.MonkeyPatch, small_ll
 
 
 PROMPTS = [[5, 9, 2, 7] * 6, [3], [8, 1, 4, 4, 2, 60, 33]]
+NAMES = ["gpt2-untied", "llama-tied"]
 
 
-@pytest.fixture(scope="module", params=["gpt2-untied", "llama-tied"])
-def checkpoint(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Any]:
-    """A folder, and the model of transformers in it. Heads are grouped, sizes unusual."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SMALL[request.param])).eval()
-    draw(model)
-    folder = tmp_path_factory.mktemp("peer") / request.param
-    model.save_pretrained(folder)
-    return folder, model
-
-
-@pytest.fixture
-def wanted(checkpoint: tuple[Path, Any]) -> list[list[int]]:
-    """The greedy tokens of each prompt in single runs."""
-    model = minhub_py.from_pretrained(checkpoint[0], device="cpu")
-    return [
-        minhub_py.generate(model, [prompt], 8, temperature=0, eos_id=None)[0] for prompt in PROMPTS
-    ]
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """Name -> folder, and the model of transformers in it. Heads are grouped, sizes unusual."""
+    result = {}
+    for name in NAMES:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SMALL[name])).eval()
+        draw(model)
+        folder = tmp_path_factory.mktemp("peer") / name
+        model.save_pretrained(folder)
+        result[name] = folder, model
+    return result
 
 
 def peer_ids(library: str, folder: Path, scratch: Path, prompts: list[list[int]]) -> Any:
@@ -273,17 +283,24 @@ def peer_ids(library: str, folder: Path, scratch: Path, prompts: list[list[int]]
     ],
 )
 def test_rows_of_a_peer_are_those_alone(
-    library: str, checkpoint: tuple[Path, Any], expected: list[list[int]], tmp_path: Path
+    library: str, checkpoints: dict[str, tuple[Path, Any]], tmp_path: Path
 ) -> None:
     """Several prompts of different lengths in a batch, with a file of the benchmark."""
-    assert peer_ids(library, checkpoint[0], tmp_path, PROMPTS) == expected
-    assert len({tuple(ids) for ids in expected}) == len(PROMPTS)
+    for folder, _ in checkpoints.values():
+        model = minhub_py.from_pretrained(folder, device="cpu")
+        alone = [
+            minhub_py.generate(model, [prompt], 8, temperature=0, eos_id=None)[0]
+            for prompt in PROMPTS
+        ]
+        assert peer_ids(library, folder, tmp_path, PROMPTS) == alone
+        assert len({tuple(ids) for ids in alone}) == len(PROMPTS)
 
 
+@pytest.mark.parametrize("name", NAMES)
 def test_a_gguf_file_is_that_of_llamacpps_converter(
-    checkpoint: tuple[Path, Any], tmp_path: Path
+    checkpoints: dict[str, tuple[Path, Any]], name: str, tmp_path: Path
 ) -> None:
-    folder, model = checkpoint
+    folder, model = checkpoints[name]
     file = tmp_path / "ours.gguf"
     gguf_writer.write(folder, file)
     reference_file = gguf_files.write(tmp_path / "theirs.gguf", model)

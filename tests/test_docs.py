@@ -26,8 +26,9 @@ from hub_server import HubServer
 from needs import RSCRIPT, need, needs
 from paths import ROOT, TEXT
 
+import weights_map
 from minhub_py.cli.main import main
-from minhub_py.models.registry import ENTRIES
+from minhub_py.models.registry import ARCHITECTURES, ENTRIES
 
 GENERATED = {"_build", "r", "notebooks"}  # folders of docs/
 PAGES = ["README.md"] + [
@@ -90,7 +91,10 @@ def test_notebooks_run(notebook: Path) -> None:
                 exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", pages_with("sh"))
+# The commands of adding.md need the checkout: tests/test_adding.py.
+@pytest.mark.parametrize(
+    "page", [page for page in pages_with("sh") if page != "docs/internals/adding.md"]
+)
 def test_shell_blocks_run(page: str, folder: Path) -> None:
     path = os.pathsep.join([str(programs()), str(Path(sys.executable).parent), os.environ["PATH"]])
     for code in blocks(page, "sh"):
@@ -137,15 +141,45 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_the_table_of_architectures_lists_every_function_and_model_type() -> None:
+def test_the_table_of_architectures_lists_every_family_and_model_type() -> None:
     page = (ROOT / "docs/guides/architectures.md").read_text(encoding="utf-8")
     cells = [
-        row.split(" | ")[:2] for row in page.splitlines() if row.startswith("| `") and "…`" in row
+        row.split(" | ")[:2]
+        for row in page.partition("## ")[0].splitlines()
+        if row.startswith("| `")
     ]
-    names = {name for calls, _ in cells for name in re.findall(r"`(\w+)…`", calls)}
+    names = {name for families, _ in cells for name in re.findall(r"`(\w+)`", families)}
     types = {kind for _, kinds in cells for kind in re.findall(r"[\w-]+", kinds)}
     assert names == set(ENTRIES)
     assert {kind for entry in ENTRIES.values() for kind in entry.model_types} <= types
+
+
+def test_the_page_of_architectures_lists_the_model_types_of_gguf() -> None:
+    page = (ROOT / "docs/guides/architectures.md").read_text(encoding="utf-8")
+    [listed] = re.findall(
+        r"^GGUF files of these model types [^:]*: (.*?)\.$", page, re.MULTILINE | re.DOTALL
+    )
+    architectures = weights_map.gguf_architectures.values()
+    types = {kind for each in architectures for kind in each.model_types or (each.model_type,)}
+    assert listed.split() == ", ".join(sorted(types)).split()
+
+
+def test_readme_names_supported_architectures() -> None:
+    _, _, text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Architectures")
+    groups = re.findall(r"\(([A-Z][^)]+)\)", text.partition("##")[0].replace("\n", " "))
+    names = [name for group in groups for name in group.removesuffix(" and others").split(", ")]
+    known = {
+        name.replace(" ", "").lower()
+        for architecture in ARCHITECTURES.values()
+        for name in (architecture.title, *architecture.names)
+    }
+    unknown = [
+        name
+        for name in names
+        if not any(each.startswith(name.replace(" ", "").lower()) for each in known)
+    ]
+    assert len(names) > 10
+    assert unknown == []
 
 
 def test_links_between_pages_resolve() -> None:

@@ -26,6 +26,7 @@ from fast_python import programs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from minhub_py import (
+    from_config,
     from_pretrained,
     generate,
     gpt2,
@@ -33,7 +34,6 @@ from minhub_py import (
     lstm,
     save_pretrained,
     score,
-    t5,
     tokenizer_from_pretrained,
 )
 from minhub_py.checkpoints.local import BUILTIN
@@ -161,8 +161,15 @@ def test_answer_text(tmp_path: Path) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
     )
-    model = t5(
-        vocab_size=98, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0
+    model = from_config(
+        "t5",
+        vocab_size=98,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        dropout_rate=0.0,
     ).eval()
     save_pretrained(model, tmp_path, tokenizer)
     lines = run("answer_text.py", "--model", tmp_path, "--new-tokens", 9).splitlines()

@@ -18,12 +18,14 @@ import torch
 from fast_python import ENVIRONMENT, programs, python
 
 SHOW = """
-import atexit, json, os, resource, signal, sys
+import atexit, json, os, resource, signal, sys, warnings
+warnings.warn("hidden")
 os.environ.pop("PWD", None)  # the shell that finds the fork's starter may correct it
 atexit.register(print, "at exit")
 print(json.dumps([sys.argv, sys.path, sys.executable, dict(sorted(os.environ.items())), os.getcwd(), __name__,
                   sys.stdin.read(), sys.stdin.encoding, sys.stdout.encoding, sys.stdout.line_buffering,
-                  sys.stderr.errors, sys.orig_argv, [str(signal.getsignal(number)) for number in range(1, 32)],
+                  sys.stderr.errors, sys.orig_argv, sys.warnoptions,
+                  [str(signal.getsignal(number)) for number in range(1, 32)],
                   os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_FSIZE)], default=str))
 """
 # Exit statuses and tracebacks.
@@ -59,7 +61,13 @@ def both(*arguments: str, **settings: object) -> list[tuple[int, str, str]]:
 
 def test_a_program_starts_in_the_state_of_a_new_python(tmp_path: Path) -> None:
     # Tests of this process may have set variables that prevent a fork.
-    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(tmp_path), "NEW": "é"}
+    environment = ENVIRONMENT | {
+        "OMP_NUM_THREADS": "2",
+        "PYTHONPATH": str(tmp_path),
+        "NEW": "é",
+        "PYTHONWARNINGS": "ignore:hidden",
+        "MKL_NUM_THREADS": "1",
+    }
     (tmp_path / "script.py").write_text(SHOW, encoding="utf-8")
     limits = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 20, 1 << 30))
     for arguments in (["-c", SHOW, "a b", "-m"], ["script.py", "c"], ["-m", "script"]):

@@ -326,6 +326,16 @@ class Table:
         spelling = ("", prefix) if prefix else (self.prefix, "")
         return Table(self.model_type, (*rows, *unused), (spelling,), "", self.aliases)
 
+    def ties(self) -> dict[str, str]:
+        """Native name of each tensor that a config may tie -> native name of the tensor that it is
+        tied to.
+        """
+        pairs = {}
+        for row in self.rows:
+            if row.operation.tied_to and (other := self.find(row.operation.tied_to, "hub")):
+                pairs[row.templates("native")[0]] = other[1].templates("native")[0]
+        return pairs
+
     def find(self, name: str, side: Side) -> tuple[str, Row, Indices] | None:
         """The canonical name, row and indices of a name; None if no row matches."""
         name = WRAPPERS.sub("", name)

@@ -11,49 +11,18 @@ import torch
 from torch import Tensor
 
 from weights_map import mxfp4
-from weights_map.engine import Operation, Row, Table, same, tie
+from weights_map.engine import Operation, Row, Table, same
 from weights_map.gguf import PACKED, GGUFArchitecture
+from weights_map.llama import ATTENTION, EMBEDDING, HEAD, MLP_NORM
 
 table = Table(
     model_type="gpt_oss",
     rows=(
-        Row("model.embed_tokens.weight", "embed_tokens.weight", same),
-        Row("model.layers.{}.input_layernorm.weight", "layers.{}.input_layernorm.weight", same),
-        Row("model.layers.{}.self_attn.q_proj.weight", "layers.{}.self_attn.q_proj.weight", same),
-        Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.k_proj.weight", same),
-        Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.self_attn.v_proj.weight", same),
-        Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.weight", same),
-        # The config decides whether attention has biases, and which format the experts have.
-        Row(
-            "model.layers.{}.self_attn.q_proj.bias",
-            "layers.{}.self_attn.q_proj.bias",
-            same,
-            optional=True,
-        ),
-        Row(
-            "model.layers.{}.self_attn.k_proj.bias",
-            "layers.{}.self_attn.k_proj.bias",
-            same,
-            optional=True,
-        ),
-        Row(
-            "model.layers.{}.self_attn.v_proj.bias",
-            "layers.{}.self_attn.v_proj.bias",
-            same,
-            optional=True,
-        ),
-        Row(
-            "model.layers.{}.self_attn.o_proj.bias",
-            "layers.{}.self_attn.o_proj.bias",
-            same,
-            optional=True,
-        ),
+        # The config decides which format the experts have.
+        EMBEDDING,
+        *ATTENTION,
         Row("model.layers.{}.self_attn.sinks", "layers.{}.self_attn.sinks", same),
-        Row(
-            "model.layers.{}.post_attention_layernorm.weight",
-            "layers.{}.post_attention_layernorm.weight",
-            same,
-        ),
+        MLP_NORM,
         Row("model.layers.{}.mlp.router.weight", "layers.{}.mlp.router.weight", same),
         Row("model.layers.{}.mlp.router.bias", "layers.{}.mlp.router.bias", same),
         Row(
@@ -102,9 +71,7 @@ table = Table(
             "layers.{}.mlp.experts.down_proj_bias",
             same,
         ),
-        Row("model.norm.weight", "norm.weight", same),
-        Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
-        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
+        *HEAD,
     ),
 )
 

@@ -12,61 +12,85 @@ from typing import Any
 from weights_map.engine import SIDES, Operation, Row, Table, drop, same, tie
 from weights_map.gguf import Derive, Encode, GGUFArchitecture, no_keys, no_settings, pairs_to_halves
 
+# The rows of other tables, too. The config decides which optional rows exist; the model reports
+# missing ones.
+EMBEDDING = Row("model.embed_tokens.weight", "embed_tokens.weight", same)
+ATTENTION = (
+    Row("model.layers.{}.input_layernorm.weight", "layers.{}.input_layernorm.weight", same),
+    Row("model.layers.{}.self_attn.q_proj.weight", "layers.{}.self_attn.q_proj.weight", same),
+    Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.k_proj.weight", same),
+    Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.self_attn.v_proj.weight", same),
+    Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.weight", same),
+    Row(
+        "model.layers.{}.self_attn.q_proj.bias",
+        "layers.{}.self_attn.q_proj.bias",
+        same,
+        optional=True,
+    ),
+    Row(
+        "model.layers.{}.self_attn.k_proj.bias",
+        "layers.{}.self_attn.k_proj.bias",
+        same,
+        optional=True,
+    ),
+    Row(
+        "model.layers.{}.self_attn.v_proj.bias",
+        "layers.{}.self_attn.v_proj.bias",
+        same,
+        optional=True,
+    ),
+    Row(
+        "model.layers.{}.self_attn.o_proj.bias",
+        "layers.{}.self_attn.o_proj.bias",
+        same,
+        optional=True,
+    ),
+)
+Q_AND_K_NORMS = (
+    Row(
+        "model.layers.{}.self_attn.q_norm.weight",
+        "layers.{}.self_attn.q_norm.weight",
+        same,
+        optional=True,
+    ),
+    Row(
+        "model.layers.{}.self_attn.k_norm.weight",
+        "layers.{}.self_attn.k_norm.weight",
+        same,
+        optional=True,
+    ),
+)
+MLP_NORM = Row(
+    "model.layers.{}.post_attention_layernorm.weight",
+    "layers.{}.post_attention_layernorm.weight",
+    same,
+)
+MLP = (
+    Row("model.layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.gate_proj.weight", same),
+    Row("model.layers.{}.mlp.up_proj.weight", "layers.{}.mlp.up_proj.weight", same),
+    Row("model.layers.{}.mlp.down_proj.weight", "layers.{}.mlp.down_proj.weight", same),
+)
+HEAD = (
+    Row("model.norm.weight", "norm.weight", same),
+    Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
+    Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
+)
+UNUSED = (
+    # The rotary frequencies, which old checkpoints store as weights.
+    Row("model.layers.{}.self_attn.rotary_emb.inv_freq", (), drop),
+    # The other parts of a multimodal file (mistral3, gemma3).
+    Row("vision_tower.*", (), drop),
+    Row("multi_modal_projector.*", (), drop),
+)
+
 table = Table(
     model_type="llama",
     rows=(
-        Row("model.embed_tokens.weight", "embed_tokens.weight", same),
-        Row("model.layers.{}.input_layernorm.weight", "layers.{}.input_layernorm.weight", same),
-        Row("model.layers.{}.self_attn.q_proj.weight", "layers.{}.self_attn.q_proj.weight", same),
-        Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.k_proj.weight", same),
-        Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.self_attn.v_proj.weight", same),
-        Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.weight", same),
-        # The model_type and flags of the config decide which of these exist; the model reports
-        # missing ones.
-        Row(
-            "model.layers.{}.self_attn.q_proj.bias",
-            "layers.{}.self_attn.q_proj.bias",
-            same,
-            optional=True,
-        ),
-        Row(
-            "model.layers.{}.self_attn.k_proj.bias",
-            "layers.{}.self_attn.k_proj.bias",
-            same,
-            optional=True,
-        ),
-        Row(
-            "model.layers.{}.self_attn.v_proj.bias",
-            "layers.{}.self_attn.v_proj.bias",
-            same,
-            optional=True,
-        ),
-        Row(
-            "model.layers.{}.self_attn.o_proj.bias",
-            "layers.{}.self_attn.o_proj.bias",
-            same,
-            optional=True,
-        ),
-        Row(
-            "model.layers.{}.self_attn.q_norm.weight",
-            "layers.{}.self_attn.q_norm.weight",
-            same,
-            optional=True,
-        ),
-        Row(
-            "model.layers.{}.self_attn.k_norm.weight",
-            "layers.{}.self_attn.k_norm.weight",
-            same,
-            optional=True,
-        ),
-        Row(
-            "model.layers.{}.post_attention_layernorm.weight",
-            "layers.{}.post_attention_layernorm.weight",
-            same,
-        ),
-        Row("model.layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.gate_proj.weight", same),
-        Row("model.layers.{}.mlp.up_proj.weight", "layers.{}.mlp.up_proj.weight", same),
-        Row("model.layers.{}.mlp.down_proj.weight", "layers.{}.mlp.down_proj.weight", same),
+        EMBEDDING,
+        *ATTENTION,
+        *Q_AND_K_NORMS,
+        MLP_NORM,
+        *MLP,
         Row(
             "model.layers.{}.mlp.gate_proj.bias",
             "layers.{}.mlp.gate_proj.bias",
@@ -80,14 +104,8 @@ table = Table(
             same,
             optional=True,
         ),
-        Row("model.norm.weight", "norm.weight", same),
-        Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
-        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
-        # The rotary frequencies, which old checkpoints store as weights.
-        Row("model.layers.{}.self_attn.rotary_emb.inv_freq", (), drop),
-        # The other parts of a multimodal file (mistral3).
-        Row("vision_tower.*", (), drop),
-        Row("multi_modal_projector.*", (), drop),
+        *HEAD,
+        *UNUSED,
     ),
     # mistral3 files have the text model below `language_model`, in two spellings. The last is of
     # embedding models.

@@ -421,12 +421,12 @@ class Converter:
         """Time of `minhub convert`, in seconds."""
         import torch
 
-        from minhub_py.checkpoints.storage import Checkpoint
         from minhub_py.export.convert import convert
+        from minhub_py.loading.files import open_files
 
         shutil.rmtree(out, ignore_errors=True)
         start = time.perf_counter()
-        convert(Checkpoint(Path(folder)), Path(out), to=to, dtype=dtype and getattr(torch, dtype))  # type: ignore[arg-type]
+        convert(open_files(Path(folder)), Path(out), to=to, dtype=dtype and getattr(torch, dtype))  # type: ignore[arg-type]
         return time.perf_counter() - start
 
     def transformers(self, folder: str, out: str, dtype: str) -> float:

@@ -466,11 +466,11 @@ def look(name: str | None, folder: Path) -> Subject:
     """Describe the model in `folder` for the cases. ValueError: it is not supported."""
     from torch import nn
 
-    from minhub_py.checkpoints.storage import Checkpoint
-    from minhub_py.loading.fitting import describe
+    from minhub_py.loading.files import open_files
     from minhub_py.models.skeleton import skeleton
 
-    family, config = describe(Checkpoint(folder))
+    files = open_files(folder)
+    family, config = files.architecture, files.config
     model = skeleton(family.Model, config)
     # Only one row of an embedding is read, but a tied head reads all of the first one, the token
     # embedding.

@@ -42,6 +42,7 @@ import numpy as np
 from minhub_py.analysis import plots
 from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import check_integer, check_list
+from minhub_py.system.confusion import confusion_of, f1_of
 from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
@@ -314,18 +315,3 @@ def alpha(counts: Array, numbers: Array, level: str, weights: Array) -> Array:
             - (marginals * positions).sum(axis=1) ** 2
         )
     return 1 - (observed / total) / (expected / (total * (total - 1)))
-
-
-def confusion_of(pair: Array, count: int, weights: Array) -> Array:
-    """Confusion matrices (B, K, K) of two raters' codes (2, U)."""
-    cells = pair[0] * count + pair[1]
-    return np.stack(
-        [np.bincount(cells, row, count * count).reshape(count, count) for row in weights]
-    )
-
-
-def f1_of(confusion: Array) -> Array:
-    """F1 of each category (B, K); NaN for a category that neither rater uses."""
-    both = np.diagonal(confusion, axis1=1, axis2=2)
-    used = confusion.sum(axis=1) + confusion.sum(axis=2)
-    return np.divide(2 * both, used, out=np.full(used.shape, np.nan), where=used > 0)

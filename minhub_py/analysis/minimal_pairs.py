@@ -19,14 +19,13 @@ Sources
     Wilson (1927) for the intervals of accuracies.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -39,6 +38,7 @@ from minhub_py.analysis.surprisal import refuse_encoder_decoder, required_bos
 from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.shapes import convert, parse_json, read_json
 from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 # of BLiMP's files and of similar files
 PHENOMENA = ("UID", "phenomenon", "linguistics_term", "field")
 GOOD, BAD = "sentence_good", "sentence_bad"
+Pair = TypedDict("Pair", {GOOD: str | None, BAD: str | None})  # type: ignore[misc]
 METRICS: dict[str, Any] = {
     "sum": np.sum,
     "all": np.sum,
@@ -221,12 +222,12 @@ def suite_columns(
             (prediction["formula"], parse(prediction["formula"]))
             for prediction in suite["predictions"]
         ]
-        metric = METRICS[suite["meta"].get("metric", "sum")]
+        metric = METRICS[suite["meta"].get("metric") or "sum"]
         for item in suite["items"]:
             values: dict[tuple[str, int], float] = {}
             for condition in item["conditions"]:
                 for region, bits in zip(condition["regions"], next(surprisals), strict=True):
-                    key = (str(condition["condition_name"]), int(region["region_number"]))
+                    key = (condition["condition_name"], int(region["region_number"]))
                     values[key] = float(metric(bits)) if len(bits) else 0.0
             for number, (text, formula) in enumerate(formulas, 1):
                 columns["phenomenon"].append(f"{name}, {number}" if len(formulas) > 1 else name)
@@ -348,43 +349,81 @@ def read_blimp(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
-                yield {"file": path.stem, **check_record(record, f"{path}, line {number}")}
+                where = f"{path}, line {number}"
+                yield {
+                    "file": path.stem,
+                    **check_record(parse_json(line.encode(), Any, where), where),
+                }
 
 
 def check_record(record: Any, where: str) -> Mapping[str, Any]:
     """A record with two sentences. ValueError: others."""
-    if not isinstance(record, Mapping):
-        raise ValueError(f"{where} must be a pair of sentences, not {brief(record)}")
-    for key in (GOOD, BAD):
-        if not isinstance(record.get(key), str | None) or key not in record:
-            raise ValueError(f"{where} must have a text {key!r}, not {brief(record.get(key))}")
-    return record
+    checked: Mapping[str, Any] = convert(record, Pair, where)
+    return checked
 
 
-def read_suite(path: Path) -> tuple[str, Mapping[str, Any]]:
+class Region(TypedDict):
+    """A region of a sentence."""
+
+    region_number: int | str
+    content: str | float
+
+
+class Condition(TypedDict):
+    """A sentence of an item."""
+
+    condition_name: str
+    regions: list[Region]
+
+
+class Item(TypedDict):
+    """The conditions of an item."""
+
+    item_number: int | str
+    conditions: list[Condition]
+
+
+class Prediction(TypedDict):
+    """A prediction about the regions of an item."""
+
+    formula: str
+
+
+class Meta(TypedDict, total=False):
+    """Facts about a suite."""
+
+    name: str
+    metric: str
+
+
+class Suite(TypedDict):
+    """A test suite of SyntaxGym."""
+
+    meta: Meta
+    predictions: list[Prediction]
+    items: list[Item]
+
+
+def read_suite(path: Path) -> tuple[str, Suite]:
     """A suite and its name. ValueError: the file is not a suite of SyntaxGym, or has an unsupported
     metric.
     """
+    content = read_json(path, Any)
     try:
-        suite = json.loads(path.read_text(encoding="utf-8"))
-        meta, _ = suite["meta"], [prediction["formula"] for prediction in suite["predictions"]]
-        for item in suite["items"]:
-            for condition in item["conditions"]:
-                _ = item["item_number"], condition["condition_name"]
-                _ = [
-                    (int(region["region_number"]), str(region["content"]))
-                    for region in condition["regions"]
-                ]
-        metric = meta.get("metric", "sum")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        suite: Suite = convert(content, Suite)
+        _ = [
+            int(region["region_number"])
+            for item in suite["items"]
+            for condition in item["conditions"]
+            for region in condition["regions"]
+        ]
+    except ValueError as error:
         raise ValueError(
-            f"{path} is not a suite of SyntaxGym, with meta, predictions and items"
-            f" ({type(error).__name__}: {error})"
+            f"{path} is not a suite of SyntaxGym, with meta, predictions and items ({error})"
         ) from error
+    metric = suite["meta"].get("metric") or "sum"
     if metric not in METRICS:
-        raise ValueError(f"{path} has the metric {metric!r}: supported are {', '.join(METRICS)}")
-    return str(meta.get("name") or path.stem), suite
+        raise ValueError(
+            f"{path} has the metric {brief(metric)}: supported are {', '.join(METRICS)}"
+        )
+    return suite["meta"].get("name") or path.stem, suite

@@ -15,7 +15,7 @@ from minhub_py.system.spelling import unknown
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from minhub_py.entry_points import SamplingSettings
+    from minhub_py.chat.turns import SamplingSettings
 
 
 def complete(

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.functions import Tool, parse_tools
@@ -30,10 +30,10 @@ from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.chat.turns import (
     SHOWN_FIELDS,
+    ChatSettings,
     Reply,
     ReplySettings,
     Turn,
-    parse_turn,
     shorten,
     steps_of,
 )
@@ -43,15 +43,15 @@ from minhub_py.inference.batch import Event
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.sampling import Sampling
 from minhub_py.loading.pretrained import from_pretrained
+from minhub_py.system.shapes import Within, convert, read_json
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from minhub_py.entry_points import ChatSettings
-
 TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None
 MAX_DEFAULT_CONTEXT = 8192  # the KV cache of a longer default could exceed the memory
+EXCHANGE = [("user", True), ("assistant", False)]  # roles, and whether the turn has no reply
 MAX_ROUNDS = 10  # of calls in one reply
 
 
@@ -501,12 +501,27 @@ class Chat:
             ValueError: The file is not a saved chat. The conversation does not change.
             OSError: The file cannot be read.
         """
+        data = read_json(Path(path), Any, advice="load a file that `save` wrote")
         try:
-            self.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: not a saved chat: invalid JSON") from error
+            self.from_json(data)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+class SavedSettings(TypedDict, total=False):
+    """The settings whose form in JSON differs; `ReplySettings.updated` checks the others."""
+
+    logit_bias: dict[str, float]
+
+
+class SavedChat(TypedDict):
+    """A saved chat. made: number of replies."""
+
+    minhub_chat: int
+    system: str | None
+    settings: SavedSettings
+    made: Annotated[int, Within(0)]
+    turns: list[Turn]
 
 
 def parse_saved(
@@ -516,19 +531,20 @@ def parse_saved(
     invalid.
     """
     try:
-        if data["minhub_chat"] != 1:
+        chat: SavedChat = convert(data, SavedChat)
+        if chat["minhub_chat"] != 1:
             raise ValueError("another version of this package wrote it")
-        system, reply_count = check_system(data["system"]), check_integer("made", data["made"], 0)
-        saved = dict(data["settings"])
+        saved: dict[str, Any] = {**chat["settings"]}
         if saved.get("logit_bias"):  # JSON's keys are strings
             saved["logit_bias"] = {int(id): bias for id, bias in saved["logit_bias"].items()}
         settings = ReplySettings(**defaults).updated(saved, defaults)
-        turns = [parse_turn(turn) for turn in data["turns"]]
-        if [turn.role for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
+        if [(turn.role, turn.reply is None) for turn in chat["turns"]] != EXCHANGE * (
+            len(chat["turns"]) // 2
+        ):
             raise ValueError("user and assistant messages do not alternate")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"not a saved chat: {error}") from error
-    return system, settings, reply_count, turns
+    return check_system(chat["system"]), settings, chat["made"], chat["turns"]
 
 
 def check_system(system: Any) -> str | None:

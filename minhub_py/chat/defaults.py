@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.checkpoints.gguf import checkpoint_at
+from minhub_py.inference.limits import CHAT_SAMPLING, PUBLISHED_FIELDS
 from minhub_py.inference.sampling import Sampling
 
-CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
-PUBLISHED_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty", "min_p")
 RECOMMENDATION_FIELDS = ("do_sample", "temperature", "top_p", "top_k")
 
 

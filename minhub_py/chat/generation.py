@@ -18,7 +18,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import Grammar, Vocabulary
-from minhub_py.inference.prefixes import CachedPrefix, identity_of_weights
+from minhub_py.inference.prefixes import PrefixCache, identity_of_weights
 from minhub_py.inference.sampling import StopCriteria, generators
 from minhub_py.models.base import LanguageModel
 
@@ -54,14 +54,14 @@ class ReplyGenerator:
     ) -> None:
         self.model, self.tokenizer, self.template = model, tokenizer, template
         self.context, self.disk = context, disk
-        self.prefixes: list[CachedPrefix] = []
+        self.prefixes = PrefixCache(PREFIX_CACHE_BYTES)
         self._weights: list[object] | None = None  # identity of those that computed the prefixes
         self._vocabulary: Vocabulary | None = None
 
     def copy(self) -> "ReplyGenerator":
         """A generator with the same prefixes."""
         result = copy.copy(self)
-        result.prefixes = list(self.prefixes)
+        result.prefixes = self.prefixes.copy()
         return result
 
     def prompt(
@@ -111,11 +111,14 @@ class ReplyGenerator:
         weights = identity_of_weights(self.model)
         if weights != self._weights and self.disk is not None:
             self.disk.weights_changed()
-        batch = Batch(self.model, 1, self.context, prefix_bytes=PREFIX_CACHE_BYTES, disk=self.disk)
-        if weights == self._weights:
-            batch.prefixes.entries = self.prefixes
+        if weights != self._weights:
+            self.forget()
         self._weights = weights
-        return batch
+        return Batch(self.model, 1, self.context, prefixes=self.prefixes, disk=self.disk)
+
+    def forget(self) -> None:
+        """Start with an empty prefix cache."""
+        self.prefixes = PrefixCache(PREFIX_CACHE_BYTES)
 
 
 class ReplyGeneration:
@@ -175,10 +178,9 @@ class ReplyGeneration:
         finally:
             self.cached = self.batch.cached_tokens.get(self.row, 0)
             if interrupted_step:  # the batch's cache may be inconsistent
-                self.generator.prefixes = []
+                self.generator.forget()
             else:
                 self.batch.retire(self.row)
-                self.generator.prefixes = self.batch.prefixes.entries
 
     def reply(self) -> Reply:
         """The reply so far."""

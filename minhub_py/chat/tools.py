@@ -14,7 +14,7 @@ from typing import Any
 from minhub_py.chat.content import text_of
 from minhub_py.chat.tool_format import Markup
 from minhub_py.chat.tool_writing import written_calls
-from minhub_py.system.json_text import loads
+from minhub_py.system.json_text import check_depth, encodable, object_in
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 VALID_ID = re.compile(r"[a-zA-Z0-9]{9}")  # Mistral's templates reject others
@@ -71,10 +71,9 @@ def parse_arguments(arguments: Any) -> dict[str, Any]:
     read it.
     """
     try:
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        # A lone surrogate cannot be encoded.
-        plain = json.loads(json.dumps(arguments, ensure_ascii=False).encode(errors="replace"))
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        check_depth(text)
+        plain = encodable(json.loads(text))
     except (ValueError, RecursionError):
         return {}
     return plain if isinstance(plain, dict) else {}
@@ -82,10 +81,7 @@ def parse_arguments(arguments: Any) -> dict[str, Any]:
 
 def is_complete(arguments: str) -> bool:
     """Whether arguments are a complete JSON object. The arguments of a call that was cut are not."""
-    try:
-        return isinstance(loads(arguments), dict)
-    except (ValueError, RecursionError):
-        return False
+    return object_in(arguments) is not None
 
 
 def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:

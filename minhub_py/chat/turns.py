@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from minhub_py.chat.functions import ToolCall
 from minhub_py.chat.reply_parser import ReplyEvent
@@ -17,6 +17,36 @@ from minhub_py.system.tables import Columns, Result
 
 SHOWN_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
 SAMPLING_FIELDS = Sampling.names()
+
+
+class SamplingSettings(TypedDict, total=False):
+    """The keywords of `complete`: the sampling settings of `ReplySettings`."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float
+    min_p: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+
+
+class ChatSettings(TypedDict, total=False):
+    """The keywords of `Chat`: `ReplySettings`, with "auto" for the model's defaults."""
+
+    max_new_tokens: int
+    temperature: float | Literal["auto"]
+    top_k: int | Literal["auto"] | None
+    top_p: float | Literal["auto"] | None
+    repetition_penalty: float | Literal["auto"]
+    min_p: float | Literal["auto"] | None
+    presence_penalty: float | Literal["auto"]
+    frequency_penalty: float | Literal["auto"]
+    logit_bias: Mapping[int, float] | Literal["auto"] | None
+    seed: int | None
+    stop: str | Sequence[str]
+    top: int
 
 
 @dataclass(frozen=True)
@@ -171,20 +201,6 @@ class Turn:
 def shorten(text: str, limit: int = 60) -> str:
     """The beginning of a text on one line, in quotes."""
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
-
-
-def parse_turn(data: Any) -> Turn:
-    """A turn of a saved chat. KeyError, TypeError, ValueError: it is invalid."""
-    reply = data["reply"]
-    if not is_text(data["text"]) or (reply is None) != (data["role"] == "user"):
-        raise ValueError(f"invalid turn {brief(data)}")
-    if reply is not None:
-        top = [[(int(id), float(logprob)) for id, logprob in tokens] for tokens in reply["top"]]
-        calls = tuple(ToolCall(**call) for call in reply.get("calls", ()))
-        reply = Reply(**{**reply, "top": top, "calls": calls})
-    return Turn(
-        data["role"], data["text"], reply, tuple(dict(step) for step in data.get("steps", ()))
-    )
 
 
 def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:

@@ -10,13 +10,20 @@ further ones
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from reprlib import repr as brief
-from typing import Any
+from typing import Any, TypedDict
 
 from minhub_py.system.files import read_text
+from minhub_py.system.shapes import ADVICE, convert
 
 GGUF_KEY = "tokenizer.chat_template"
 ADDITIONAL = "additional_chat_templates"  # a folder
+
+
+class NamedTemplate(TypedDict):
+    """One of several templates."""
+
+    name: str
+    template: str
 
 
 def folder_templates(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str]:
@@ -72,17 +79,17 @@ def named_templates(value: Any, folder: Path) -> dict[str, str]:
     """The templates in tokenizer_config.json's "chat_template" by name. ValueError: it has an
     unknown type.
     """
+    shape = str | list[NamedTemplate] | dict[str, str] | None
+    value = convert(
+        value, shape, str(folder / "tokenizer_config.json"), ADVICE, path="chat_template"
+    )
     if value is None:
         return {}
     if isinstance(value, str):
         return {"default": value}
-    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
-        value = {entry.get("name"): entry.get("template") for entry in value}
-    if isinstance(value, dict) and all(
-        isinstance(text, str) for item in value.items() for text in item
-    ):
-        return dict(value)
-    raise ValueError(f"{folder / 'tokenizer_config.json'}: chat_template cannot be {brief(value)}")
+    if isinstance(value, list):
+        return {entry["name"]: entry["template"] for entry in value}
+    return dict(value)
 
 
 def read_template(path: Path) -> str:

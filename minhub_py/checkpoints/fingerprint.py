@@ -14,9 +14,10 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from minhub_py.checkpoints.layout import SMALL
+from minhub_py.system.shapes import Within, read_json
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LARGE = 2**20  # bytes; digests of smaller files are not cached
@@ -112,15 +113,10 @@ def read_cache(store: Path | None) -> dict[str, list[Any]]:
     if store is None:
         return {}
     try:
-        content = json.loads(store.read_bytes())
+        entries = read_json(store, dict[str, Annotated[list[Any], Within(1)]])
     except (OSError, ValueError):
         return {}
-    entries = content.items() if isinstance(content, dict) else ()
-    return {
-        key: entry
-        for key, entry in entries
-        if isinstance(entry, list) and entry and DIGEST.fullmatch(str(entry[-1]))
-    }
+    return {key: entry for key, entry in entries.items() if DIGEST.fullmatch(str(entry[-1]))}
 
 
 def write_cache(store: Path | None, cache: dict[str, list[Any]]) -> None:

@@ -36,7 +36,7 @@ from minhub_py.checkpoints.gguf_header import (
     read_header,
 )
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
-from minhub_py.checkpoints.storage import Checkpoint, Layout
+from minhub_py.checkpoints.storage import Checkpoint, Contents
 from minhub_py.models import rotary
 from minhub_py.system.printable import printable
 from weights_map.blocks import TYPES, Blocks
@@ -377,10 +377,6 @@ class GGUFCheckpoint(Checkpoint):
     def files(self) -> list[Path]:
         return [self.path]
 
-    @property
-    def layout(self) -> Layout:
-        return "hub"
-
     def auto_quantization(self, names: Sequence[str], native: Mapped) -> Blocks | str | None:
         """See `Checkpoint`. Tensors whose blocks cannot be used become int8: nf4 would lose further
         accuracy.
@@ -410,8 +406,10 @@ class GGUFCheckpoint(Checkpoint):
         )
 
     @cached_property
-    def meta(self) -> Mapping[str, Tensor]:
-        return dict(self._shapes)
+    def contents(self) -> Contents:
+        """See `Checkpoint`. The names and shapes are the Hub's."""
+        meta = dict(self._shapes)
+        return Contents(meta, dict.fromkeys(meta, self.path), "hub")
 
     @cached_property
     def _hub(self) -> Mapped:

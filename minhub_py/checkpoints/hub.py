@@ -11,16 +11,15 @@ the cache are therefore complete and correct.
 """
 
 import errno
-import json
 import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypedDict
 from urllib.parse import quote
 
 from minhub_py.checkpoints import layout
@@ -49,10 +48,42 @@ from minhub_py.checkpoints.transfer import (
     translate_errors,
 )
 from minhub_py.system.printable import gist, printable
+from minhub_py.system.shapes import Within, parse_json
 
 # Maximum bytes of settings, a tokenizer or an index of shards: ten times the largest published
 # files.
 MAX_SMALL = 500_000_000
+
+
+Size = Annotated[int, Within(0, 2**60 - 1)]
+
+
+class LargeFile(TypedDict):
+    """A file in Git LFS."""
+
+    size: Size
+    sha256: str
+
+
+class NamedEntry(TypedDict):
+    """The required members of a file in the Hub's list."""
+
+    rfilename: str
+
+
+class Entry(NamedEntry, total=False):
+    """A file in the Hub's list."""
+
+    lfs: LargeFile
+    size: Size
+    blobId: str
+
+
+class Repository(TypedDict):
+    """The Hub's answer about a repository."""
+
+    sha: str
+    siblings: list[Entry]
 
 
 @dataclass(frozen=True)
@@ -109,37 +140,52 @@ def fetch(
     local_files_only: bool = False,
     weights: bool = True,
     progress: bool = True,
-    check: Callable[[Path], object] | None = None,
     files: Sequence[str] = (),
 ) -> Path:
     """The local folder or GGUF file of an identifier, downloaded if necessary. Prints the size of a
     download first.
 
+    Raises the errors of locate(), find() and download().
+    """
+    found = locate(identifier, revision) or find(
+        os.fspath(identifier),
+        revision,
+        token=token,
+        local_files_only=local_files_only,
+        weights=weights,
+        files=files,
+    )
+    return found if isinstance(found, Path) else download(found, token=token, progress=progress)
+
+
+def find(
+    repository: str,
+    revision: str = "main",
+    *,
+    token: Token = None,
+    local_files_only: bool = False,
+    weights: bool = True,
+    files: Sequence[str] = (),
+) -> "Path | Plan":
+    """The plan to download a repository or its GGUF file; offline, the cached folder or file.
+
     local_files_only: open no connection, as with HF_HUB_OFFLINE; FileNotFoundError if a file is not
     cached.
-    check: called once with the folder, before weights are downloaded; may raise.
     files: the names of the files to download instead of a model, such as an adapter's.
     If the Hub cannot be reached, a complete cached copy is used with a warning.
-    Raises the errors of locate(), plan_download() and download().
+    Raises the errors of plan_download().
     """
-    folder = locate(identifier, revision)
-    repository = os.fspath(identifier)
-    if folder is None and (local_files_only or offline()):
-        folder = cached(repository, revision, weights, files)
-    if folder is None:
+    if local_files_only or offline():
+        return cached(repository, revision, weights, files)
+    try:
+        return plan_download(repository, revision, token=token, weights=weights, files=files)
+    except ConnectionError as error:
         try:
-            plan = plan_download(repository, revision, token=token, weights=weights, files=files)
-        except ConnectionError as error:
-            try:
-                folder = cached(repository, revision, weights, files)
-            except FileNotFoundError:
-                raise error from None  # the connection is the problem, not the cache
-            warnings.warn(f"{error} Using the copy in the local cache.", stacklevel=2)
-        else:
-            return download(plan, token=token, progress=progress, check=check)
-    if check is not None:
-        check(folder)
-    return folder
+            folder = cached(repository, revision, weights, files)
+        except FileNotFoundError:
+            raise error from None  # the connection is the problem, not the cache
+        warnings.warn(f"{error} Using the copy in the local cache.", stacklevel=2)
+        return folder
 
 
 def plan_download(
@@ -172,15 +218,14 @@ def plan_download(
     ):
         body = fetch_json(url, {"blobs": "true"}, token)
     try:
-        answer = json.loads(body)
+        answer: Repository = parse_json(body, Repository, "its list of files")
         plan = Plan(repository, revision, answer["sha"], (), gguf)
         if not COMMIT.fullmatch(plan.commit):
             raise ValueError(f"{plan.commit!r} is not a commit")
         present = {entry["rfilename"]: _remote_file(entry) for entry in answer["siblings"]}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError) as error:
         raise ConnectionError(
-            f"The server is not the Hub ({type(error).__name__}: {gist(error)}): check HF_ENDPOINT"
-            " and the proxy."
+            f"The server is not the Hub ({gist(error)}): check HF_ENDPOINT and the proxy."
         ) from error
 
     def with_files(names: Iterable[str]) -> Plan:
@@ -224,22 +269,22 @@ def plan_download(
     return with_files(names)
 
 
-def download(
-    plan: Plan,
-    *,
-    token: Token = None,
-    progress: bool = True,
-    check: Callable[[Path], object] | None = None,
-) -> Path:
+def download(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
     """Download the missing files of a plan and verify their hashes. Returns the folder, or the GGUF
     file.
 
     Resumes interrupted downloads.
-    check: called with the folder before the weights are downloaded (a GGUF file: afterwards); may
-    raise.
 
     OSError: a hash is wrong, or the disk is full. ConnectionError, PermissionError,
     FileNotFoundError: as for plan_download().
+    """
+    download_settings(plan, token=token, progress=progress)
+    return download_weights(plan, token=token, progress=progress)
+
+
+def download_settings(plan: Plan, *, token: Token = None, progress: bool = True) -> None:
+    """The first part of `download`: config.json and the tokenizer, to check them before the
+    weights.
     """
     store = store_of(plan.repository)
     if progress and plan.missing_bytes:
@@ -248,26 +293,34 @@ def download(
             f"{plan.repository} at {plan.commit[:7]}: {count} files, {size(plan.missing_bytes)}"
         )
         print(f"Downloading {summary}", file=sys.stderr)
-    absent = [file for file in plan.files if not _is_cached(plan, file)]
-    needed = sum(file.size - max(0, _size(_blob(plan, file, ".incomplete"))) for file in absent)
+    needed = _missing_bytes(plan)
     with _cache_usable(plan.repository, needed):
         store.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(store).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        small = [file for file in plan.files if file.name in SMALL]
-        for file in small:
-            _obtain(plan, file, token, progress)
-    if check is not None and plan.gguf is None:
-        check(plan.folder)
-    with _cache_usable(plan.repository, needed):
-        for file in plan.files[len(small) :]:
-            _obtain(plan, file, token, progress)
+        for file in plan.files:
+            if file.name in SMALL:
+                _obtain(plan, file, token, progress)
+
+
+def download_weights(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
+    """The second part of `download`: all other files. The commit is then complete, and offline
+    calls use it.
+    """
+    with _cache_usable(plan.repository, _missing_bytes(plan)):
+        for file in plan.files:
+            if file.name not in SMALL:
+                _obtain(plan, file, token, progress)
         # At the end: a ref to an incomplete commit would hide an older, complete one from offline
         # calls.
         _record(plan)
-    if check is not None and plan.gguf is not None:
-        check(plan.path)
     return plan.path
+
+
+def _missing_bytes(plan: Plan) -> int:
+    """The number of bytes to download, without the parts from interrupted downloads."""
+    absent = [file for file in plan.files if not _is_cached(plan, file)]
+    return sum(file.size - max(0, _size(_blob(plan, file, ".incomplete"))) for file in absent)
 
 
 def file_problems(path: Path, plan: Plan | None) -> list[str]:
@@ -360,15 +413,15 @@ def _record(plan: Plan) -> None:
         )
 
 
-def _remote_file(entry: dict[str, Any]) -> RemoteFile:
-    """A file from the Hub's list. ValueError, KeyError: the entry is invalid."""
+def _remote_file(entry: Entry) -> RemoteFile:
+    """A file from the Hub's list. ValueError: it has no size and hash."""
     lfs = entry.get("lfs")
-    size, sha256, git_sha1 = (
-        (lfs["size"], lfs["sha256"], None) if lfs else (entry["size"], None, entry["blobId"])
+    size, sha256 = (lfs["size"], lfs["sha256"]) if lfs else (entry.get("size"), None)
+    file = RemoteFile(
+        entry["rfilename"], size or 0, sha256, None if lfs else entry.get("blobId"), cached=False
     )
-    file = RemoteFile(entry["rfilename"], size, sha256, git_sha1, cached=False)
-    if type(size) is not int or not 0 <= size < 2**60 or not DIGEST.fullmatch(file.digest):
-        raise ValueError(f"{file.name} has no size and hash")
+    if size is None or not DIGEST.fullmatch(file.digest):
+        raise ValueError(f"{file.name[:200]} has no size and hash")
     return file
 
 

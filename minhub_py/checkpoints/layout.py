@@ -1,13 +1,14 @@
 """The files of a checkpoint in Hub layout: names, shards, and missing files. Opens no tensor."""
 
-import json
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from reprlib import repr as brief
+from typing import TypedDict
 
 from minhub_py.system.files import read_bytes
 from minhub_py.system.printable import printable
+from minhub_py.system.shapes import parse_json
 
 # Formats of weights in order of preference; only the first is used. An index lists its shards.
 WEIGHTS = (
@@ -64,21 +65,22 @@ SHARD = re.compile(r"\w[\w.-]{0,240}\.(safetensors|bin)", re.ASCII)
 GGUF = re.compile(r"\w[\w.-]{0,240}(/\w[\w.-]{0,240}){0,4}(?<=\.gguf)", re.ASCII)
 
 
+class Index(TypedDict):
+    """An index of shards: the file of each tensor."""
+
+    weight_map: dict[str, str]
+
+
 def shard_names(index: Path, title: str) -> list[str]:
     """The weight files that an index lists. ValueError: it is corrupt, or lists another kind of
     file.
     """
-    content = read_bytes(index)
-    try:
-        names = set(json.loads(content)["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"{title} is not an index of shards ({type(error).__name__}): download it again."
-        ) from error
+    content: Index = parse_json(read_bytes(index), Index, title, "download it again")
+    names = set(content["weight_map"].values())
     if len(names) > MAX_SHARDS:
         raise ValueError(f"{title} lists {len(names):,} files; the maximum is {MAX_SHARDS:,}.")
     for name in names or {""}:
-        if not isinstance(name, str) or not SHARD.fullmatch(name):
+        if not SHARD.fullmatch(name):
             raise ValueError(
                 f"{title} lists {brief(name)}, which is not a weight file in its folder: do not"
                 " use it."

@@ -20,7 +20,6 @@ from reprlib import repr as brief
 
 from minhub_py.checkpoints.layout import GGUF, missing_files
 from minhub_py.checkpoints.transfer import client
-from minhub_py.inference.arguments import check_path
 from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.printable import gist, printable
 from minhub_py.system.spelling import download_call
@@ -52,44 +51,50 @@ def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path |
     another kind.
     ValueError: the identifier or revision is invalid.
     """
-    check_path("the model", identifier)
+    if not isinstance(identifier, str | os.PathLike):
+        kind = "None" if identifier is None else type(identifier).__name__
+        raise ValueError(f"the model must be a name or a path, not {kind}")
     check_revision(revision)
-    folder = _local(identifier)
-    if folder is not None and revision != "main":
-        warnings.warn(
-            f"revision {revision!r} is ignored: {os.fspath(identifier)} is not a repository of the"
-            " Hub.",
-            stacklevel=3,
-        )
-    return folder
-
-
-def _local(identifier: str | os.PathLike[str]) -> Path | None:
     name = os.fspath(identifier)
-    if name.startswith("minhub/"):
-        built_in = {
-            f"minhub/{path.parent.name}": path.parent
-            for path in sorted(BUILTIN.glob("*/config.json"))
-        }
-        if name not in built_in:
-            listed = ", ".join(built_in) or "none"
-            raise FileNotFoundError(
-                f"There is no built-in {printable(name)}; the built-ins are:"
-                f" {listed}.{did_you_mean(name)}"
-            )
-        return built_in[name]
-    path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown ~user
+    # Path.expanduser raises for an unknown ~user.
+    path = builtin(name) if name.startswith("minhub/") else Path(os.path.expanduser(name))
     try:
-        if name and path.is_dir():
-            return path
-        exists = name and path.exists()
+        is_model = bool(name) and (path.is_dir() or (path.suffix == ".gguf" and path.exists()))
     except (OSError, ValueError) as error:  # too long, or contains a NUL
         raise ValueError(
             f"{brief(name)} is not a valid path ({gist(error)}): check the name."
         ) from error
-    if exists and path.suffix == ".gguf":
-        return path
-    if exists:
+    if not is_model:
+        check_hub_name(identifier, path)
+        return None
+    if revision != "main":
+        warnings.warn(
+            f"revision {revision!r} is ignored: {name} is not a repository of the Hub.",
+            stacklevel=3,
+        )
+    return path
+
+
+def builtin(name: str) -> Path:
+    """The folder of a built-in. FileNotFoundError: unknown name; the message lists the built-ins."""
+    built_in = {
+        f"minhub/{path.parent.name}": path.parent for path in sorted(BUILTIN.glob("*/config.json"))
+    }
+    if name not in built_in:
+        listed = ", ".join(built_in) or "none"
+        raise FileNotFoundError(
+            f"There is no built-in {printable(name)}; the built-ins are:"
+            f" {listed}.{did_you_mean(name)}"
+        )
+    return built_in[name]
+
+
+def check_hub_name(identifier: str | os.PathLike[str], path: Path) -> None:
+    """Raise the errors of `locate` unless the identifier is a name on the Hub. path: it, which is
+    not a model.
+    """
+    name = os.fspath(identifier)
+    if name and path.exists():
         raise NotADirectoryError(
             f"{printable(name)} is a file: give the folder that contains it and its config.json."
         )
@@ -106,7 +111,6 @@ def _local(identifier: str | os.PathLike[str]) -> Path | None:
             f"There is no folder {printable(name)}: check the path.{did_you_mean(name)}"
         )
     check_repository(split_file(name)[0])
-    return None
 
 
 def split_file(name: str) -> tuple[str, str | None]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from minhub_py.checkpoints.layout import TRANSFORMER_SETTINGS
 from minhub_py.checkpoints.pickles import open_pickle
-from minhub_py.checkpoints.storage import read_json, read_object, read_settings
+from minhub_py.system.shapes import Within, read_json
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 # Settings of old releases, one for each pooling.
@@ -44,6 +44,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "SiLU": F.silu,
 }
+T = TypeVar("T")
 DENSE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 ACTIVATION_CLASSES = {
     "Identity": "torch.nn.modules.linear.Identity",
@@ -52,6 +53,49 @@ ACTIVATION_CLASSES = {
         for name in ("Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
     },
 }
+
+
+class Module(TypedDict, total=False):
+    """A module in modules.json."""
+
+    type: str
+    path: str
+
+
+class Settings(TypedDict, total=False):
+    """config_sentence_transformers.json."""
+
+    prompts: dict[str, str]
+    default_prompt_name: str
+    truncate_dim: Annotated[int, Within(1, 2**24)]
+    similarity_fn_name: str
+
+
+class TransformerSettings(TypedDict, total=False):
+    """sentence_bert_config.json, or another of TRANSFORMER_SETTINGS."""
+
+    max_seq_length: float
+    do_lower_case: bool
+
+
+class TokenizerLength(TypedDict, total=False):
+    """The maximum length in tokenizer_config.json; 1e30 for none."""
+
+    model_max_length: float
+
+
+class PoolingSettings(TypedDict, total=False):
+    """The settings of a pooling module. Old releases write a bool for each name of OLD_POOLINGS."""
+
+    pooling_mode: str | list[str]
+    include_prompt: bool
+
+
+class DenseSettings(TypedDict, total=False):
+    """The settings of a dense layer."""
+
+    activation_function: str
+    use_residual: bool
 
 
 @dataclass(frozen=True)
@@ -102,14 +146,12 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     """
     if not folder.is_dir() or not (folder / "modules.json").exists():
         return None
-    modules = read_json(folder / "modules.json")
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ValueError(f"{folder / 'modules.json'} is corrupt: it must be a list of modules")
+    modules = read_json(folder / "modules.json", list[Module])
     pooling: tuple[str, ...] = ("mean",)
     include_prompt, normalize, has_pooling = True, False, False
     dense: list[Dense] = []
     for module in modules:
-        kind, path = str(module.get("type")).rpartition(".")[2], str(module.get("path", ""))
+        kind, path = (module.get("type") or "").rpartition(".")[2], module.get("path") or ""
         # the latter scores "yes" against "no", as rerank() does
         if kind in ("Transformer", "LogitScore"):
             continue
@@ -124,11 +166,9 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
             raise ValueError(
                 f"{folder / 'modules.json'} has a module {brief(kind)}, which is not supported"
             )
-    settings = read_settings(folder, "config_sentence_transformers.json")
-    transformer = read_settings(
-        folder, *[name for name in TRANSFORMER_SETTINGS if (folder / name).exists()][-1:]
-    )
-    prompts = settings.get("prompts") or {}
+    settings = read_optional(folder / "config_sentence_transformers.json", Settings)
+    files = [folder / name for name in TRANSFORMER_SETTINGS if (folder / name).exists()]
+    transformer = read_json(files[-1], TransformerSettings) if files else TransformerSettings()
     return EmbeddingSettings(
         pooling=pooling,
         include_prompt=include_prompt,
@@ -136,7 +176,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
         normalize=normalize,
         max_length=max_length(folder, transformer),
         lower_case=bool(transformer.get("do_lower_case")),
-        prompts=MappingProxyType({str(name): str(text) for name, text in dict(prompts).items()}),
+        prompts=MappingProxyType(settings.get("prompts") or {}),
         default_prompt=settings.get("default_prompt_name"),
         dimensions=settings.get("truncate_dim"),
         similarity=settings.get("similarity_fn_name"),
@@ -211,43 +251,49 @@ def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
 
 def inside(folder: Path, path: str) -> Path:
     """A module's folder. ValueError: it is not in `folder`."""
-    if path and not (path.replace("_", "").isalnum() and path.isascii()):
+    if path and not (path.replace("_", "").isalnum() and path.isascii() and len(path) < 200):
         raise ValueError(f"{folder / 'modules.json'} names a folder {brief(path)}: do not use it")
     return folder / path
 
 
-def max_length(folder: Path, transformer: Mapping[str, Any]) -> int | None:
+def read_optional(path: Path, shape: type[T]) -> T:
+    """The settings in a file; none if it is missing."""
+    return read_json(path, shape) if path.exists() else shape()
+
+
+def max_length(folder: Path, transformer: TransformerSettings) -> int | None:
     """Maximum number of tokens: of the transformer module, or else of the tokenizer."""
     length = transformer.get("max_seq_length")
-    if length is None and (folder / "tokenizer_config.json").exists():
-        length = read_object(folder / "tokenizer_config.json").get("model_max_length")
-    return int(length) if isinstance(length, int | float) and 0 < length < 2**31 else None
+    if length is None:
+        length = read_optional(folder / "tokenizer_config.json", TokenizerLength).get(
+            "model_max_length"
+        )
+    return int(length) if length is not None and 0 < length < 2**31 else None
 
 
 def read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
     """The poolings, and whether they include the prompt. ValueError: a pooling is unknown."""
-    settings = read_object(path)
+    settings = read_json(path, PoolingSettings)
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [name for old, name in OLD_POOLINGS.items() if settings.get(old)]
     modes = [
-        mode.removesuffix("_tokens")
-        for mode in ([modes] if isinstance(modes, str) else map(str, modes))
+        mode.removesuffix("_tokens") for mode in ([modes] if isinstance(modes, str) else modes)
     ]
     for mode in modes:
         if mode not in POOLINGS:
             raise ValueError(
                 f"{path} has pooling {brief(mode)}; supported are {', '.join(POOLINGS)}"
             )
-    return tuple(modes) or ("mean",), bool(settings.get("include_prompt", True))
+    return tuple(modes) or ("mean",), settings.get("include_prompt") is not False
 
 
 def read_dense(folder: Path) -> Dense:
     """A dense layer. ValueError: its activation is unknown; FileNotFoundError: its weights are
     missing.
     """
-    settings = read_object(folder / "config.json")
-    name = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
+    settings = read_json(folder / "config.json", DenseSettings)
+    name = (settings.get("activation_function") or "Tanh").rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise ValueError(
             f"{folder / 'config.json'} has activation {brief(name)}, which is not supported"
@@ -265,5 +311,5 @@ def read_dense(folder: Path) -> Dense:
         tensors["linear.weight"].float(),
         None if bias is None else bias.float(),
         name,
-        bool(settings.get("use_residual", False)),
+        bool(settings.get("use_residual")),
     )

@@ -7,12 +7,11 @@ Sources: the safetensors format (header length, JSON header, data), and the Hub'
 shards.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,12 +19,13 @@ from torch import Tensor
 
 from minhub_py.checkpoints.layout import WEIGHTS, folder_gguf_hint, shard_names
 from minhub_py.checkpoints.pickles import cannot_map, is_archive, mapping_message, open_pickle
-from minhub_py.system.files import read_bytes
 from minhub_py.system.printable import gist
+from minhub_py.system.shapes import read_json
 from minhub_py.system.spelling import setting
 from weights_map.blocks import Blocks
 from weights_map.conversion import Mapped
 
+T = TypeVar("T")
 Layout = Literal["hub", "native"]
 
 # Supported dtypes by their safetensors names. U8 stores two 4-bit weights per byte.
@@ -42,30 +42,7 @@ MAX_SETTINGS = 10_000_000  # bytes of a settings file; published files have up t
 MAX_TENSORS = 20_000  # per checkpoint; published checkpoints have up to 1,200
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file. ValueError: it is corrupt, or not a regular file."""
-    content = read_bytes(path)
-    try:
-        return json.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise ValueError(f"{path} is not valid JSON ({error}): download it again") from error
-
-
-def read_object(path: Path, limit: int | None = None) -> dict[str, Any]:
-    """Read a JSON file that contains an object. ValueError: it is corrupt, has other content, or
-    over `limit` bytes.
-    """
-    if limit is not None and path.stat().st_size > limit:
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes; the maximum for settings is {limit:,}"
-        )
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} should contain a JSON object, not {type(content).__name__}")
-    return content
-
-
-def read_settings(folder: Path, *names: str, limit: int | None = None) -> dict[str, Any]:
+def read_settings(folder: Path, *names: str) -> dict[str, Any]:
     """The settings in JSON files of a folder, some of which may be missing; later files take
     precedence.
     """
@@ -74,8 +51,20 @@ def read_settings(folder: Path, *names: str, limit: int | None = None) -> dict[s
         key: value
         for path in paths
         if path.exists()
-        for key, value in read_object(path, limit).items()
+        for key, value in read_json(path, dict[str, Any], limit=MAX_SETTINGS).items()
     }
+
+
+class Contents(NamedTuple):
+    """The tensors of a checkpoint, from the headers of its files.
+
+    meta: shapes and dtypes by stored name, on the meta device.    files: the file of each tensor.
+    layout: of the names, "native" (written by `minhub convert --to native`) or "hub".
+    """
+
+    meta: Mapping[str, Tensor]
+    files: Mapping[str, Path]
+    layout: Layout
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -85,8 +74,6 @@ class Checkpoint(Mapping[str, Tensor]):
     corrupt, not a checkpoint, or a pickle that contains code.
     """
 
-    adapter: Path | None = None  # the folder of an adapter that belongs to the model
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._open: dict[Path, Any] = {}
@@ -95,12 +82,12 @@ class Checkpoint(Mapping[str, Tensor]):
     def config(self) -> dict[str, Any] | None:
         """The content of config.json; None without this file."""
         path = self.path / "config.json"
-        return read_object(path, MAX_SETTINGS) if path.exists() else None
+        return read_settings(self.path, path.name) if path.exists() else None
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """The content of generation_config.json; empty without this file."""
-        return read_settings(self.path, "generation_config.json", limit=MAX_SETTINGS)
+        return read_settings(self.path, "generation_config.json")
 
     @cached_property
     def files(self) -> list[Path]:
@@ -132,53 +119,52 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def stored_dtype(self, name: str) -> str:
         """The name of a tensor's dtype in its file."""
-        return str(self.meta[name].dtype).removeprefix("torch.")
+        return str(self.contents.meta[name].dtype).removeprefix("torch.")
 
     @cached_property
-    def _file_of(self) -> dict[str, Path]:
-        """The file of each tensor."""
-        locations: dict[str, Path] = {}
+    def contents(self) -> Contents:
+        """The names, shapes and dtypes of all tensors. Reads the headers of the files, no data."""
+        meta: dict[str, Tensor] = {}
+        files: dict[str, Path] = {}
+        layout: Layout = "hub"
         for file in self.files:
-            for name in self._handle(file).keys():  # noqa: SIM118  # a safe_open is not a mapping
+            handle = self._open[file] = open_tensors(file)
+            is_pickle = isinstance(handle, dict)
+            if not is_pickle and (handle.metadata() or {}).get("layout") == "native":
+                layout = "native"
+            for name in handle.keys():  # noqa: SIM118  # a safe_open is not a mapping
                 if not name.isprintable() or len(name) > 200:  # names appear in error messages
                     raise ValueError(f"{file} is corrupt: it contains a tensor named {brief(name)}")
-                if name in locations:
-                    raise ValueError(f"{name} is both in {locations[name].name} and in {file.name}")
-                if len(locations) == MAX_TENSORS:
+                if name in files:
+                    raise ValueError(f"{name} is both in {files[name].name} and in {file.name}")
+                if len(files) == MAX_TENSORS:
                     raise ValueError(f"{file} has too many tensors; the maximum is {MAX_TENSORS:,}")
-                locations[name] = file
-        return locations
-
-    @cached_property
-    def layout(self) -> Layout:
-        """The tensors' names: "native" (written by `minhub convert --to native`) or "hub"."""
-        for file in self.files:
-            handle = self._handle(file)
-            if not isinstance(handle, dict) and (handle.metadata() or {}).get("layout") == "native":
-                return "native"
-        return "hub"
-
-    def _handle(self, file: Path) -> Any:
-        """An open safetensors file, or the state dict of a pickle."""
-        if file not in self._open:
-            self._open[file] = (
-                open_safetensors(file) if file.suffix == ".safetensors" else open_pickle(file)
-            )
-        return self._open[file]
+                files[name] = file
+                tensor = handle[name] if is_pickle else handle.get_slice(name)
+                shape, stored = (
+                    (tensor.shape, tensor.dtype)
+                    if is_pickle
+                    else (tensor.get_shape(), tensor.get_dtype())
+                )
+                meta[name] = meta_tensor(name, shape, checked_dtype(name, stored, DTYPES | MASKS))
+        return Contents(meta, files, layout)
 
     def __getitem__(self, name: str) -> Tensor:
-        handle = self._handle(self._file_of[name])
-        is_dict = isinstance(handle, dict)
+        file = self.contents.files[name]
+        if file not in self._open:
+            self._open[file] = open_tensors(file)
+        handle = self._open[file]
+        is_pickle = isinstance(handle, dict)
         checked_dtype(
-            name, handle[name].dtype if is_dict else handle.get_slice(name).get_dtype(), DTYPES
+            name, handle[name].dtype if is_pickle else handle.get_slice(name).get_dtype(), DTYPES
         )
-        return handle[name] if is_dict else handle.get_tensor(name)  # type: ignore[no-any-return]
+        return handle[name] if is_pickle else handle.get_tensor(name)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file_of)
+        return iter(self.contents.meta)
 
     def __len__(self) -> int:
-        return len(self._file_of)
+        return len(self.contents.meta)
 
     def release(self) -> None:
         """Close the files. Their mapped memory is freed together with the tensors that use it."""
@@ -190,24 +176,14 @@ class Checkpoint(Mapping[str, Tensor]):
             if isinstance(handle, dict) and not is_archive(file)
         }
 
-    @cached_property
-    def meta(self) -> Mapping[str, Tensor]:
-        """Shapes and dtypes of all tensors, on the meta device. Reads no data."""
-        result = {}
-        for name, file in self._file_of.items():
-            handle = self._handle(file)
-            if isinstance(handle, dict):
-                shape, stored = handle[name].shape, handle[name].dtype
-            else:
-                tensor = handle.get_slice(name)
-                shape, stored = tensor.get_shape(), tensor.get_dtype()
-            dtype = checked_dtype(name, stored, DTYPES | MASKS)
-            try:
-                result[name] = torch.empty(shape, dtype=dtype, device="meta")
-            # with a size of 0, the other sizes are unchecked
-            except (RuntimeError, TypeError, OverflowError) as error:
-                raise ValueError(f"{name} has the invalid shape {brief(shape)}") from error
-        return result
+
+def meta_tensor(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor without data. ValueError: a file declares an invalid shape."""
+    try:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    # with a size of 0, the other sizes are unchecked
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise ValueError(f"{name} has the invalid shape {brief(shape)}") from error
 
 
 def checked_dtype(
@@ -226,10 +202,14 @@ def checked_dtype(
     return dtype
 
 
-def open_safetensors(path: Path) -> Any:
-    """Open a file with safe_open, memory-mapped. ValueError: it is corrupt. MemoryError: it cannot
-    be mapped.
+def open_tensors(path: Path) -> Any:
+    """An open safetensors file, memory-mapped, or the state dict of a pickle.
+
+    ValueError: the file is corrupt, or a pickle that contains code. MemoryError: it cannot be
+    mapped.
     """
+    if path.suffix != ".safetensors":
+        return open_pickle(path)
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, RuntimeError, OverflowError, MemoryError) as error:

@@ -16,14 +16,14 @@ from typing import Any
 
 from minhub_py.cli.output import progress_bar, table
 from minhub_py.system.console import note
+from minhub_py.system.quantization import KINDS as QUANTIZED
 from minhub_py.system.version import __version__
 
 # Kind of weights -> arguments of from_pretrained.
 KINDS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "float32", "quantize": "int8"},
-    "nf4": {"dtype": "float32", "quantize": "nf4"},
+    **{kind: {"dtype": "float32", "quantize": kind} for kind in QUANTIZED},
 }
 # Case -> description.
 CASES = {

@@ -165,10 +165,9 @@ def head_of(model: str, revision: str) -> dict[str, Any]:
     classification head.
     """
     from minhub_py.analysis.classify import check_classifier
-    from minhub_py.loading.fitting import describe
-    from minhub_py.loading.pretrained import open_checkpoint
+    from minhub_py.loading.files import open_files
 
-    config: Any = describe(open_checkpoint(model, revision))[1]
+    config: Any = open_files(model, revision, weights="never").config
     check_classifier(config, "classify")
     regression = {"regression": True} if config.problem_type == "regression" else {}
     return {"labels": list(config.labels), "zero_shot": False, **regression}

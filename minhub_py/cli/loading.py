@@ -8,8 +8,8 @@ from minhub_py.system.console import note
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from minhub_py.checkpoints.storage import Checkpoint
     from minhub_py.distributed.process_group import ProcessGroup
+    from minhub_py.loading.files import ModelFiles
 
 
 def open_model(
@@ -31,29 +31,23 @@ def open_model(
     """
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
     from minhub_py.inference.arguments import not_a_decoder
-    from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, adapter_folders, load_adapters
-    from minhub_py.loading.fitting import describe
-    from minhub_py.loading.pretrained import load, open_checkpoint
+    from minhub_py.loading.files import open_files
+    from minhub_py.loading.pretrained import ADAPTER_IN_GROUP, load
 
-    tokenizers: list[Any] = []
+    def opening() -> "tuple[ModelFiles, Tokenizer]":
+        """The files and the tokenizer. Errors precede the download of the weights."""
+        files = open_files(identifier, revision, adapter=adapter, weights="later")
+        if files.adapters and group is not None:
+            raise ValueError(ADAPTER_IN_GROUP)
+        if not encoders and files.model_class.encoder_only:
+            raise ValueError(not_a_decoder(files.config))
+        tokenizer = read_tokenizer(files.path)
+        return files.complete(), tokenizer
 
-    def check(files: "Checkpoint") -> None:  # runs before the weights are downloaded
-        architecture, config = describe(files)
-        if not encoders and architecture.model_class(config).encoder_only:
-            raise ValueError(not_a_decoder(config))
-        tokenizers.append(read_tokenizer(files.path))
-
-    if adapter is not None and group is not None:
-        raise ValueError(
-            "a model with an adapter cannot be split among processes: run minhub convert --merge"
-            " first"
-        )
-    folders = adapter_folders(adapter)
-    checkpoint = open_checkpoint(identifier, revision, check=check, group=group)
-    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group, mtp=mtp)
+    files, tokenizer = opening() if group is None else group.run_in_turn(opening)
+    model = load(files, device=device, dtype=dtype, quantize=quantize, group=group, mtp=mtp)
     note_quantized(model, quantize)
-    load_adapters(model, folders)
-    return model.adapter(DEFAULT_ADAPTER) if isinstance(adapter, str) else model, tokenizers[0]
+    return model, tokenizer
 
 
 def note_quantized(model: Any, quantize: str | None) -> None:

@@ -386,33 +386,30 @@ def convert(
     source = local.locate(model)
     check_out(out, to, overwrite, source)
 
-    from minhub_py.export.convert import convert as convert_checkpoint
-    from minhub_py.loading.adapters.loading import adapter_folders
-    from minhub_py.loading.pretrained import open_checkpoint
+    from minhub_py.export.convert import convert as convert_files
+    from minhub_py.loading.files import open_files
     from minhub_py.system.device import DTYPES
 
-    folders = list(adapter_folders(adapter).values())
-    checkpoint = open_checkpoint(model, revision)
+    files = open_files(model, revision, adapter=adapter)
     with progress_bar("Converting") as update:
         if to == "gguf":
             from minhub_py.export.gguf import write_gguf
 
-            write_gguf(checkpoint, out, type_ or "F16", progress=update)
+            write_gguf(files, out, type_ or "F16", progress=update)
         else:
-            convert_checkpoint(
-                checkpoint,
+            convert_files(
+                files,
                 out,
                 to=to,
                 dtype=DTYPES[dtype] if dtype else None,
                 max_shard_size=max_shard_size,
-                adapter=folders[0] if folders else None,
                 progress=update,
             )
-    files = sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]
+    written = sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]
     if as_json:
-        emit({"out": str(out), "layout": to, "files": files})
+        emit({"out": str(out), "layout": to, "files": written})
     else:
-        say(f"{out}: {', '.join(files)}" if out.is_dir() else str(out))
+        say(f"{out}: {', '.join(written)}" if out.is_dir() else str(out))
 
 
 @click.command(cls=Command)

@@ -12,8 +12,15 @@ import click
 from click.types import IntParamType
 
 from minhub_py.cli.completion import Model
-from minhub_py.inference.limits import check_sampling, parse_logit_bias, stop_strings
+from minhub_py.inference.limits import (
+    CHAT_SAMPLING,
+    PUBLISHED_FIELDS,
+    check_sampling,
+    parse_logit_bias,
+    stop_strings,
+)
 from minhub_py.system.duration import parse_duration
+from minhub_py.system.quantization import FILE_KINDS, KINDS
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -121,12 +128,12 @@ LOADING_OPTIONS: list[Callable[[Any], Any]] = [
         show_default=True,
         help=(
             "Dtype of the weights. auto: the checkpoint's dtype if the device supports it,"
-            " otherwise float32; always float32 with --quantize int8 or nf4 on a CPU."
+            f" otherwise float32; always float32 with --quantize {' or '.join(KINDS)} on a CPU."
         ),
     ),
     click.option(
         "--quantize",
-        type=click.Choice(["auto", "none", "int8", "nf4"]),
+        type=click.Choice([*FILE_KINDS, *KINDS]),
         help=(
             "int8, nf4: store weights in 8 or 4 bits; faster on a CPU, slightly less accurate."
             " --dtype bfloat16 also speeds up prefill. auto: compute with the quantized weights of"
@@ -228,8 +235,10 @@ def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
     conversations.
     """
     published = "  [default: the value in the model's generation_config.json, else {}]"
-    defaults = ("0.7", "none", "0.95", "1", "none") if chat else ("1", "none", "none", "1", "none")
-    temperature, top_k, top_p, penalty, min_p = map(published.format, defaults)
+    values = {"temperature": 1, "repetition_penalty": 1} | (CHAT_SAMPLING if chat else {})
+    temperature, top_k, top_p, penalty, min_p = (
+        published.format(values.get(name, "none")) for name in PUBLISHED_FIELDS
+    )
     return add_options(
         [
             click.option(

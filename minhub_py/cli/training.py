@@ -1,6 +1,5 @@
 """The commands `train` and `compare`: options, console output, and messages."""
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from minhub_py.cli.options import Seed, add_options, json_option, na_option
 from minhub_py.cli.output import check_writable, emit, say, table
 from minhub_py.models.registry import ENTRIES
 from minhub_py.system.console import note
+from minhub_py.system.json_text import parse
+from minhub_py.system.quantization import KINDS
 from minhub_py.system.spelling import ShellSpelling, use_spelling
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ POSITIVE = click.IntRange(min=1)
         ),
         click.option(
             "--quantize",
-            type=click.Choice(["int8", "nf4"]),
+            type=click.Choice(KINDS),
             help="With --lora: store the frozen weights in 8 or 4 bits, to save memory.",
         ),
         click.option(
@@ -382,7 +383,7 @@ def parse_setting(text: str, option: str = "set") -> tuple[str, object]:
     if not sign or not name:
         raise click.UsageError(f"--{option} {text}: use NAME=VALUE, for example window_size=64.")
     try:
-        return name, json.loads(value)
+        return name, parse(value)
     except ValueError:
         return name, value
 

@@ -128,7 +128,7 @@ class Plan:
         if isinstance(alibi := getattr(model, "alibi", None), ALiBi):
             share = self.segment(len(alibi.slopes)).share
             divided: Any = model
-            divided.alibi = ALiBi(alibi.slopes[share.start : share.stop])
+            divided.alibi = replace(alibi, slopes=alibi.slopes[share.start : share.stop])
         for i, step in enumerate(listed):
             self.divide(
                 step,

@@ -13,64 +13,63 @@ import torch
 import weights_map
 from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.layout import COMPANIONS, TOKENIZER_FILES
-from minhub_py.checkpoints.storage import Checkpoint, Layout
+from minhub_py.checkpoints.storage import Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.loading.adapters.fit import read_adapter
 from minhub_py.loading.adapters.heads import HEAD_NAMES, base_of, labels_of
-from minhub_py.loading.adapters.loading import with_adapter
 from minhub_py.loading.adapters.merge import MergedTensors, merge
-from minhub_py.loading.fitting import fit, with_values
+from minhub_py.loading.facts import collect, fit
+from minhub_py.loading.files import ModelFiles
 from minhub_py.loading.pretrained import load
 from minhub_py.models.config import with_older_rope
 from minhub_py.system.files import read_bytes
 
 
 def convert(
-    checkpoint: Checkpoint,
+    files: ModelFiles,
     out: Path,
     *,
     to: Layout | Literal["torchscript"] = "hub",
     dtype: torch.dtype | None = None,
     max_shard_size: int = 5 * 10**9,
-    adapter: Path | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Convert a checkpoint, with its config and tokenizer, and replace `out`.
+    """Convert a checkpoint, with its config and tokenizer, and replace `out`. An adapter is merged
+    into the weights.
 
     Args:
-        checkpoint: The checkpoint.
+        files: The files of the model.
         out: The output folder; for TorchScript the output file, which includes the config and the
             tokenizer.
         to: "hub" for transformers, "native" for our names and shapes, or "torchscript" for
             LibTorch.
         dtype: The dtype of the weights. By default, it is not changed.
         max_shard_size: Maximum size of a safetensors file in bytes.
-        adapter: The folder of an adapter to merge into the weights.
         progress: Called with the number of written bytes and the total.
 
     Raises:
         ValueError: The checkpoint is corrupt or does not match its config.
         OSError: The disk is full or not writable.
     """
-    adapter = checkpoint.adapter if adapter is None else adapter
+    checkpoint, adapter = files.checkpoint, files.adapter
     if to == "torchscript":
-        checkpoint.adapter = None
-        model = load(checkpoint, device="cpu", dtype=dtype or "auto", quantize="none")
-        if adapter is not None:
-            model = merge(with_adapter(model, adapter))
-        save_torchscript(model, out, companions_of(checkpoint.path, adapter))
+        model = load(files, device="cpu", dtype=dtype or "auto", quantize="none")
+        save_torchscript(
+            model if adapter is None else merge(model), out, companions_of(files.path, adapter)
+        )
         return
-    architecture, model, meta = fit(checkpoint)  # all checks precede the first write
-    tensors, config = with_values(meta, SingleTensors(checkpoint)), model.config
+    facts = collect(files)
+    model, meta = fit(facts), facts.meta  # all checks precede the first write
+    tensors, config = facts.over(SingleTensors(checkpoint)), model.config
     if adapter is not None:
         model = base_of(adapter, model)
         tensors = merged = MergedTensors(tensors, model, read_adapter(adapter, model))
         meta, config = merged.meta(meta), merged.config
     if to == "hub":
-        meta = weights_map.to_hub(architecture.model_type, meta, config)
+        meta = weights_map.to_hub(facts.architecture.model_type, meta, config)
         tensors = meta.over(tensors)
     settings = with_older_rope(config, {**config.to_hub(), **(checkpoint.config or {})})
     if adapter is not None and labels_of(model) is not None:  # the head of the adapter
@@ -91,7 +90,7 @@ def convert(
         out,
         tensors,
         settings,
-        companions=companions_of(checkpoint.path, adapter),
+        companions=companions_of(files.path, adapter),
         meta=meta,
         dtype=dtype,
         max_shard_size=max_shard_size,

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,13 @@ from minhub_py.export import k_quants
 from minhub_py.export.gguf_tokenizer import check_tokenizer, tokenizer_of, tokenizer_pairs
 from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
 from minhub_py.export.single_tensors import SingleTensors
-from minhub_py.loading.fitting import fit, with_values
+from minhub_py.loading.facts import Facts, collect, fit
+from minhub_py.loading.files import ModelFiles
 from minhub_py.models import rotary
 from minhub_py.models.config import read
 from minhub_py.models.llama import LlamaConfig
 from minhub_py.models.registry import architecture_of
-from minhub_py.models.structure import Structure, biases
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 from weights_map.conversion import Mapped
 from weights_map.gguf import PACKED, GGUFArchitecture
 
@@ -70,7 +70,7 @@ PRECISE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd", "att
 
 
 def write_gguf(
-    checkpoint: Checkpoint,
+    files: ModelFiles,
     out: Path,
     type: str = "F16",
     progress: Callable[[int, int], object] | None = None,
@@ -78,7 +78,7 @@ def write_gguf(
     """Write a checkpoint, with its config and tokenizer, as one GGUF file, and replace `out`.
 
     Args:
-        checkpoint: The checkpoint.
+        files: The files of the model.
         out: The file.
         type: Type of the matrices, a key of `FILE_TYPES`; Q4_K_M and similar are mixes, as in
             llama.cpp. Vectors are F32. A matrix whose rows are not a multiple of the block size has
@@ -91,12 +91,17 @@ def write_gguf(
         OSError: The disk is full or not writable.
     """
     gguf = package()
-    _, model, meta = fit(checkpoint)
+    if files.adapter is not None:
+        raise ValueError(
+            f"{files.adapter} is an adapter: merge it into a folder first, then convert the folder"
+        )
+    checkpoint, facts = files.checkpoint, collect(files)
+    model = fit(facts)
     config = model.config.to_hub()
     architecture = gguf_architecture_of(config)
     with advice():
         settings = settings_of(architecture, model.config)
-    shapes, tensors = mapped_tensors(checkpoint, architecture, model.config, meta)
+    shapes, tensors = mapped_tensors(checkpoint, architecture, facts)
     pairs: dict[str, Any] = {
         "general.architecture": architecture.name,
         "general.name": out.stem,
@@ -141,6 +146,16 @@ def write_gguf(
                 check_tokenizer(partial, tokenizer, checkpoint.path)
 
 
+class HubNames:
+    """The settings of a config by their names in config.json, then by the names of its attributes."""
+
+    def __init__(self, config: Any) -> None:
+        self._config, self._settings = config, config.effective
+
+    def __getattr__(self, name: str) -> Any:
+        return self._settings[name] if name in self._settings else getattr(self._config, name)
+
+
 @contextmanager
 def replacing(out: Path, writer: Any) -> Iterator[Path]:
     """A temporary file of a GGUF writer, which replaces `out` at the end. OSError: it cannot be
@@ -171,25 +186,16 @@ def advice() -> Iterator[None]:
 
 
 def mapped_tensors(
-    checkpoint: Checkpoint, architecture: GGUFArchitecture, config: Any, meta: Mapping[str, Tensor]
+    checkpoint: Checkpoint, architecture: GGUFArchitecture, facts: Facts
 ) -> tuple[dict[str, Tensor], Mapped]:
-    """The shapes and the values of the tensors by their names in the file. meta: the result of
-    `fit`.
-    """
+    """The shapes and the values of the tensors by their names in the file."""
+    config: Any = facts.config
     table = weights_map.tables[architecture_of(architecture.model_type).model_type]
-    settings = config.to_hub()
-    if settings.get("num_key_value_heads", 1) is None:
-        settings["num_key_value_heads"] = settings["num_attention_heads"]
-    hub = Mapped(table, meta, "native", config)
-    names = Mapped(
-        architecture.table,
-        hub,
-        "native",
-        SimpleNamespace(**{**vars(config), **settings, **sizes_of(config)}),
-    )
+    hub = Mapped(table, facts.meta, "native", config)
+    names = Mapped(architecture.table, hub, "native", HubNames(config))
     is_gguf = isinstance(checkpoint, GGUFCheckpoint)  # its tensors are views of the mapped file
     values = checkpoint if is_gguf else SingleTensors(checkpoint)
-    return dict(names), names.over(hub.over(with_values(meta, values)))
+    return dict(names), names.over(hub.over(facts.over(values)))
 
 
 def pooling_of(checkpoint: Checkpoint, architecture: GGUFArchitecture) -> dict[str, int]:
@@ -256,25 +262,7 @@ def effective(config: Any) -> dict[str, Any]:
     }
     structure = structure_of(config)
     if structure is None:
-        settings = config.to_hub()
-        if hasattr(config, "delta_sizes"):  # without the settings of images
-            settings["rope_parameters"] = config.rope
-        if hasattr(config, "swiglu_alpha"):
-            rope = rotary.rope_of(config.rope, config.head_size)
-            settings |= {
-                "rope_parameters": (rope.frequencies, rope.amplitude),
-                "layer_types": config.windows,
-                "quantization_config": config.quantization_config is not None,
-            }
-        if hasattr(config, "inner_size"):  # files have the computed width only
-            settings = {
-                name: value for name, value in settings.items() if not name.startswith("block_")
-            }
-            settings["intermediate_size"] = config.inner_size
-        if "num_key_value_heads" in settings:
-            settings["num_key_value_heads"] = (
-                settings["num_key_value_heads"] or settings["num_attention_heads"]
-            )
+        settings = config.effective
     else:
         settings = {field.name: getattr(structure, field.name) for field in fields(structure)}
         settings["hidden_act"], context = config.hidden_act, config.context_length
@@ -285,17 +273,8 @@ def effective(config: Any) -> dict[str, Any]:
         settings["ropes"] = [
             rope and (rope.frequencies, rope.short, rope.amplitude) for rope in ropes
         ]
-    settings |= {
-        "context_length": config.context_length,
-        "tie_word_embeddings": config.tie_word_embeddings,
-    }
-    if getattr(config, "encoder_only", False):
-        ignored |= {
-            "tie_word_embeddings",
-            "scale_decoder_outputs",
-            "num_decoder_layers",
-            "decoder_start_token_id",
-        }
+        settings["tie_word_embeddings"] = config.tie_word_embeddings
+    settings["context_length"] = config.context_length
     return {
         name: value
         for name, value in settings.items()
@@ -307,8 +286,10 @@ def structure_of(config: Any) -> Structure | None:
     """The structure of Llama and of the general decoder, one of which may be read as the other;
     else None.
     """
+    if isinstance(config, DecoderConfig):
+        return config.structure
     if not isinstance(config, LlamaConfig):
-        return getattr(config, "structure", None)
+        return None
     return Structure(
         config.windows,
         [config.rope] * config.num_hidden_layers,
@@ -348,18 +329,9 @@ def gguf_architecture_of(config: Mapping[str, Any]) -> GGUFArchitecture:
     )
 
 
-def sizes_of(config: Any) -> dict[str, Any]:
-    """Sizes that tables use and that config.json names differently or lacks."""
-    return {
-        name: getattr(config, name)
-        for name in ("num_experts", "delta_sizes", "heads_in_turn")
-        if hasattr(config, name)
-    }
-
-
 def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     """The keys after "<architecture>." and their values."""
-    hub = config.to_hub()
+    hub, computed = config.to_hub(), config.effective
     rope = rope_of(hub)
     heads = hub[architecture.settings["attention.head_count"]]
     width = hub[architecture.settings["embedding_length"]]
@@ -372,7 +344,9 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     }
     keys = {}
     for key, name in architecture.settings.items():
-        value = None if name in ("partial_rotary_factor", "attention_factor") else hub.get(name)
+        value = (
+            None if name in ("partial_rotary_factor", "attention_factor") else computed.get(name)
+        )
         value = getattr(config, name, None) if value is None else value
         value = derived.get(key) if value is None else value
         if value is not None:
@@ -389,8 +363,6 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
         if architecture.required.get("attention.causal") is False
         else {}
     )
-    if hasattr(config, "inner_size"):
-        keys["feed_forward_length"] = config.inner_size
     keys |= architecture.encode(hub)
     return {key: value for key, value in keys.items() if value is not None}
 

@@ -52,7 +52,9 @@ class NativeEncoder(NativeRunner):
         super().__init__(model)
         if any(operation.kind == KINDS["delta_rule"] for operation in self.operations):
             raise UnsupportedError("a recurrent state of texts without padding")
-        self.size = self.operations[-1].weight.columns
+        if any(rope.short for rope in self.program.ropes):
+            raise UnsupportedError("rotary frequencies that depend on the length of a text")
+        self.size = self.operations[-1].hidden_states.size
         self.encoder_model = model
         self.pad: int | None = getattr(model.config, "uncounted_token", None)
         step = next(operation for operation in self.operations if operation.kind == KINDS["attend"])

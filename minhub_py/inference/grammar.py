@@ -24,6 +24,7 @@ from torch import Tensor
 
 from minhub_py.inference.json_schema import prepared
 from minhub_py.system.extras import require
+from minhub_py.system.json_text import parse
 from minhub_py.system.printable import printable
 
 OPTIONS: Any = {
@@ -194,7 +195,7 @@ class Vocabulary:
         try:
             text = schema_text({"type": "object"} if schema is None else schema)
             compiled = self._new.grammar_from_json_schema(
-                json.dumps(prepared(json.loads(text))), overrides=OPTIONS
+                json.dumps(prepared(parse(text))), overrides=OPTIONS
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"invalid JSON schema: {brief_message(str(error))}") from error

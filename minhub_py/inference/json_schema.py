@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, TypeGuard
 
+from minhub_py.system.json_text import parse
+
 FORMATS = (
     "date-time",
     "time",
@@ -152,7 +154,7 @@ def next_number(value: float, sign: int) -> float:
 
 def copied(schema: Any) -> Any:
     """A copy of JSON data. TypeError, ValueError, RecursionError: it is not JSON."""
-    return json.loads(json.dumps(schema))
+    return parse(json.dumps(schema))
 
 
 def subschemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,10 @@ from minhub_py.inference.arguments import all_of, is_number, is_text, is_whole
 
 # Each decoding step compares the new text with every stop string.
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
+# Sampling settings that generation_config.json can have, and those of chats with a model whose file
+# has none.
+PUBLISHED_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty", "min_p")
+CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 # The OpenAI API's ranges.
 MAX_BIASES, MAX_BIAS, MAX_PENALTY = 1024, 100, 2
 

@@ -24,6 +24,7 @@ from minhub_py.inference.native.library import (
     PANEL,
     QUERIES,
     Call,
+    Matrix,
     UnsupportedError,
     integers,
     pointers,
@@ -56,7 +57,7 @@ class NativeRunner(TorchRunner):
         super().__init__(model)
         self.library = library.library()
         if self.library is None:
-            raise UnsupportedError(f"the C decoder is {library.opened()[1]}")
+            raise UnsupportedError(f"the C decoder is {library.opened().detail}")
         check_unmodified(model)
         self.kernels = library.kernels()
         self.program = program = Program(isinstance(model, Encoder))
@@ -64,18 +65,21 @@ class NativeRunner(TorchRunner):
             program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
         )
         operations = self.operations = program.translate(self.steps())
-        self.vocab_size, self.channels = operations[-1].weight.rows, operations[-1].weight.columns
+        # An encoder ends with its hidden states.
+        head = (
+            operations[-1].logits.linear.weight
+            if operations[-1].kind == KINDS["logits"]
+            else Matrix()
+        )
+        self.vocab_size, self.channels = head.rows, program.channels
         kinds = {operation.kind for operation in operations}
         # An LSTM reads its weights for each token, so that drafts save nothing.
         self.supports_drafts = KINDS["lstm"] not in kinds
         # Minimum number of tokens for `forward`: its bfloat16 products use AMX, but their sums
         # depend on the number of threads. An LSTM is sequential in both, and `forward` would unpack
         # MXFP4 and GGUF blocks in each call.
-        is_bfloat16 = (
-            operations[-1].weight.dtype == DTYPES[torch.bfloat16]
-            and self.library.has_bfloat16_tiles()
-        )
-        unpacks = any(operation.weight.dtype >= MXFP4 for operation in operations)
+        is_bfloat16 = head.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
+        unpacks = max(program.formats) >= MXFP4
         self.long_prompt = (
             LONG_PROMPT if is_bfloat16 and not (unpacks or KINDS["lstm"] in kinds) else None
         )
@@ -84,10 +88,9 @@ class NativeRunner(TorchRunner):
         if model.new_cache(1, 1).dtype not in FLOATS:
             raise UnsupportedError("keys and values in float64")
         self.buffers = self._new_buffers(MAX_TOKENS)
-        has_adapter = any(
-            operation.low_a.data for operation in [*(self.encoder or ()), *operations]
+        self.low = zeros(
+            (MAX_TOKENS if program.has_adapter else 0, program.width), torch.float32, CPU
         )
-        self.low = zeros((MAX_TOKENS if has_adapter else 0, program.width), torch.float32, CPU)
         self.codes = self._new_codes()
         # dtype and device are explicit: the C code does not know PyTorch's defaults.
         self.scratch = torch.empty(0, dtype=torch.float32, device=CPU)

@@ -42,6 +42,13 @@ class PrefixCache:
         self.entries: list[CachedPrefix] = []  # least recently used first
         self.lock = Lock()  # engines of several models may share a cache
 
+    def copy(self) -> "PrefixCache":
+        """A cache with the same entries."""
+        result = PrefixCache(self.size)
+        with self.lock:
+            result.entries = list(self.entries)
+        return result
+
     def longest(
         self,
         ids: Sequence[int],

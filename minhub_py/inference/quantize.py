@@ -1,11 +1,13 @@
 """Quantization of weights to 8 and 4 bits, and the layers that contain them.
 
 int8    a scale per output: weight = scale * code, code from -127 to 127. 8 bits per weight.
-nf4     NormalFloat4 for the matrices of the blocks (Dettmers et al., 2023, QLoRA): one of 16
-        values, close to the quantiles of a normal distribution, times a scale per 32 inputs. Values
-        (up to 31) and scales (up to 63) are integers, and each output has a scale in float32: 4.25
-        bits per weight. Of eight candidates for a scale, the one with the smallest squared error is
-        used. Embeddings and head are int8, since every token passes through them.
+nf4     4 bits for the matrices of the blocks, after NormalFloat4 (Dettmers et al., 2023, QLoRA):
+        one of 16 levels, close to the quantiles of a normal distribution, times a scale per 32
+        inputs. Each 32 inputs choose between two tables of levels. Levels (up to 31) and scales
+        (-63 to 63) are integers, and each output has a scale in float32: 4.25 bits per weight. Of
+        eight candidates for a scale, with each table and sign, the one with the smallest squared
+        error is used. int8: embeddings and head, since every token passes through them, and the
+        layers that cost few bytes and much accuracy (`precise_layers`).
 blocks  the blocks of a GGUF file, in one of its types (weights_map/blocks.py).
 
 Biases, norms, positions and routers keep the model's dtype. GPT-OSS' experts stay as in the
@@ -22,9 +24,8 @@ float32.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from typing import Any
 
 import torch
@@ -36,41 +37,78 @@ from minhub_py.inference.native import library
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices, Packed
-from minhub_py.models.steps import Add, CacheEncoder, Embed, Experts, Linear, Logits, Recurrent
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    CacheEncoder,
+    CrossAttend,
+    DeltaRule,
+    Embed,
+    Experts,
+    Linear,
+    Logits,
+    PredictionStep,
+    Recurrent,
+    ShortConvolution,
+)
+from minhub_py.system.quantization import KINDS
 from weights_map.blocks import TYPES, Blocks, unpack_rows
-
-KINDS = ("int8", "nf4")
 
 GROUP = 32  # inputs per scale in nf4
 UNIT = 4 * GROUP  # inputs per 68 bytes
 MAX_SCALE = 63
 ROWS = 32  # per thread at a time
 UNPACKED = 2**20  # weights that training unpacks at a time
-# Value of each code: the integers up to 31 with the smallest squared error for trained weights.
+# The level of each code, in two tables: integers up to 31 with the smallest squared error for
+# trained weights.
 NF4 = torch.tensor(
-    [0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3],
+    [
+        [0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3],
+        [0, 3, 6, 9, 12, 15, 20, 26, -31, -24, -19, -15, -11, -8, -5, -2],
+    ],
     dtype=torch.float32,
     device="cpu",
 )
-# The code of the value nearest to n, at 2 * n + 62: midpoints between two values are multiples of
-# 0.5.
-VALUES, CODES = NF4.sort()
-# The two values of each byte, in 64 bits: one access instead of two takes less than half the time.
-PAIRS = torch.stack((NF4.repeat(16), NF4.repeat_interleave(16)), dim=1).view(torch.int64).squeeze(1)
-MIDPOINTS = (VALUES[1:] + VALUES[:-1]) / 2
+# Each table, and its negative: a scale has a sign.
+VARIANTS = torch.stack((NF4, -NF4), dim=1).flatten(0, 1)
+# The two levels of each byte, in 64 bits: one access instead of two takes less than half the time.
+# Index: the byte, then the table of its low half, then of its high half.
+PAIRS = (
+    torch.stack(
+        [
+            torch.stack((NF4[low].repeat(16), NF4[high].repeat_interleave(16)), dim=1)
+            for high in (0, 1)
+            for low in (0, 1)
+        ]
+    )
+    .view(torch.int64)
+    .flatten()
+)
+# Numbers n at index 2 * n + 62: midpoints between two levels are multiples of 0.5.
 GRID = torch.arange(-62, 63, dtype=torch.float32, device="cpu") / 2
-NEAREST = CODES[torch.bucketize(GRID, MIDPOINTS, right=True)].to(torch.uint8)
+
+
+def nearest_codes(levels: Tensor) -> Tensor:
+    """The code (125,) of the level nearest to each number of GRID."""
+    ordered, codes = levels.sort()
+    return codes[torch.bucketize(GRID, (ordered[1:] + ordered[:-1]) / 2, right=True)].to(
+        torch.uint8
+    )
+
+
+NEAREST = torch.stack([nearest_codes(levels) for levels in VARIANTS])
 # Candidates for a group's scale, relative to the scale that maps its largest weight to the largest
-# value.
+# level, or its smallest one to the smallest level.
 FACTORS = torch.tensor([1, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.3], dtype=torch.float32, device="cpu")
 
 
 def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Quantize a weight (out, in). Returns codes and float32 scales (out,).
 
-    int8: codes (out, in) int8. nf4: codes (out, 68 * units) uint8 with a unit per 128 inputs: four
-    scales, then 32 little-endian 16-bit words. Word j has the codes of inputs j, 32 + j, 64 + j and
-    96 + j, from the lowest bits.
+    int8: codes (out, in) int8. nf4: codes (out, 68 * units) uint8 with a unit per 128 inputs: a
+    byte per 32 inputs with a signed scale in its lowest seven bits and the table of levels in its
+    highest, then 32 little-endian 16-bit words. Word j has the codes of inputs j, 32 + j, 64 + j
+    and 96 + j, from the lowest bits.
     """
     weight = weight.detach().float().contiguous()
     if kind == "int8":
@@ -107,31 +145,37 @@ def pack_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = weight.abs().amax(dim=1) / (MAX_SCALE * 31) + (weight * 0).sum(dim=1)
     groups = F.pad(weight, (0, -weight.size(1) % UNIT)).view(rows, -1, GROUP)
     scale = scales.clamp_min(1e-30).unsqueeze(1)
-    largest = groups.abs().amax(dim=2) / (31 * scale)
-    multiples = least = codes = torch.empty(0)
-    for factor in FACTORS.tolist():
-        candidate = (largest * factor).round_().clamp_(1, MAX_SCALE)
-        values = groups * (1 / (candidate * scale)).unsqueeze(2)
-        indices = (2 * values + 62).nan_to_num_(0).clamp_(0, 124).to(torch.int32)
-        nearest = NEAREST.to(weight.device)[indices]
-        errors = (values - NF4.to(weight.device)[nearest.to(torch.int32)]).square_().sum(
-            dim=2
-        ) * candidate.square()
-        if factor == 1:
-            multiples, least, codes = candidate, errors, nearest
-        else:
-            better = errors < least
-            multiples, least = (
-                torch.where(better, candidate, multiples),
-                torch.where(better, errors, least),
-            )
-            codes = torch.where(better.unsqueeze(2), nearest, codes)
+    high, low = groups.amax(dim=2).clamp_min(0), groups.amin(dim=2).clamp_max(0)
+    headers = least = codes = torch.empty(0)
+    for number, (levels, nearest) in enumerate(
+        zip(VARIANTS.to(weight.device), NEAREST.to(weight.device), strict=True)
+    ):
+        largest = torch.maximum(high / (levels.amax() * scale), -low / (-levels.amin() * scale))
+        for factor in FACTORS.tolist():
+            multiple = (largest * factor).round_().clamp_(1, MAX_SCALE)
+            values = groups * (1 / (multiple * scale)).unsqueeze(2)
+            chosen = nearest[(2 * values + 62).nan_to_num_(0).clamp_(0, 124).to(torch.int32)]
+            errors = (values - levels[chosen.to(torch.int32)]).square_().sum(
+                dim=2
+            ) * multiple.square()
+            header = (
+                (-multiple if number % 2 else multiple).nan_to_num_(1).to(torch.int32) & 127
+            ) | number // 2 << 7
+            if len(codes) == 0:
+                headers, least, codes = header, errors, chosen
+            else:
+                better = errors < least
+                headers, least = (
+                    torch.where(better, header, headers),
+                    torch.where(better, errors, least),
+                )
+                codes = torch.where(better.unsqueeze(2), chosen, codes)
     parts = codes.view(rows, -1, 4, GROUP)
     words = torch.stack(
         (parts[:, :, 0] | parts[:, :, 1] << 4, parts[:, :, 2] | parts[:, :, 3] << 4), dim=3
     ).flatten(2)
     return (
-        torch.cat((multiples.to(torch.uint8).view(rows, -1, 4), words), dim=2).view(rows, -1),
+        torch.cat((headers.to(torch.uint8).view(rows, -1, 4), words), dim=2).view(rows, -1),
         scales,
     )
 
@@ -141,9 +185,14 @@ def unpack(codes: Tensor, scales: Tensor, columns: int) -> Tensor:
     if codes.dtype == torch.int8:
         return codes.float() * scales.unsqueeze(-1)
     units = codes.view(len(codes), -1, 4 + 2 * GROUP)
-    multiples, words = units[:, :, :4], units[:, :, 4:]
-    # (out, units, 4 GROUP)
-    values = PAIRS.to(codes.device)[words.to(torch.int32)].view(torch.float32)
+    headers, words = (
+        units[:, :, :4].to(torch.int32),
+        units[:, :, 4:].unflatten(2, (GROUP, 2)).to(torch.int32),
+    )
+    tables = (headers >> 7).unflatten(2, (2, 2))
+    words += ((tables[..., 0] + 2 * tables[..., 1]) * 256).unsqueeze(2)
+    values = PAIRS.to(codes.device)[words.flatten(2)].view(torch.float32)  # (out, units, 4 GROUP)
+    multiples = (headers & 63) - (headers & 64)
     # (out, units, 4, GROUP)
     weights = values.unflatten(2, (GROUP, 4)).transpose(2, 3) * multiples.unsqueeze(3)
     return weights.flatten(1)[:, :columns] * scales.unsqueeze(1)
@@ -357,12 +406,21 @@ def replace_layers(
 
 
 def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]]:
-    """The layers to quantize, from the model's steps, and their kinds: int8 for embeddings and
-    head.
+    """The layers to quantize, from the model's steps, and their kinds: int8 for those that lose
+    most in 4 bits.
     """
     encoder = model.encoder_steps() if isinstance(model, EncoderDecoder) else ()
     prediction = () if getattr(model, "mtp", None) is None else model.mtp_steps()
-    for step in chain(encoder, model.steps(), prediction):
+    for part in (encoder, model.steps(), prediction):
+        steps = list(part)
+        precise = precise_layers(steps)
+        for layer, needed in layers_of_steps(steps, kind):
+            yield layer, "int8" if layer in precise else needed
+
+
+def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tuple[nn.Module, str]]:
+    """The layers of these steps: embeddings and head as int8, all others as `kind`."""
+    for step in steps:
         match step:
             case Embed():
                 yield step.tokens, "int8"
@@ -378,6 +436,26 @@ def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]
                 yield from (
                     (weights, kind) for weights in matrices if isinstance(weights, ExpertMatrices)
                 )
+
+
+def precise_layers(steps: Sequence[PredictionStep]) -> set[nn.Module]:
+    """The values of grouped heads, and the output layers of the MLPs in the first eighth of the
+    blocks and the last.
+    """
+    values, outputs, in_mlp = set(), [], False
+    for step in steps:
+        match step:
+            case Attend() | CrossAttend() | DeltaRule() | ShortConvolution():
+                in_mlp = False
+            case Linear():
+                in_mlp = True
+                if len(step.layers) == 3 and 1 < len(step.layers[2].weight) < len(
+                    step.layers[0].weight
+                ):
+                    values.add(step.layers[2])
+            case Add() if in_mlp:
+                outputs.append(step.layer)
+    return values | {*outputs[: len(outputs) // 8], *outputs[-1:]}
 
 
 def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:

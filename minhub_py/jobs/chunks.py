@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.system.lock import FULL, exclusive
+from minhub_py.system.shapes import read_json
 from minhub_py.system.table_writers import sync
 
 
@@ -44,7 +45,7 @@ class Parts:
     def read_record(self, name: str = "job.json") -> dict[str, Any] | None:
         """Read the job's record; None if it does not exist. ValueError: it is corrupt."""
         path = self.folder / name
-        return read_json(path, f"remove {self.folder} to start again") if path.exists() else None
+        return record_in(path, f"remove {self.folder} to start again") if path.exists() else None
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Remove existing parts and start a job with a new record."""
@@ -73,7 +74,7 @@ class Parts:
 
     def read(self, number: int) -> dict[str, Any]:
         """Read the part of a chunk. ValueError: it is corrupt."""
-        return read_json(
+        return record_in(
             self.folder / f"part-{number:08}", "remove it, and run the same command again"
         )
 
@@ -172,11 +173,11 @@ def move(path: Path, target: Path, overwrite: bool) -> bool:
     return True
 
 
-def read_json(path: Path, advice: str) -> dict[str, Any]:
+def record_in(path: Path, advice: str) -> dict[str, Any]:
     """Read a JSON object. ValueError: the file is corrupt."""
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError) as error:
+        return read_json(path, dict[str, Any])
+    except ValueError as error:
         raise ValueError(f"{path} is corrupt: {advice}") from error
 
 

@@ -55,14 +55,15 @@ class Worker:
             unknown_characters,
         )
         from minhub_py.jobs.manifest import computation
-        from minhub_py.loading.pretrained import load, open_checkpoint
+        from minhub_py.loading.files import open_files
+        from minhub_py.loading.pretrained import load
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         loading = dict(self.loading)
-        checkpoint = open_checkpoint(self.model, loading.pop("revision", "main"))
-        tokenizer = read_tokenizer(checkpoint.path)
-        model = load(checkpoint, **loading, mtp=self.settings.get("draft") == "mtp")
+        files = open_files(self.model, loading.pop("revision", "main"))
+        tokenizer = read_tokenizer(files.path)
+        model = load(files, **loading, mtp=self.settings.get("draft") == "mtp")
         task = TASKS[self.task]
         computed = computation(model, self.task)
         no_result = [dict.fromkeys(column.name for column in task.all_columns(self.settings))]

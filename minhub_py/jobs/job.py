@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from itertools import chain, islice, repeat
 from pathlib import Path
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -29,9 +29,6 @@ from minhub_py.jobs.tasks import TASKS, Task
 from minhub_py.system.formats import EXTENSIONS, format_of, import_pyarrow, read_batches
 from minhub_py.system.table_writers import Column, open_writer
 from minhub_py.system.version import __version__
-
-if TYPE_CHECKING:
-    from minhub_py.checkpoints.storage import Checkpoint
 
 RECORD_LABELS = {
     "minhub": "the version of minhub",
@@ -250,24 +247,24 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     from minhub_py.checkpoints.local import commit_of
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
     from minhub_py.inference.arguments import not_a_decoder
-    from minhub_py.loading.fitting import describe
-    from minhub_py.loading.pretrained import open_checkpoint
+    from minhub_py.inference.native.library import library
+    from minhub_py.loading.files import open_files
 
-    task = TASKS[job.task]
-
-    def check(files: "Checkpoint") -> None:
-        read_tokenizer(files.path)
-        architecture, config = describe(files)
-        is_encoder = architecture.model_class(config).encoder_only
-        if is_encoder and task.models == "decoders":
-            raise ValueError(not_a_decoder(config))
-        if not is_encoder and task.models == "encoders":
-            raise ValueError(f"{job.task} needs a text encoder such as BERT, not {config.TITLE}")
-        if not architecture.Model.encoder_decoder:
-            check_separators(job, inputs)
-
-    loading = dict(job.loading or {})
-    path = open_checkpoint(job.model, loading.pop("revision", "main"), check=check).path
+    task, loading = TASKS[job.task], dict(job.loading or {})
+    files = open_files(job.model, loading.pop("revision", "main"), weights="later")
+    if files.adapter is not None:
+        raise ValueError(
+            f"{files.adapter} is an adapter: merge it into its model first, with minhub convert"
+        )
+    path, is_encoder = files.path, files.model_class.encoder_only
+    read_tokenizer(path)
+    if is_encoder and task.models == "decoders":
+        raise ValueError(not_a_decoder(files.config))
+    if not is_encoder and task.models == "encoders":
+        raise ValueError(f"{job.task} needs a text encoder such as BERT, not {files.config.TITLE}")
+    if not files.architecture.Model.encoder_decoder:
+        check_separators(job, inputs)
+    files.complete()
     commit = commit_of(path)
     if job.ray is not None and commit:  # each node downloads the model
         worker = Worker(job.task, {}, job.model, {**loading, "revision": commit})
@@ -285,7 +282,8 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
         "loading": loading,
         "input": [[source.path.name, source.rows, source.digest] for source in inputs],
     }
-    return worker, record if task.exact else {**record, "threads": threads_per_process(job)}
+    exact = task.exact and library() is not None
+    return worker, record if exact else {**record, "threads": threads_per_process(job)}
 
 
 def check_separators(job: Job, inputs: Sequence[Source]) -> None:

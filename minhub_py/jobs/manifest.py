@@ -24,11 +24,13 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from reprlib import repr as brief
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from minhub_py.checkpoints.fingerprint import file_digest, model_files, sha256
 from minhub_py.jobs.tasks import TASKS
 from minhub_py.system import processor
+from minhub_py.system.shapes import ShapeError, Within, read_json
 from minhub_py.system.version import __version__
 
 if TYPE_CHECKING:
@@ -63,6 +65,115 @@ GUARANTEES = {
         " differences of float32 rounding, or of bfloat16 and float16 rounding for these dtypes."
     ),
 }
+Threads = Annotated[int, Within(1, 2**16)]
+
+
+class Digest(TypedDict):
+    """The digest of a resource."""
+
+    sha256: str
+
+
+class Digests(Digest, total=False):
+    """Digests of a resource. gitCommit: of a model on the Hub."""
+
+    gitCommit: str
+
+
+class Resource(TypedDict):
+    """A file, or the model."""
+
+    digest: Digests
+
+
+class Loading(TypedDict, total=False):
+    """The arguments of the model."""
+
+    revision: str
+    device: str
+    dtype: str
+    quantize: str
+
+
+class RequiredArguments(TypedDict):
+    """The arguments of a job in all versions."""
+
+    task: str
+    model: str
+    files: list[str]
+    out: str
+    column: str
+    extra_columns: list[str]
+    prefix: str
+    settings: dict[str, Any]
+    loading: Loading
+
+
+class Arguments(RequiredArguments, total=False):
+    """The arguments of a job."""
+
+    na: list[str]
+
+
+class Computed(TypedDict):
+    """How a process computed chunks; see `computation`."""
+
+    threads: Threads
+
+
+class Internal(TypedDict):
+    """Parameters that the job chooses."""
+
+    chunk: Threads
+    computed: list[Computed]
+    guarantee: Literal["bitwise", "close"]
+
+
+class Definition(TypedDict):
+    """What the job computes."""
+
+    buildType: str
+    externalParameters: Arguments
+    internalParameters: Internal
+    resolvedDependencies: Annotated[list[Resource], Within(1)]
+
+
+class Builder(TypedDict):
+    """The software."""
+
+    version: dict[str, str]
+
+
+Environment = TypedDict("Environment", {"class": dict[str, str]})  # see `environment`
+
+
+class Byproduct(TypedDict, total=False):
+    """A record of the job; the one named "environment" describes the machine."""
+
+    name: str
+    annotations: dict[str, Any]
+
+
+class Details(TypedDict):
+    """How the job ran."""
+
+    builder: Builder
+    byproducts: list[Byproduct]
+
+
+class Predicate(TypedDict):
+    """The predicate of SLSA provenance."""
+
+    buildDefinition: Definition
+    runDetails: Details
+
+
+class Manifest(TypedDict):
+    """The members of a manifest that `replay` reads."""
+
+    _type: str
+    subject: list[Resource]
+    predicate: Predicate
 
 
 def computation(model: Any, task: str) -> dict[str, Any]:
@@ -260,21 +371,21 @@ def different(values: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(unique.values())
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> Manifest:
     """Read a manifest; unknown fields are ignored. ValueError: the file is not a manifest of a job."""
     try:
-        statement = json.loads(path.read_text(encoding="utf-8"))
-        definition = statement["predicate"]["buildDefinition"]
-        _ = definition["externalParameters"]["task"], definition["internalParameters"]["chunk"]
-        _ = (
-            definition["resolvedDependencies"][0]["digest"]["sha256"],
-            statement["predicate"]["runDetails"],
-        )
-        valid = statement["_type"] == STATEMENT and definition["buildType"] == JOB
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(
-            f"{path} is not the manifest of a job ({type(error).__name__}: {error})"
-        ) from error
-    if not valid:
+        manifest = read_json(path, Manifest, advice="restore the file that the job wrote")
+    except ShapeError as error:
+        raise ValueError(f"{path} is not the manifest of a job ({error.reason})") from error
+    definition = manifest["predicate"]["buildDefinition"]
+    if manifest["_type"] != STATEMENT or definition["buildType"] != JOB:
         raise ValueError(f"{path} is an in-toto statement, but not of a minhub job")
-    return dict(statement)
+    if (task := definition["externalParameters"]["task"]) not in TASKS:
+        raise ValueError(f"{path}: the task {brief(task)} is not one of {', '.join(TASKS)}")
+    files, resources = definition["externalParameters"]["files"], definition["resolvedDependencies"]
+    if len(resources) != len(files) + 1:
+        raise ValueError(
+            f"{path} is corrupt: it has {len(files)} files, but {len(resources)}"
+            " resolvedDependencies"
+        )
+    return manifest

@@ -17,11 +17,23 @@ from minhub_py.jobs import sources
 from minhub_py.jobs.arguments import Job
 from minhub_py.jobs.executors import Chunk, Worker
 from minhub_py.jobs.job import output_format_of, output_paths, read_values, result_columns, scan
-from minhub_py.jobs.manifest import GUARANTEES, processor_class, read_manifest, versions
+from minhub_py.jobs.manifest import (
+    GUARANTEES,
+    Definition,
+    Details,
+    Environment,
+    Loading,
+    Manifest,
+    processor_class,
+    read_manifest,
+    versions,
+)
+from minhub_py.jobs.settings import check_settings
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS
 from minhub_py.system.csv_values import NA
 from minhub_py.system.formats import format_of, read_batches
+from minhub_py.system.shapes import convert
 from minhub_py.system.table_writers import Column, escape_line_breaks, format_cell
 from minhub_py.system.tables import Columns, Result
 
@@ -158,6 +170,12 @@ def replay(
     statement = read_manifest(path)
     definition = statement["predicate"]["buildDefinition"]
     job = job_of(definition, path.absolute().parent)
+    check_settings(
+        job.task,
+        job.settings or {},
+        str(path),
+        "predicate.buildDefinition.externalParameters.settings",
+    )
     inputs = check_inputs(job, definition, path.absolute().parent)
     model = check_model(job, definition)
     outputs = output_paths(job, [source.path for source in inputs])
@@ -168,7 +186,7 @@ def replay(
     threads = next((part["threads"] for part in definition["internalParameters"]["computed"]), 1)
     loading = {name: value for name, value in (job.loading or {}).items() if name != "revision"}
     compute = Worker(job.task, job.settings or {}, str(model), loading).load()
-    variants = variants or [(int(definition["internalParameters"]["chunk"]), threads), *VARIANTS]
+    variants = variants or [(definition["internalParameters"]["chunk"], threads), *VARIANTS]
     total = complete_rows(job, inputs, rows)
     before, runs = torch.get_num_threads(), []
     try:
@@ -190,10 +208,17 @@ def replay(
     return Replay(job.task, guarantee, not environment, changes + environment, runs)
 
 
-def job_of(definition: Mapping[str, Any], folder: Path) -> Job:
+def job_of(definition: Definition, folder: Path) -> Job:
     """The job of a manifest in a folder."""
     parameters = definition["externalParameters"]
-    model, loading = parameters["model"], dict(parameters["loading"])
+    model, loading = (
+        parameters["model"],
+        {
+            name: value
+            for name, value in parameters["loading"].items()
+            if name in Loading.__annotations__
+        },
+    )
     if model.startswith("."):
         model = str(folder / model)
     elif commit := definition["resolvedDependencies"][0]["digest"].get("gitCommit"):
@@ -212,7 +237,7 @@ def job_of(definition: Mapping[str, Any], folder: Path) -> Job:
     )
 
 
-def check_inputs(job: Job, definition: Mapping[str, Any], folder: Path) -> list[Source]:
+def check_inputs(job: Job, definition: Definition, folder: Path) -> list[Source]:
     """The input files. ValueError: a file is not the one of the manifest."""
     paths = [Path(file) for file in job.files]
     expected = definition["resolvedDependencies"][1:]
@@ -229,11 +254,11 @@ def check_inputs(job: Job, definition: Mapping[str, Any], folder: Path) -> list[
     return [scan(job, path) for path in paths]
 
 
-def check_model(job: Job, definition: Mapping[str, Any]) -> Path:
+def check_model(job: Job, definition: Definition) -> Path:
     """The folder or GGUF file of the model. ValueError: it is not the model of the manifest."""
-    from minhub_py.loading.pretrained import open_checkpoint
+    from minhub_py.loading.files import open_files
 
-    path = open_checkpoint(job.model, (job.loading or {}).get("revision", "main")).path
+    path = open_files(job.model, (job.loading or {}).get("revision", "main")).path
     if fingerprint(path) != definition["resolvedDependencies"][0]["digest"]["sha256"]:
         raise ValueError(
             f"the files of {job.model} have changed since the job: use the files that the manifest"
@@ -242,7 +267,7 @@ def check_model(job: Job, definition: Mapping[str, Any]) -> Path:
     return Path(path).absolute()
 
 
-def changed_outputs(statement: Mapping[str, Any], outputs: Sequence[Path]) -> list[str]:
+def changed_outputs(statement: Manifest, outputs: Sequence[Path]) -> list[str]:
     """The outputs whose digest differs from the manifest."""
     digests = [entry["digest"]["sha256"] for entry in statement["subject"]]
     for path in outputs:
@@ -257,15 +282,22 @@ def changed_outputs(statement: Mapping[str, Any], outputs: Sequence[Path]) -> li
     ]
 
 
-def changed_environment(details: Mapping[str, Any]) -> list[str]:
+def changed_environment(details: Details) -> list[str]:
     """The versions and the properties of the processor that differ from the manifest."""
-    [environment] = [entry for entry in details["byproducts"] if entry.get("name") == "environment"]
-    pairs = [
-        (details["builder"]["version"], versions()),
-        (environment["annotations"]["class"], processor_class()),
+    records = [
+        entry.get("annotations")
+        for entry in details["byproducts"]
+        if entry.get("name") == "environment"
     ]
+    environment: Environment = convert(
+        records[0] if records else {},
+        Environment,
+        "the manifest's environment",
+        "restore the manifest",
+    )
+    pairs = [(details["builder"]["version"], versions()), (environment["class"], processor_class())]
     return [
-        f"{name}: {str(old.get(name))[:16]} in the manifest, {value[:16]} now"
+        f"{name}: {old.get(name, 'nothing')[:16]} in the manifest, {value[:16]} now"
         for old, new in pairs
         for name, value in new.items()
         if old.get(name) != value and name != "python"

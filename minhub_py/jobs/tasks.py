@@ -51,8 +51,8 @@ class Task:
     columns: the columns of the results.
     chunk: the number of texts computed together, the most that is lost in a kill.
     verb: the label of the progress bar.
-    exact: results are bitwise identical for any number of threads. Otherwise, a resumed job
-    requires the same number.
+    exact: with the C decoder, results are bitwise identical for any number of threads. Otherwise,
+        and without the decoder, a resumed job requires the same number.
     models: the models that compute the task.
     more_columns: further columns of the results, which depend on the settings.
     extra: the option that names an additional input column: "target", or "by", whose values

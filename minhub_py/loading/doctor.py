@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from minhub_py.system.extras import EXTRAS, install_command, pip
+
+if TYPE_CHECKING:
+    from minhub_py.inference.native.library import Opened
 
 # The minimum versions, as in pyproject.toml.
 PACKAGES = {
@@ -165,22 +169,18 @@ def _devices() -> Iterator[Finding]:
         detail = probe.detail if probe.works else f"none: {probe.detail}"
         yield Finding(probe.name, detail, True, present=probe.works)
     yield Finding('device "auto"', report.device, True)
-    yield judge_decoder(*opened())
+    yield judge_decoder(opened())
     cuda = [probe for probe in report.probes if probe.name.startswith("cuda")]
     fault = "" if any(probe.works for probe in cuda) else cuda[0].detail
     yield judge_driver(torch.version.cuda, nvidia_driver(), fault)
 
 
-def judge_decoder(library: object, detail: str) -> Finding:
-    """Whether the C decoder is compiled. It is optional; without it, generation on a CPU is slower."""
-    if library is not None:
-        return Finding("decoder in C", f"{detail} kernels: {KERNELS[detail]}", True)
-    compiler = "clang" if sys.platform == "win32" else "a C compiler"
-    advice = f"install {compiler}, then reinstall this package"
-    if os.environ.get("MINHUB_NO_DECODER"):
-        advice = "unset MINHUB_NO_DECODER; if the decoder was not compiled, reinstall this package"
-    slower = f"{detail}; generation on a CPU uses PyTorch, which is slower"
-    return Finding("decoder in C", slower, True, advice, present=False)
+def judge_decoder(opened: "Opened") -> Finding:
+    """Whether the C decoder works. It is optional; without it, generation on a CPU is slower."""
+    if opened.library is not None:
+        return Finding("decoder in C", f"{opened.detail} kernels: {KERNELS[opened.detail]}", True)
+    slower = f"{opened.detail}; generation on a CPU uses PyTorch, which is slower"
+    return Finding("decoder in C", slower, not opened.broken, opened.advice, present=False)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Reports of `minhub inspect` and `minhub verify`, as plain data."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_file
 from minhub_py.inference.quantize import count
-from minhub_py.loading.fitting import describe, fit, same_values, with_stored_head
+from minhub_py.loading.facts import Facts, collect, fit, with_stored_head
+from minhub_py.loading.files import ModelFiles, open_files
 from minhub_py.loading.pretrained import read_config
 from minhub_py.models.base import ModelConfig
 from minhub_py.models.registry import Architecture
 from minhub_py.models.skeleton import skeleton
+from weights_map.conversion import Mapped
 from weights_map.mxfp4 import NAN_SCALE
 
 RELEASE_AFTER = 2**28  # bytes: `verify` releases memory-mapped tensors after this amount
@@ -32,32 +34,33 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
     (gpt2-xl) and repositories that are not cached, from the config only. Raises the errors of
     `from_pretrained`.
     """
-    folder = local.locate(identifier, revision)
-    if folder is None:
-        with suppress(FileNotFoundError):  # not cached: use the config only
-            folder = local.cached(identifier, revision)
-    if folder is not None:
-        checkpoint = checkpoint_at(folder)
-        architecture, config = describe(checkpoint)
-        config = with_stored_head(checkpoint, architecture, config)
-        model, tensors, layout = (
-            skeleton(architecture.new, config),
-            checkpoint.meta,
-            checkpoint.layout,
-        )
-        stored = {name: checkpoint.stored_dtype(name) for name in tensors}
-        source = {
-            "kind": "files",
-            "folder": str(folder),
-            "layout": "gguf" if folder.is_file() else layout,
-        }
-    else:
+    try:
+        files = open_files(identifier, revision, local_files_only=True)
+    except FileNotFoundError:  # not cached: use the config only
         architecture, config, path = read_config(identifier, revision)
+        layout: Layout = "hub"
         source = {"kind": "preset" if path is None else "config"}
-        model, layout = skeleton(architecture.new, config), "hub"
-        tensors = dict(weights_map.to_hub(architecture.model_type, model.state_dict(), config))
+        model = skeleton(architecture.new, config)
+        tensors: Mapping[str, Tensor] = dict(
+            weights_map.to_hub(architecture.model_type, model.state_dict(), config)
+        )
         stored = {
             name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()
+        }
+    else:
+        architecture, config, (tensors, _, layout) = (
+            files.architecture,
+            files.config,
+            files.checkpoint.contents,
+        )
+        if layout == "hub":
+            config = with_stored_head(architecture, config, tensors)
+        model = skeleton(architecture.new, config)
+        stored = {name: files.checkpoint.stored_dtype(name) for name in tensors}
+        source = {
+            "kind": "files",
+            "folder": str(files.path),
+            "layout": "gguf" if files.path.is_file() else layout,
         }
     return {
         "model": identifier,
@@ -139,15 +142,17 @@ def verify(
             else "files, against the cache's hashes (offline)"
         )
     checkpoint = checkpoint_at(folder)
-    checks = {
-        "tensors": _check_tensors,
-        "values": _check_values,
-        "tied head": _check_ties,
-        "tokenizer": _check_tokenizer,
+    files = cache(partial(open_files, folder, local_files_only=True))
+    facts = cache(lambda: collect(files()))
+    checks: dict[str, Callable[[], list[str]]] = {
+        "tensors": lambda: _check_tensors(facts()),
+        "values": lambda: _check_values(checkpoint, progress),
+        "tied head": lambda: _check_ties(facts()),
+        "tokenizer": lambda: _check_tokenizer(files()),
     }
     for name, check in checks.items():
         try:
-            problems += check(checkpoint, progress)
+            problems += check()
             checked.append(name)
         except (ValueError, OSError) as error:  # several checks may find the same problem
             if str(error) not in problems:
@@ -158,14 +163,14 @@ def verify(
 Progress = Callable[[int, int], object] | None
 
 
-def _check_tensors(checkpoint: Checkpoint, progress: Progress) -> list[str]:
-    fit(checkpoint)
+def _check_tensors(facts: Facts) -> list[str]:
+    fit(facts)
     return []
 
 
 def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     problems = []
-    meta = checkpoint.meta
+    meta = checkpoint.contents.meta
     total, count, mapped = sum(tensor.nbytes for tensor in meta.values()), 0, 0
     for name, about in meta.items():
         if about.is_floating_point():
@@ -187,32 +192,24 @@ def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     return problems
 
 
-def _check_ties(checkpoint: Checkpoint, progress: Progress) -> list[str]:
+def _check_ties(facts: Facts) -> list[str]:
     """If config.json ties the head, a stored head must equal the embedding."""
-    architecture, config = describe(checkpoint)
-    if not config.tie_word_embeddings or checkpoint.layout == "native":
-        return []
-    table = weights_map.table_of(
-        architecture.model_type, with_stored_head(checkpoint, architecture, config)
-    )
-    hits = {hit[0]: (name, hit[1]) for name in checkpoint if (hit := table.find(name, "hub"))}
     problems = []
-    for name, row in hits.values():
-        if row.operation.tied_to in hits:  # _check_tensors reports missing tensors
-            twin, _ = hits[row.operation.tied_to]
-            head, embedding = checkpoint[name], checkpoint[twin]
-            if not same_values(head, embedding):
-                problems.append(
-                    f"{name} differs from {twin}, to which config.json ties it, and is used: "
-                    "set tie_word_embeddings to false"
-                )
+    for pair in facts.differing.items():
+        name, other = (
+            facts.meta.sources(name)[0] if isinstance(facts.meta, Mapped) else name for name in pair
+        )
+        problems.append(
+            f"{name} differs from {other}, to which config.json ties it, and is used: set"
+            " tie_word_embeddings to false"
+        )
     return problems
 
 
-def _check_tokenizer(checkpoint: Checkpoint, progress: Progress) -> list[str]:
-    if tokenizer_file(checkpoint.path) is None:
+def _check_tokenizer(files: ModelFiles) -> list[str]:
+    if tokenizer_file(files.path) is None:
         return []  # a tokenizer is optional
-    return tokenizer_problems(checkpoint.path, describe(checkpoint)[1].vocab_size)
+    return tokenizer_problems(files.path, files.config.vocab_size)
 
 
 def tokenizer_problems(path: Path, vocab_size: int) -> list[str]:

@@ -1,16 +1,19 @@
-"""Load models: find the files, read the config, create the model on the meta device, assign the
-weights; save models.
+"""Load models in one pass, and save them.
+
+    open_files    identifier -> the checkpoint with its config, and the folders of adapters (loading/files.py)
+    collect       head, tied embeddings, multi-token prediction and quantization of the files (loading/facts.py)
+    fit           the model on the meta device; each tensor belongs to a parameter
+    assign        the weights: views of the mapped file, in other dtypes, or quantized
+    load_adapters models with adapters, which share the weights (adapters/loading.py)
 
 Continue reading in `registry`, a model file, and the architecture's table in `weights_map`.
 """
 
-import inspect
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from copy import copy
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +21,32 @@ import torch
 from torch import Tensor, nn
 
 import weights_map
-from minhub_py.checkpoints import hub, local
-from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
+from minhub_py.checkpoints import local
+from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
 from minhub_py.checkpoints.sentence_transformers import embedding_files, read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
-from minhub_py.inference.quantize import (
-    KINDS,
-    check_kind,
-    layers_of,
-    refuse_quantized,
-    replace_layers,
-)
-from minhub_py.loading.adapters.loading import (
-    DEFAULT_ADAPTER,
-    AdapterSource,
-    adapter_folder,
-    adapter_folders,
-    load_adapters,
-)
-from minhub_py.loading.fitting import check_architecture, describe, fit, with_values
+from minhub_py.inference.quantize import check_kind, layers_of, refuse_quantized, replace_layers
+from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, AdapterSource, load_adapters
+from minhub_py.loading.facts import Facts, collect, fit
+from minhub_py.loading.files import ModelFiles, open_files, other_architecture
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.config import with_older_rope
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.models.steps import LayerInputs
 from minhub_py.system.device import choose_device, choose_dtype
-from minhub_py.system.extras import require
 from minhub_py.system.habits import with_hints
+from minhub_py.system.quantization import KINDS
 from weights_map.blocks import Blocks
 from weights_map.conversion import Mapped
+
+ADAPTER_IN_GROUP = (
+    "a model with an adapter cannot be split among processes: merge it with minhub convert --merge"
+)
 
 
 @with_hints
@@ -66,7 +62,7 @@ def from_pretrained(
     mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
-) -> Any:
+) -> LanguageModel:
     """Load a pretrained model in eval mode. config.json's model_type selects the architecture.
 
     Args:
@@ -143,74 +139,15 @@ def _from_pretrained(
     **access: Any,
 ) -> LanguageModel:
     """`from_pretrained` for the model types of `entry`; any model type by default."""
-    check_kind(quantize, "auto", "none")
     if parallel not in (None, "tensor"):
         raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
     if adapter is not None and parallel:
-        raise ValueError(
-            "a model with an adapter cannot be split among processes: merge it with minhub convert"
-            " --merge"
-        )
+        raise ValueError(ADAPTER_IN_GROUP)
+    check_kind(quantize, "auto", "none")
     group = connect(device) if parallel else None
-    folders = adapter_folders(adapter, **access)
-    checkpoint = open_checkpoint(identifier, revision, entry=entry, group=group, **access)
-    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group, mtp=mtp)
-    load_adapters(model, folders)
-    return model.adapter(DEFAULT_ADAPTER) if isinstance(adapter, str | os.PathLike) else model
-
-
-def open_checkpoint(
-    identifier: str | os.PathLike[str],
-    revision: str = "main",
-    *,
-    entry: Entry | None = None,
-    token: str | None = None,
-    local_files_only: bool = False,
-    check: Callable[[Checkpoint], object] | None = None,
-    group: ProcessGroup | None = None,
-) -> Checkpoint:
-    """Open the files of a model, all from the same commit: the revision is resolved once.
-
-    The architecture and `entry` are checked before any weights are downloaded (for a GGUF file,
-    after the download). The matching tokenizer is `read_tokenizer(checkpoint.path)`.
-
-    check: called with the checkpoint after these checks; may raise to prevent the download of
-    weights.
-    group: if several processes open the checkpoint, one per machine downloads it.
-    Raises the errors of from_pretrained() and check_architecture().
-    """
-    if (parts := adapter_folder(identifier)) is not None:
-        base, base_revision, adapter = parts
-        checkpoint = open_checkpoint(
-            base,
-            base_revision,
-            entry=entry,
-            token=token,
-            local_files_only=local_files_only,
-            check=check,
-            group=group,
-        )
-        checkpoint.adapter = adapter
-        return checkpoint
-    opened: list[Checkpoint] = []
-    if os.fspath(identifier).endswith(".gguf"):
-        local.locate(identifier)  # the file is missing: say that first
-        require("gguf")  # before a download
-
-    def look(path: Path) -> None:
-        checkpoint = checkpoint_at(path)
-        check_architecture(describe(checkpoint)[1], entry, identifier)
-        if check is not None:
-            check(checkpoint)
-        opened.append(checkpoint)
-
-    def fetch() -> Path:
-        return hub.fetch(
-            identifier, revision, token=token, local_files_only=local_files_only, check=look
-        )
-
-    group.run_in_turn(fetch) if group else fetch()
-    return opened[0]
+    opening = partial(open_files, identifier, revision, entry=entry, adapter=adapter, **access)
+    files = group.run_in_turn(opening) if group else opening()
+    return load(files, device=device, dtype=dtype, quantize=quantize, group=group, mtp=mtp)
 
 
 def read_config(
@@ -224,29 +161,27 @@ def read_config(
     """The architecture and config of a model, and the folder or GGUF file that contains them.
 
     Downloads no weights, except those in a GGUF file. Published sizes such as gpt2-xl need no
-    network; their folder is None unless the model is cached. Raises the errors of from_pretrained()
-    and check_architecture().
+    network; their folder is None unless the model is cached. Raises the errors of `open_files`.
     """
-    if (parts := adapter_folder(identifier)) is not None:
-        identifier, revision, _ = parts
-    folder = local.locate(identifier, revision)
-    if folder is None and revision == "main" and (published := preset(os.fspath(identifier))):
-        with suppress(FileNotFoundError):
-            folder = local.cached(os.fspath(identifier), weights=False)
-        if folder is None:
-            check_architecture(published[1], entry, identifier)
+    opening = partial(open_files, identifier, revision, entry=entry, weights="never", token=token)
+    if (
+        revision == "main"
+        and local.locate(identifier) is None
+        and (published := preset(os.fspath(identifier)))
+    ):
+        try:
+            files = opening(local_files_only=True)
+        except FileNotFoundError:  # not cached
+            if problem := other_architecture(published[1], entry):
+                raise ValueError(f"{identifier} {problem}") from None
             return *published, None
-    if folder is None:
-        folder = hub.fetch(
-            identifier, revision, token=token, local_files_only=local_files_only, weights=False
-        )
-    architecture, config = describe(checkpoint_at(folder))
-    check_architecture(config, entry, identifier)
-    return architecture, config, folder
+    else:
+        files = opening(local_files_only=local_files_only)
+    return files.architecture, files.config, files.path
 
 
 def load(
-    checkpoint: Checkpoint,
+    files: ModelFiles,
     *,
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
@@ -254,51 +189,74 @@ def load(
     group: ProcessGroup | None = None,
     mtp: bool = False,
 ) -> LanguageModel:
-    """The model of an opened checkpoint, in eval mode. On a CPU its weights are memory-mapped.
+    """The model of opened files with its adapters, in eval mode. On a CPU its weights are
+    memory-mapped.
 
     group: the processes that share the weights, if there are several.    mtp: see
     `from_pretrained`.
     ValueError: an unknown device, dtype or quantization, or a missing head for multi-token
     prediction.
     """
-    if checkpoint.adapter is not None:
-        if group is not None:
-            raise ValueError(
-                "a model with an adapter cannot be split among processes: merge it with minhub"
-                " convert"
-            )
-        base, folder = copy(checkpoint), checkpoint.adapter
-        base.adapter = None
-        model = load(base, device=device, dtype=dtype, quantize=quantize, mtp=mtp)
-        load_adapters(model, {DEFAULT_ADAPTER: folder})
-        return model.adapter(DEFAULT_ADAPTER)
-    check_kind(quantize, "auto", "none")
-    probe = choose_device(str(group.device) if group else device)
-    asked_for_auto = quantize == "auto"
-    if quantize is None and dtype == "auto" and probe.name == "cpu" and not group:
-        quantize = "auto" if isinstance(checkpoint, GGUFCheckpoint) else None
-    quantize = None if quantize == "none" else quantize
+    if files.adapters and group is not None:
+        raise ValueError(ADAPTER_IN_GROUP)
     if mtp and group is not None:
         raise ValueError(
             "a model with a head for multi-token prediction cannot be split among processes:"
             " omit mtp"
         )
-    _, model, meta = fit(checkpoint, mtp)
-    if dtype == "auto" and quantize in KINDS and probe.name == "cpu":
-        dtype = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
-    target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
-    native = with_values(meta, checkpoint)
+    check_kind(quantize, "auto", "none")  # from_pretrained() also checks it before a download
+    probe, target = choose_device(str(group.device) if group else device), dtype
+    facts = collect(files, mtp)
+    model = fit(facts)
+    kind = None if quantize == "none" else quantize
+    if (
+        quantize is None
+        and facts.is_gguf
+        and dtype == "auto"
+        and probe.name == "cpu"
+        and group is None
+    ):
+        kind = "auto"
+    if dtype == "auto" and kind in KINDS and probe.name == "cpu":
+        target = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
+    target = choose_dtype(target, probe, [tensor.dtype for tensor in facts.meta.values()])
+    model.generation_config = files.checkpoint.generation_config
     if group is not None:
-        model = split(model, native, target, quantize, group)
-        model.generation_config = checkpoint.generation_config
-        return model
-    kinds = kinds_of(model, meta, checkpoint, quantize, torch.device(probe.name))
-    if asked_for_auto and not kinds:
+        return split(model, facts.tensors, target, kind, group)
+    target_device = torch.device(probe.name)
+    if kind == "auto":
+        kinds = stored_blocks(model, facts, files.checkpoint, target_device)
+    else:
+        kinds = dict(layers_of(model, kind)) if kind else {}
+    if quantize == "auto" and not kinds:
         warnings.warn(
             'quantize="auto" has no effect: it applies to the quantized weights of GGUF files. '
             '"int8" and "nf4" quantize any model.',
             stacklevel=2,
         )
+    assign(model, facts, kinds, target_device, target)
+    if isinstance(files.checkpoint, GGUFCheckpoint):
+        model.embedding_settings = files.checkpoint.embedding_settings
+    else:
+        model.embedding_settings = (
+            read_embedding_settings(files.path) if facts.has_modules else None
+        )
+    model.eval()
+    load_adapters(model, files.adapters)
+    return model.adapter(DEFAULT_ADAPTER) if files.adapter is not None else model
+
+
+def assign(
+    model: LanguageModel,
+    facts: Facts,
+    kinds: Mapping[nn.Module, str | Blocks],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Give a model on the meta device its weights.
+
+    kinds: of the layers to quantize.    dtype: of the other weights.
+    """
     paths = {module: path for path, module in model.named_modules()}
 
     def fill(module: nn.Module) -> None:
@@ -306,41 +264,30 @@ def load(
         prefix = f"{paths[module]}." if paths[module] else ""
         weights = {}
         for name in [name for name, tensor in module.state_dict().items() if tensor.is_meta]:
-            stored = meta[prefix + name].dtype
+            stored = facts.meta[prefix + name].dtype
             # Quantization starts from the checkpoint's dtype, and integer weights keep theirs.
-            own = stored if kinds or not stored.is_floating_point else target
-            weights[name] = place(native[prefix + name], torch.device(probe.name), own)
+            own = stored if kinds or not stored.is_floating_point else dtype
+            weights[name] = place(facts.tensors[prefix + name], device, own)
         module.load_state_dict(weights, strict=False, assign=True)
 
     replace_layers(model, kinds, fill)
     fill(model)
     if kinds:
-        cast(model, target)
-    model.generation_config = checkpoint.generation_config
-    if isinstance(checkpoint, GGUFCheckpoint):
-        model.embedding_settings = checkpoint.embedding_settings
-    else:
-        model.embedding_settings = read_embedding_settings(checkpoint.path)
-    return model.eval()
+        cast(model, dtype)
 
 
-def kinds_of(
-    model: LanguageModel,
-    meta: Mapping[str, Tensor],
-    checkpoint: Checkpoint,
-    quantize: str | None,
-    device: torch.device,
+def stored_blocks(
+    model: LanguageModel, facts: Facts, checkpoint: Checkpoint, device: torch.device
 ) -> dict[nn.Module, str | Blocks]:
-    """The layers to quantize with their kinds; with "auto", those that a GGUF file stores in
-    blocks.
+    """The layers whose weights a GGUF file stores in blocks, with the kinds of quantization that
+    use them.
     """
-    if quantize != "auto":
-        return dict(layers_of(model, quantize)) if quantize else {}
     kinds: dict[nn.Module, str | Blocks] = {}
     paths = {module: path for path, module in model.named_modules()}
     for layer, _ in layers_of(model, "auto"):
         leaves = [*layer.state_dict()] if isinstance(layer, ExpertMatrices) else ["weight"]
         names = [f"{paths[layer]}.{leaf}" for leaf in leaves]
+        meta = facts.meta
         if isinstance(meta, Mapped) and (kind := checkpoint.auto_quantization(names, meta)):
             kinds[layer] = (
                 kind if isinstance(kind, str) else kind._replace(rows=kind.rows.to(device))
@@ -461,55 +408,3 @@ def save_pretrained(
         outdated=outdated,
         max_shard_size=max_shard_size,
     )
-
-
-def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
-    """The functions `x()`, `x_from_config()` and `x_from_pretrained()` of a public name."""
-    architecture, title = entry.architecture, entry.title
-
-    def fresh(**config: Any) -> Any:
-        return architecture.new(entry.config(config))
-
-    def from_config(
-        identifier: str | os.PathLike[str],
-        revision: str = "main",
-        *,
-        token: str | None = None,
-        local_files_only: bool = False,
-    ) -> Any:
-        _, config, _ = read_config(
-            identifier, revision, entry=entry, token=token, local_files_only=local_files_only
-        )
-        return architecture.new(config)
-
-    def pretrained(*arguments: Any, **settings: Any) -> Any:
-        arguments_by_name = signature.bind(*arguments, **settings)
-        return _from_pretrained(*arguments_by_name.args, entry=entry, **arguments_by_name.kwargs)
-
-    signature = pretrained.__signature__ = inspect.signature(from_pretrained)  # type: ignore[attr-defined]
-    fresh.__doc__ = f"""Create a {title} model with random weights, in training mode.
-
-    Args:
-        config: Settings by their names in config.json.
-
-    Raises:
-        ValueError: A setting is unknown, or a value is not supported.
-    """
-    from_config.__doc__ = f"""Create a {title} model with random weights and the config of a repository or folder.
-
-    Published sizes such as gpt2-xl need no network. See {entry.name}_from_pretrained() for arguments and errors.
-    """
-    pretrained.__doc__ = f"""Load a pretrained {title} model, in eval mode.
-
-    See from_pretrained() for arguments and errors.
-
-    Raises:
-        ValueError: Also for a model of another architecture; the message names the right function.
-    """
-    names = (entry.name, f"{entry.name}_from_config", f"{entry.name}_from_pretrained")
-    points: dict[str, Callable[..., Any]] = dict(
-        zip(names, (fresh, from_config, with_hints(pretrained)), strict=True)
-    )
-    for name, function in points.items():
-        function.__name__ = function.__qualname__ = name
-    return points

@@ -19,6 +19,11 @@ def tanh_gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """So et al. (2021), "Primer"."""
+    return F.relu(x).square()
+
+
 # Activations by their names in config.json.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -26,6 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": tanh_gelu,
     "gelu_fast": tanh_gelu,
     "relu": F.relu,
+    "relu2": squared_relu,
     "silu": F.silu,
     "swish": F.silu,
     "tanh": torch.tanh,
@@ -70,6 +76,7 @@ class LanguageModel(nn.Module):
     config: ModelConfig
     encoder_decoder = False
     encoder_only = False
+    lm_head: Any  # the output head; None if the embedding's weight replaces it
     without_head = False  # an embedding model, whose checkpoint has no output head
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the
     # sampling settings.
@@ -116,6 +123,10 @@ class LanguageModel(nn.Module):
         cache.
         """
         raise NotImplementedError
+
+    def remove_head(self) -> None:
+        """Remove the output head, for a classifier."""
+        self.lm_head = None
 
     def logits(self, x: Tensor) -> Tensor:
         """The head: (B, T, V) from (B, T, C)."""

@@ -28,11 +28,11 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from reprlib import repr as brief
-from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minhub_py.models.settings import HEAD_SETTINGS, unavailable
-from minhub_py.system.spelling import setting
+from minhub_py.system.shapes import fits
+from minhub_py.system.spelling import setting, similar
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
     from minhub_py.models.base import ModelConfig
@@ -124,8 +124,10 @@ def build(Config: type[C], settings: Mapping[str, object]) -> C:
     if unknown := sorted(set(settings) - set(fields)):
         # stable: the architecture's own come first
         listed = sorted(fields, key=lambda name: name in HEAD_SETTINGS)
+        valid = [*listed, *aliases_of(Config, settings), *older_rope_names(Config)]
         raise ValueError(
-            f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(listed)}"
+            f"{title} has no setting {', '.join(unknown)};"
+            f" {similar(unknown, valid, 'its settings')}"
         )
     kinds = getattr(Config, "DEFAULTS", {})
     kind = settings.get("model_type", fields["model_type"].default) if kinds else None
@@ -148,9 +150,9 @@ def renamed(
 
     ValueError: two names of one setting.
     """
-    tables = getattr(Config, "ALIASES", {})
-    kind = settings.get("model_type", getattr(Config, "model_type", next(iter(tables), None)))
-    aliases = {name: field for name, field in tables.get(kind, {}).items() if name not in fields}
+    aliases = {
+        name: field for name, field in aliases_of(Config, settings).items() if name not in fields
+    }
     for name in aliases.keys() & settings.keys():
         if aliases[name] in settings:
             raise ValueError(
@@ -160,15 +162,77 @@ def renamed(
     return {aliases.get(name, name): value for name, value in settings.items()}
 
 
+def aliases_of(Config: Any, settings: Mapping[str, object]) -> Mapping[str, str]:
+    """ALIASES for the model type in `settings`, or else for the default model type."""
+    tables = getattr(Config, "ALIASES", {})
+    return tables.get(
+        settings.get("model_type", getattr(Config, "model_type", next(iter(tables), None))), {}
+    )
+
+
+def rope_names(Config: Any) -> dict[str, str]:
+    """Older names of rotary settings -> names in rope_parameters."""
+    return {"rope_theta": "rope_theta", **getattr(Config, "ROPE_NAMES", {})}
+
+
+def older_rope_names(Config: Any) -> list[str]:
+    """Names of rotary settings that `one_rope` moves to rope_parameters; none without rotary
+    embeddings.
+    """
+    if not any(field.name == "rope_parameters" for field in dataclasses.fields(Config)):
+        return []
+    return [*rope_names(Config), "rope_scaling"]
+
+
 def changed(config: C, changes: Mapping[str, object]) -> C:
-    """A copy of `config` with some settings changed, each checked as in `build`."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return build(type(config), {**values, **changes})
+    """A copy of `config` with some settings changed, each checked as in `build`. Accepts aliases
+    and older names.
+    """
+    values: dict[str, Any] = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(config)
+    }
+    kind = {"model_type": values["model_type"]} if "model_type" in values else {}
+    changes = renamed(type(config), kind | dict(changes), values)
+    one_rope(type(config), changes)  # ValueError: they contradict each other
+    older = older_rope_names(type(config))
+    if "rope_parameters" not in changes and changes.keys() & {
+        *older,
+        getattr(config, "LOCAL_THETA", None),
+    }:
+        values["rope_parameters"] = changed_rope(type(config), values["rope_parameters"], changes)
+        changes = {name: value for name, value in changes.items() if name not in older}
+    return build(type(config), values | changes)
+
+
+def changed_rope(
+    Config: Any, parameters: Mapping[str, Any] | None, changes: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The rope_parameters with the values that `changes` has under older names. `one_rope`
+    describes these names.
+    """
+    whole = dict(parameters or getattr(Config, "ROPE_DEFAULT", {}))
+    is_nested = any(isinstance(value, Mapping) for value in whole.values())
+    rope, names = whole.get("full_attention") or {} if is_nested else whole, rope_names(Config)
+    if "rope_scaling" in changes:
+        rope = {to: rope[to] for to in names.values() if to in rope} | (
+            changes["rope_scaling"] or {}
+        )
+    rope = {**rope, **{to: changes[name] for name, to in names.items() if name in changes}}
+    if not is_nested:
+        return rope or None
+    whole["full_attention"] = rope
+    theta = getattr(Config, "LOCAL_THETA", "")
+    if theta in changes:
+        whole["sliding_attention"] = {
+            **(whole.get("sliding_attention") or {}),
+            "rope_theta": changes[theta],
+        }
+    return whole
 
 
 def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
     """ValueError: the value has the wrong type or is out of range."""
-    if not fits(value, field.type):
+    if not fits(value, field.type) or (isinstance(value, list | tuple) and len(value) > MAX_LIST):
         raise ValueError(f"{title}: {field.name} cannot be {brief(value)}")
     usual = SIZE if field.type is int else RATE if field.type is float else (-math.inf, math.inf)
     low, high = field.metadata.get("range", usual)
@@ -184,19 +248,6 @@ def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
         )
 
 
-def fits(value: object, kind: Any) -> bool:
-    """Whether a JSON value has the annotated type. Unlike in Python, a bool is not a number."""
-    if isinstance(kind, UnionType):
-        return any(fits(value, part) for part in get_args(kind))
-    if get_origin(kind) is list:
-        if not isinstance(value, list | tuple) or len(value) > MAX_LIST:
-            return False
-        return all(fits(item, get_args(kind)[0]) for item in value)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
 def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
     """Merge all rotary settings into rope_parameters, a dict with rope_type and rope_theta.
 
@@ -205,19 +256,17 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
     without rotary embeddings are returned unchanged.
     ValueError: the settings contradict each other.
     """
-    if not any(field.name == "rope_parameters" for field in dataclasses.fields(Config)):
+    if not older_rope_names(Config):
         return hub
-    title, names = Config.TITLE, getattr(Config, "ROPE_NAMES", {})
+    title, names = Config.TITLE, rope_names(Config)
     settings = dict(hub)
     new, old = settings.pop("rope_parameters", None), settings.pop("rope_scaling", None)
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, dict | None):
             raise ValueError(f"{title}: {name} cannot be {brief(value)}")
-    separate = {
-        to: value
-        for name, to in {"rope_theta": "rope_theta", **names}.items()
-        if (value := settings.pop(name, None)) is not None
-    }
+    separate = [
+        (to, value) for name, to in names.items() if (value := settings.pop(name, None)) is not None
+    ]
     if new and any(isinstance(value, dict) for value in new.values()):
         # One dict per layer type. Older names apply to the layers with full attention.
         merged = one_rope(Config, {**hub, "rope_parameters": new.get("full_attention")})
@@ -228,8 +277,9 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
     if not (new or old or separate):
         return settings if new is None else {**settings, "rope_parameters": new}
     rope = dict(old or new or getattr(Config, "ROPE_DEFAULT", {}))
-    for name in ("rope_theta", *names.values()):
-        values = [source[name] for source in (new, old, separate) if source and name in source]
+    for name in names.values():
+        values = [source[name] for source in (new, old) if source and name in source]
+        values += [value for to, value in separate if to == name]
         if any(value != values[0] for value in values):
             raise ValueError(
                 f"{title}: config.json names two values of {name}: {brief(values[0])} and"
@@ -275,10 +325,7 @@ def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[
     )
     if not parameters:
         return dict(settings)
-    names = {
-        to: name
-        for name, to in {"rope_theta": "rope_theta", **getattr(config, "ROPE_NAMES", {})}.items()
-    }
+    names = {to: name for name, to in rope_names(config).items()}
     older: dict[str, Any] = {"rope_scaling": None}
     nested = any(isinstance(value, Mapping) for value in parameters.values())
     if nested:

@@ -1,10 +1,9 @@
 """The general decoder: Llama with declared differences, for architectures that differ from it in a
 few ways.
 
-Each architecture has a config file, whose `structure` (structure.py) declares the differences.
-Users: Cohere, Cohere 2, ERNIE 4.5, EXAONE 4, GLM-4, Granite, Granite 4, Hunyuan, InternLM 3, OLMo
-2, OLMo 3, Phi 3, Seed-OSS, SmolLM3, StableLM, StarCoder 2. Read models/llama.py first: it contains
-the mathematics without the differences.
+Each architecture has a config file, whose `structure` (structure.py) declares the differences;
+relatives.py lists them. Read models/llama.py first: it contains the mathematics without the
+differences.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)

@@ -133,7 +133,7 @@ class Classifier(Encoder):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        setattr(self, "lm_head" if hasattr(self, "lm_head") else "embed_out", None)
+        self.remove_head()
         self.head = LastTokenHead(self.size, len(config.labels))
         nn.init.normal_(self.head.out.weight, std=getattr(config, "initializer_range", 0.02))
 

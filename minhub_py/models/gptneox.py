@@ -131,6 +131,10 @@ class GPTNeoX(LanguageModel):
             KeyValues(self.config.num_attention_heads, self.config.head_size)
         ] * self.config.num_hidden_layers
 
+    def remove_head(self) -> None:
+        """See `LanguageModel.remove_head`."""
+        self.embed_out = None
+
     def steps(self) -> Iterator[Step]:
         block: Any
         yield Embed(self.embed_in, dropout=self.drop.p)

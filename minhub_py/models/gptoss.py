@@ -328,6 +328,16 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
         """Alias of original_max_position_embeddings."""
         return int(self.rope.get("original_max_position_embeddings", self.max_position_embeddings))
 
+    @property
+    def effective(self) -> dict[str, Any]:
+        """See `Effective.effective`."""
+        rope = rotary.rope_of(self.rope, self.head_size)
+        settings = {
+            name: value for name, value in super().effective.items() if name != "layer_types"
+        }
+        settings |= {"windows": self.windows, "rope_parameters": (rope.frequencies, rope.amplitude)}
+        return {**settings, "quantization_config": self.quantization_config is not None}
+
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         settings = self.without_head()

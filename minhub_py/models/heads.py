@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.settings import HEAD_SETTINGS
+from minhub_py.models.settings import HEAD_SETTINGS, Effective
 
 Activation = Callable[[Tensor], Tensor]
 # The class of a transformers model, after the architecture's name -> the head.
@@ -162,7 +162,7 @@ def last_of(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HeadSettings:
+class HeadSettings(Effective):
     """The settings of config.json that determine the head. The config of each encoder contains
     them.
     """

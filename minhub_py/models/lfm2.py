@@ -301,6 +301,16 @@ class Lfm2Config(Positions):
         settings = {"rope_theta": 1e6, **(self.rope_parameters or {})}
         return rotary.completed(settings, self.max_position_embeddings)
 
+    @property
+    def effective(self) -> dict[str, Any]:
+        """See `Effective.effective`."""
+        settings = {
+            name: value
+            for name, value in super().effective.items()
+            if not name.startswith("block_")
+        }
+        return {**settings, "intermediate_size": self.inner_size}
+
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         absent = {*unavailable(self, self.model_type), "full_attn_idxs"}

@@ -73,12 +73,12 @@ OPT: Sizes = {
 }
 
 
-def _llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
+def llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, **settings}
 
 
-def _rope(theta: float, **settings: Any) -> dict[str, Any]:
+def rope(theta: float, **settings: Any) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": theta, **settings}
 
 
@@ -86,102 +86,60 @@ _SMOL = {"vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1
          "bos_token_id": 0, "eos_token_id": 0}
 _LLAMA3 = {"vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "head_dim": 128,
            "bos_token_id": 128000, "eos_token_id": 128001}
-_WAVES = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_QWEN = {"bos_token_id": 151643, "eos_token_id": 151643, "rope_parameters": _rope(1e6), "tie_word_embeddings": True}
+WAVES = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_QWEN = {"bos_token_id": 151643, "eos_token_id": 151643, "rope_parameters": rope(1e6), "tie_word_embeddings": True}
 _QWEN25, _QWEN3 = {"model_type": "qwen2", **_QWEN}, {"model_type": "qwen3", **_QWEN}
 LLAMA: Sizes = {
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": _llama(2048, 5632, 22, 32, 4, rms_norm_eps=1e-5),
-    "HuggingFaceTB/SmolLM2-135M": _llama(576, 1536, 30, 9, 3, **_SMOL, rope_parameters=_rope(1e5)),
-    "HuggingFaceTB/SmolLM2-360M": _llama(960, 2560, 32, 15, 5, **_SMOL, rope_parameters=_rope(1e5)),
-    "HuggingFaceTB/SmolLM2-1.7B": _llama(2048, 8192, 24, 32, 32, **_SMOL, rope_parameters=_rope(1.3e5)),
-    "meta-llama/Llama-3.2-1B": _llama(2048, 8192, 16, 32, 8, **{**_LLAMA3, "head_dim": 64}, tie_word_embeddings=True,
-                                      rope_parameters=_rope(5e5, **_WAVES, rope_type="llama3", factor=32.0)),
-    "meta-llama/Llama-3.2-3B": _llama(3072, 8192, 28, 24, 8, **_LLAMA3, tie_word_embeddings=True,
-                                      rope_parameters=_rope(5e5, **_WAVES, rope_type="llama3", factor=32.0)),
-    "meta-llama/Llama-3.1-8B": _llama(4096, 14336, 32, 32, 8, **_LLAMA3,
-                                      rope_parameters=_rope(5e5, **_WAVES, rope_type="llama3", factor=8.0)),
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": llama(2048, 5632, 22, 32, 4, rms_norm_eps=1e-5),
+    "HuggingFaceTB/SmolLM2-135M": llama(576, 1536, 30, 9, 3, **_SMOL, rope_parameters=rope(1e5)),
+    "HuggingFaceTB/SmolLM2-360M": llama(960, 2560, 32, 15, 5, **_SMOL, rope_parameters=rope(1e5)),
+    "HuggingFaceTB/SmolLM2-1.7B": llama(2048, 8192, 24, 32, 32, **_SMOL, rope_parameters=rope(1.3e5)),
+    "meta-llama/Llama-3.2-1B": llama(2048, 8192, 16, 32, 8, **{**_LLAMA3, "head_dim": 64}, tie_word_embeddings=True,
+                                     rope_parameters=rope(5e5, **WAVES, rope_type="llama3", factor=32.0)),
+    "meta-llama/Llama-3.2-3B": llama(3072, 8192, 28, 24, 8, **_LLAMA3, tie_word_embeddings=True,
+                                     rope_parameters=rope(5e5, **WAVES, rope_type="llama3", factor=32.0)),
+    "meta-llama/Llama-3.1-8B": llama(4096, 14336, 32, 32, 8, **_LLAMA3,
+                                     rope_parameters=rope(5e5, **WAVES, rope_type="llama3", factor=8.0)),
     "mistralai/Mistral-7B-v0.1": {"model_type": "mistral", "max_position_embeddings": 32768, "rms_norm_eps": 1e-5},
     "mistralai/Mistral-7B-v0.3": {"model_type": "mistral", "vocab_size": 32768, "max_position_embeddings": 32768,
-                                  "rms_norm_eps": 1e-5, "sliding_window": None, "rope_parameters": _rope(1e6)},
-    "Qwen/Qwen2.5-0.5B": _llama(896, 4864, 24, 14, 2, **_QWEN25),
-    "Qwen/Qwen2.5-1.5B": _llama(1536, 8960, 28, 12, 2, **_QWEN25, max_position_embeddings=131072),
-    "Qwen/Qwen2.5-7B": _llama(3584, 18944, 28, 28, 4, **{**_QWEN25, "tie_word_embeddings": False}, vocab_size=152064,
-                              max_position_embeddings=131072),
-    "Qwen/Qwen3-0.6B-Base": _llama(1024, 3072, 28, 16, 8, **_QWEN3),
-    "Qwen/Qwen3-1.7B-Base": _llama(2048, 6144, 28, 16, 8, **_QWEN3),
-    "Qwen/Qwen3-4B-Base": _llama(2560, 9728, 36, 32, 8, **_QWEN3),
-    "Qwen/Qwen3-8B-Base": _llama(4096, 12288, 36, 32, 8, **{**_QWEN3, "tie_word_embeddings": False}),
-}
-_PHI3_MINI = {"rope_parameters": _rope(1e4), "sliding_window": 2047}
-_PHI4_LONG = [
-    1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898,
-    2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424, 6.693110555,
-    7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283,
-    20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7,
-    32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77,
-]
-PHI3: Sizes = {
-    "Phi-3-mini-4k-instruct": _PHI3_MINI,
-    "phi-4": _llama(5120, 17920, 40, 40, 10, vocab_size=100352, max_position_embeddings=16384, bos_token_id=100257,
-                    eos_token_id=100265, pad_token_id=100349, rope_parameters=_rope(2.5e5)),
-    "Phi-4-mini-instruct": _llama(
-        3072, 8192, 32, 24, 8, vocab_size=200064, max_position_embeddings=131072, sliding_window=262144,
-        tie_word_embeddings=True, bos_token_id=199999, eos_token_id=200020, pad_token_id=199999,
-        rope_parameters=_rope(1e4, rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0] * 48,
-                              long_factor=_PHI4_LONG, original_max_position_embeddings=4096),
-    ),
-}
-SMOLLM3: Sizes = {
-    "SmolLM3-3B": {"max_position_embeddings": 65536, "rope_parameters": _rope(5e6), "eos_token_id": 128012},
-}
-
-
-def _granite(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
-    return _llama(C, inner, layers, heads, kv_heads, max_position_embeddings=131072, embedding_multiplier=12.0,
-                  residual_multiplier=0.22, rms_norm_eps=1e-5, tie_word_embeddings=True,
-                  rope_parameters=_rope(1e7)) | settings
-
-
-GRANITE: Sizes = {
-    "granite-3.3-2b-base": _granite(2048, 8192, 40, 32, 8, vocab_size=49152, attention_multiplier=1 / 64,
-                                    logits_scaling=8.0, bos_token_id=0, eos_token_id=0, pad_token_id=0),
-}
-_GRANITE4 = {"vocab_size": 100352, "position_embedding_type": "rope", "bos_token_id": 100257, "eos_token_id": 100257,
-             "pad_token_id": 100256}
-GRANITE_HYBRID: Sizes = {
-    "granite-4.0-micro": _granite(2560, 8192, 40, 40, 8, **_GRANITE4, attention_multiplier=1 / 64, logits_scaling=10.0),
-    "granite-4.0-1b": _granite(2048, 4096, 40, 16, 4, **_GRANITE4, attention_multiplier=1 / 128, logits_scaling=8.0),
-    "granite-4.0-350m": _granite(1024, 2048, 28, 16, 4, **_GRANITE4, attention_multiplier=1 / 64, logits_scaling=4.0,
-                                 residual_multiplier=0.263, max_position_embeddings=32768),
+                                  "rms_norm_eps": 1e-5, "sliding_window": None, "rope_parameters": rope(1e6)},
+    "Qwen/Qwen2.5-0.5B": llama(896, 4864, 24, 14, 2, **_QWEN25),
+    "Qwen/Qwen2.5-1.5B": llama(1536, 8960, 28, 12, 2, **_QWEN25, max_position_embeddings=131072),
+    "Qwen/Qwen2.5-7B": llama(3584, 18944, 28, 28, 4, **{**_QWEN25, "tie_word_embeddings": False}, vocab_size=152064,
+                             max_position_embeddings=131072),
+    "Qwen/Qwen3-0.6B-Base": llama(1024, 3072, 28, 16, 8, **_QWEN3),
+    "Qwen/Qwen3-1.7B-Base": llama(2048, 6144, 28, 16, 8, **_QWEN3),
+    "Qwen/Qwen3-4B-Base": llama(2560, 9728, 36, 32, 8, **_QWEN3),
+    "Qwen/Qwen3-8B-Base": llama(4096, 12288, 36, 32, 8, **{**_QWEN3, "tie_word_embeddings": False}),
 }
 _GEMMA2 = {"model_type": "gemma2"}
 _GEMMA3 = {"model_type": "gemma3_text", "sliding_window": 512, "vocab_size": 262144, "max_position_embeddings": 32768}
 _GEMMA3_LARGE = {"model_type": "gemma3_text", "sliding_window": 1024,
-                 "rope_parameters": {"full_attention": _rope(1e6, rope_type="linear", factor=8.0)}}
+                 "rope_parameters": {"full_attention": rope(1e6, rope_type="linear", factor=8.0)}}
 GEMMA: Sizes = {
-    "gemma-2b": _llama(2048, 16384, 18, 8, 1),
+    "gemma-2b": llama(2048, 16384, 18, 8, 1),
     "gemma-7b": {},
-    "gemma-2-2b": _llama(2304, 9216, 26, 8, 4, **_GEMMA2),
-    "gemma-2-9b": _llama(3584, 14336, 42, 16, 8, **_GEMMA2),
-    "gemma-2-27b": _llama(4608, 36864, 46, 32, 16, **_GEMMA2, head_dim=128, query_pre_attn_scalar=144),
-    "gemma-3-270m": _llama(640, 2048, 18, 4, 1, **_GEMMA3),
-    "gemma-3-1b-pt": _llama(1152, 6912, 26, 4, 1, **_GEMMA3),
-    "gemma-3-4b-pt": _llama(2560, 10240, 34, 8, 4, **_GEMMA3_LARGE),
-    "gemma-3-12b-pt": _llama(3840, 15360, 48, 16, 8, **_GEMMA3_LARGE),
-    "gemma-3-27b-pt": _llama(5376, 21504, 62, 32, 16, **_GEMMA3_LARGE, head_dim=128, query_pre_attn_scalar=168),
+    "gemma-2-2b": llama(2304, 9216, 26, 8, 4, **_GEMMA2),
+    "gemma-2-9b": llama(3584, 14336, 42, 16, 8, **_GEMMA2),
+    "gemma-2-27b": llama(4608, 36864, 46, 32, 16, **_GEMMA2, head_dim=128, query_pre_attn_scalar=144),
+    "gemma-3-270m": llama(640, 2048, 18, 4, 1, **_GEMMA3),
+    "gemma-3-1b-pt": llama(1152, 6912, 26, 4, 1, **_GEMMA3),
+    "gemma-3-4b-pt": llama(2560, 10240, 34, 8, 4, **_GEMMA3_LARGE),
+    "gemma-3-12b-pt": llama(3840, 15360, 48, 16, 8, **_GEMMA3_LARGE),
+    "gemma-3-27b-pt": llama(5376, 21504, 62, 32, 16, **_GEMMA3_LARGE, head_dim=128, query_pre_attn_scalar=168),
 }
 _GEMMA4 = {"final_logit_softcapping": 30.0, "eos_token_id": [1, 106]}
 _GEMMA4_DENSE = {"num_global_key_value_heads": 4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
                  "sliding_window": 1024, "max_position_embeddings": 262144}
 GEMMA4: Sizes = {
-    "gemma-4-E2B": _llama(1536, 6144, 35, 8, 1, **_GEMMA4, num_kv_shared_layers=20, use_double_wide_mlp=True,
-                          layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7),
-    "gemma-4-E4B": _llama(2560, 10240, 42, 8, 2, **_GEMMA4, num_kv_shared_layers=18),
-    "gemma-4-26B-A4B": _llama(
+    "gemma-4-E2B": llama(1536, 6144, 35, 8, 1, **_GEMMA4, num_kv_shared_layers=20, use_double_wide_mlp=True,
+                         layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7),
+    "gemma-4-E4B": llama(2560, 10240, 42, 8, 2, **_GEMMA4, num_kv_shared_layers=18),
+    "gemma-4-26B-A4B": llama(
         2816, 2112, 30, 16, 8, **_GEMMA4, **_GEMMA4_DENSE | {"num_global_key_value_heads": 2}, enable_moe_block=True,
         num_experts=128, top_k_experts=8, moe_intermediate_size=704,
     ),
-    "gemma-4-31B": _llama(5376, 21504, 60, 32, 16, **_GEMMA4, **_GEMMA4_DENSE),
+    "gemma-4-31B": llama(5376, 21504, 60, 32, 16, **_GEMMA4, **_GEMMA4_DENSE),
 }
 _MXFP4 = {
     "quantization_config": {
@@ -194,32 +152,6 @@ _MXFP4 = {
     "pad_token_id": 199999,
 }
 GPTOSS: Sizes = {"gpt-oss-20b": {"num_hidden_layers": 24, "num_local_experts": 32, **_MXFP4}, "gpt-oss-120b": _MXFP4}
-_OLMO2 = {"vocab_size": 100352, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_parameters": _rope(5e5),
-          "eos_token_id": 100257, "pad_token_id": 100277}
-OLMO2: Sizes = {
-    "OLMo-2-0425-1B": _llama(2048, 8192, 16, 16, 16, **_OLMO2),
-    "OLMo-2-1124-7B": _llama(4096, 11008, 32, 32, 32, **_OLMO2),
-    "OLMo-2-1124-13B": _llama(5120, 13824, 40, 40, 40, **_OLMO2),
-    "OLMo-2-0325-32B": _llama(5120, 27648, 64, 40, 8, **_OLMO2),
-}
-
-_OLMO3 = {"vocab_size": 100278, "max_position_embeddings": 65536, "rms_norm_eps": 1e-6, "eos_token_id": 100257,
-          "pad_token_id": 100277}
-_YARN8 = _rope(5e5, rope_type="yarn", factor=8.0, original_max_position_embeddings=8192, beta_fast=32.0, beta_slow=1.0,
-               attention_factor=1.2079441541679836)
-OLMO3: Sizes = {
-    "Olmo-3-1025-7B": _llama(4096, 11008, 32, 32, 32, **_OLMO3, rope_parameters=_YARN8),
-    "Olmo-3-1125-32B": _llama(5120, 27648, 64, 40, 8, **_OLMO3, rope_parameters=_YARN8),
-}
-_EXAONE4 = {"max_position_embeddings": 131072, "bos_token_id": 1, "eos_token_id": 361, "pad_token_id": 0}
-_EXAONE_ROPE = {"rope_type": "llama3", "factor": 16.0, **_WAVES}
-EXAONE4: Sizes = {
-    "EXAONE-4.0-1.2B": _llama(2048, 4096, 30, 32, 8, **{**_EXAONE4, "max_position_embeddings": 65536},
-                              sliding_window=None, sliding_window_pattern=None, tie_word_embeddings=True,
-                              rope_parameters=_rope(1e6, **_EXAONE_ROPE)),
-    "EXAONE-4.0-32B": _llama(5120, 27392, 64, 40, 8, **_EXAONE4, sliding_window_pattern="LLLG",
-                             rope_parameters=_rope(1e6, **_EXAONE_ROPE)),
-}
 BLOOM: Sizes = {
     name: {"hidden_size": C, "num_hidden_layers": layers, "num_attention_heads": heads}
     for name, C, layers, heads in (
@@ -233,48 +165,12 @@ XGLM: Sizes = {
     "xglm-2.9B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 48},
     "xglm-7.5B": {"hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32, "num_attention_heads": 32},
 }
-ERNIE45: Sizes = {"ERNIE-4.5-0.3B-PT": {}}
-SEEDOSS: Sizes = {"Seed-OSS-36B-Instruct": {"hidden_size": 5120, "rope_parameters": _rope(1e7)}}
-INTERNLM3: Sizes = {"internlm3-8b-instruct": {"rope_parameters": _rope(5e7, rope_type="dynamic", factor=6.0)}}
-HUNYUAN: Sizes = {
-    "Hunyuan-7B-Instruct": _llama(4096, 14336, 32, 32, 8, vocab_size=128167, head_dim=128, bos_token_id=127958,
-                                  eos_token_id=127960, pad_token_id=127961, max_position_embeddings=262144,
-                                  tie_word_embeddings=True,
-                                  rope_parameters=_rope(1e4, rope_type="dynamic", factor=1.0, alpha=1000.0)),
-}
-_STARCODER2 = {"max_position_embeddings": 16384, "sliding_window": 4096, "bos_token_id": 0, "eos_token_id": 0}
-STARCODER2: Sizes = {
-    "starcoder2-3b": {**_STARCODER2, "rope_parameters": _rope(999999.4420358813)},
-    "starcoder2-7b": _llama(4608, 18432, 32, 36, 4, **_STARCODER2, rope_parameters=_rope(1e6)),
-    "starcoder2-15b": _llama(6144, 24576, 40, 48, 4, **_STARCODER2, rope_parameters=_rope(1e5)),
-}
-GLM4: Sizes = {
-    "GLM-4-9B-0414": {"max_position_embeddings": 32768, "rope_parameters": _rope(1e4, partial_rotary_factor=0.5)},
-    "GLM-4-32B-0414": _llama(6144, 23040, 61, 48, 8, max_position_embeddings=32768, rms_norm_eps=1e-5,
-                             attention_bias=False, rope_parameters=_rope(1e4, partial_rotary_factor=0.5)),
-}
-COHERE: Sizes = {
-    "c4ai-command-r-v01": {"max_position_embeddings": 131072, "rope_parameters": _rope(8e6)},
-    "aya-23-8B": _llama(4096, 14336, 32, 32, 8, rope_parameters=_rope(1e4)),
-}
-COHERE2: Sizes = {
-    "c4ai-command-r7b-12-2024": _llama(4096, 14336, 32, 32, 8, max_position_embeddings=132096, logit_scale=0.25,
-                                       rope_parameters=_rope(5e4)),
-}
-STABLELM: Sizes = {
-    "stablelm-3b-4e1t": {"rope_parameters": _rope(1e4, partial_rotary_factor=0.25)},
-    "stablelm-2-1_6b": _llama(2048, 5632, 24, 32, 32, vocab_size=100352, use_qkv_bias=True, bos_token_id=100257,
-                              eos_token_id=100257, rope_parameters=_rope(1e4, partial_rotary_factor=0.25)),
-    "stablelm-2-12b": _llama(5120, 13824, 40, 32, 8, vocab_size=100352, qk_layernorm=True, use_parallel_residual=True,
-                             bos_token_id=100257, eos_token_id=100257,
-                             rope_parameters=_rope(1e4, partial_rotary_factor=0.25)),
-}
 
 
 def _qwen35(C: int, inner: int, layers: int, heads: int, kv_heads: int, values: int, tied: bool) -> dict[str, Any]:
-    rope = {**_rope(1e7), "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
-    return _llama(C, inner, layers, heads, kv_heads, linear_num_value_heads=values, max_position_embeddings=262144,
-                  tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rope)
+    rotary = {**rope(1e7), "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
+    return llama(C, inner, layers, heads, kv_heads, linear_num_value_heads=values, max_position_embeddings=262144,
+                 tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rotary)
 
 
 QWEN35: Sizes = {
@@ -317,9 +213,9 @@ T5: Sizes = {
 _QWEN3MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True,
              "bos_token_id": 151643, "eos_token_id": 151645}
 QWEN35MOE: Sizes = {"Qwen3.5-35B-A3B": {"model_type": "qwen3_5_moe_text", "max_position_embeddings": 2**18,
-                                        "rope_parameters": _rope(1e7, partial_rotary_factor=0.25)}}
+                                        "rope_parameters": rope(1e7, partial_rotary_factor=0.25)}}
 QWEN3NEXT: Sizes = {"Qwen3-Next-80B-A3B-Instruct": {"model_type": "qwen3_next", "max_position_embeddings": 2**18,
-                                                    "rope_parameters": _rope(1e7, partial_rotary_factor=0.25),
+                                                    "rope_parameters": rope(1e7, partial_rotary_factor=0.25),
                                                     "bos_token_id": 151643, "eos_token_id": 151645}}
 _LFM2 = {"num_hidden_layers": 16, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "eos_token_id": 7}
 LFM2: Sizes = {

@@ -452,6 +452,11 @@ class Qwen35Config(HeadSettings):
         }
         return {"partial_rotary_factor": 0.25, **text}
 
+    @property
+    def effective(self) -> dict[str, Any]:
+        """See `Effective.effective`; without the settings of images."""
+        return {**super().effective, "rope_parameters": self.rope}
+
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)

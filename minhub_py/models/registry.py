@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from minhub_py.models import published
-from minhub_py.models.config import build
+from minhub_py.models.config import build, changed
+from minhub_py.models.relatives import RELATIVES, Relative
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
     from minhub_py.models.base import LanguageModel, ModelConfig
@@ -108,35 +109,31 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Entry:
-    """A public name and its three functions, such as gpt2(), gpt2_from_config() and
-    gpt2_from_pretrained().
+    """A public name of an architecture, with its model types. The family of `train` and the name in
+    `from_config`.
     """
 
     name: str
     architecture: Architecture
     model_types: tuple[str, ...]
 
-    @property
-    def title(self) -> str:
-        """The name of the model in docstrings."""
-        return (
-            self.architecture.classes[1]
-            if self.name == self.architecture.name
-            else self.name.title()
-        )
+    def config(
+        self, settings: Mapping[str, object], base: "ModelConfig | None" = None
+    ) -> "ModelConfig":
+        """The config for `settings`, with the other settings of `base` or the defaults.
 
-    def config(self, settings: Mapping[str, object]) -> "ModelConfig":
-        """The config for `settings`. ValueError: a setting is unknown, or a value is not supported."""
-        defaults: dict[str, object] = (
-            {"model_type": self.model_types[0]} if self.architecture.names else {}
-        )
-        requested = settings.get("model_type", self.model_types[0])
-        if requested not in self.model_types:
+        ValueError: a setting is unknown, or a value is not supported.
+        """
+        model_type = base.to_hub()["model_type"] if base is not None else self.model_types[0]
+        values = {"model_type": model_type, **settings}
+        if (requested := values["model_type"]) not in self.model_types:
             raise ValueError(
                 f"{self.name} has model_type {' or '.join(self.model_types)}, not"
                 f" {brief(requested)}"
             )
-        return build(self.architecture.Config, {**defaults, **settings})
+        if not self.architecture.names:  # the config has one model type, which is not a field
+            del values["model_type"]
+        return build(self.architecture.Config, values) if base is None else changed(base, values)
 
 
 # Common settings of `train` -> fields of a config.
@@ -161,30 +158,19 @@ GROUPED_NAMES = {**LLAMA_NAMES, "heads": ("num_attention_heads", "num_key_value_
 GATED = 8 / 3
 
 
-def relative(
-    name: str,
-    title: str,
-    model_type: str,
-    model: str,
-    owner: str,
-    sizes: published.Sizes,
-    module: str = "",
-    classifies: bool = True,
-) -> Architecture:
-    """An architecture of the general decoder (models/decoder.py). model: the class; its config's
-    has the same name.
-    """
+def relative(row: Relative) -> Architecture:
+    """An architecture of the general decoder."""
     training = Training(GROUPED_NAMES, {"tie_word_embeddings": True}, expansion=GATED)
     return Architecture(
-        name,
-        title,
-        model_type,
-        (f"{model}Config", model),
+        row.name,
+        row.title,
+        row.model_type,
+        (f"{row.model}Config", row.model),
         training,
-        owner,
-        sizes,
-        module=module,
-        classifies=classifies,
+        row.owner,
+        row.sizes,
+        module=row.module,
+        classifies=True,
     )
 
 
@@ -367,43 +353,7 @@ ARCHITECTURES = {
             names={"gemma4": ("gemma4_text",)},
             wrappers=("gemma4",),
         ),
-        # Relatives of Llama: a config and a weight table each.
-        relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", published.OLMO2),
-        relative("olmo3", "OLMo 3", "olmo3", "Olmo3", "allenai", published.OLMO3, "olmo2"),
-        relative("phi3", "Phi-3", "phi3", "Phi3", "microsoft", published.PHI3),
-        relative("smollm3", "SmolLM3", "smollm3", "SmolLM3", "HuggingFaceTB", published.SMOLLM3),
-        relative("granite", "Granite", "granite", "Granite", "ibm-granite", published.GRANITE),
-        relative(
-            "granitehybrid",
-            "Granite 4",
-            "granitemoehybrid",
-            "GraniteHybrid",
-            "ibm-granite",
-            published.GRANITE_HYBRID,
-            "granite",
-        ),
-        relative("exaone4", "EXAONE 4", "exaone4", "Exaone4", "LGAI-EXAONE", published.EXAONE4),
-        relative("ernie45", "ERNIE 4.5", "ernie4_5", "Ernie45", "baidu", published.ERNIE45),
-        relative("seedoss", "Seed-OSS", "seed_oss", "SeedOSS", "ByteDance-Seed", published.SEEDOSS),
-        relative(
-            "internlm3", "InternLM 3", "internlm3", "InternLM3", "internlm", published.INTERNLM3
-        ),
-        relative("hunyuan", "Hunyuan", "hunyuan_v1_dense", "Hunyuan", "tencent", published.HUNYUAN),
-        relative(
-            "starcoder2", "StarCoder 2", "starcoder2", "StarCoder2", "bigcode", published.STARCODER2
-        ),
-        relative("glm4", "GLM-4", "glm4", "GLM4", "zai-org", published.GLM4),
-        relative("cohere", "Command R", "cohere", "Cohere", "CohereForAI", published.COHERE),
-        relative(
-            "cohere2",
-            "Command R7B",
-            "cohere2",
-            "Cohere2",
-            "CohereForAI",
-            published.COHERE2,
-            "cohere",
-        ),
-        relative("stablelm", "StableLM", "stablelm", "StableLM", "stabilityai", published.STABLELM),
+        *map(relative, RELATIVES),
         Architecture(
             "bloom",
             "BLOOM",
@@ -677,6 +627,19 @@ def entry_of(model_type: object) -> Entry:
         f"config.json's model_type is {brief(model_type)}, which is not supported; supported types:"
         f" {supported}{note}"
     )
+
+
+def named_entry(name: str) -> tuple[Entry, str] | None:
+    """The entry and the model type of a name; None: no architecture has it.
+
+    name: a model type ("qwen3_5_text"), also of a multimodal model ("qwen3_5"), or a public name
+    ("qwen35").
+    """
+    for entry in ENTRIES.values():
+        for model_type in entry.model_types:
+            if model_type in (name, f"{name}_text"):
+                return entry, model_type
+    return (ENTRIES[name], ENTRIES[name].model_types[0]) if name in ENTRIES else None
 
 
 def architecture_of(model_type: object) -> Architecture:

@@ -21,6 +21,10 @@ import torch
 from torch import Tensor
 
 from minhub_py.models.layers import query_growth, rotary_angles, rotate
+from minhub_py.system.shapes import convert, fits
+
+# large integers become floats; `check` rejects other values
+NUMBERS: Any = float | list[float] | object
 
 # Settings of each rope_type in addition to rope_theta and partial_rotary_factor: (required,
 # optional).
@@ -123,7 +127,8 @@ def completed(
     rope = {"rope_type": "default", "rope_theta": theta, **settings}
     if rope["rope_type"] in ("llama3", "yarn"):
         rope.setdefault("original_max_position_embeddings", context)
-    return rope
+    completed: dict[str, Any] = convert(rope, dict[str, NUMBERS])
+    return completed
 
 
 def check(
@@ -167,9 +172,7 @@ def check(
         if name in ("short_factor", "long_factor"):
             check_factors(title, name, value)
             continue
-        number = (
-            isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-        )
+        number = fits(value, float) and value >= 0
         if name != "rope_type" and not (isinstance(value, bool) if name == "truncate" else number):
             raise ValueError(f"{title}: rope_parameters' {name} cannot be {brief(value)}")
         above = {
@@ -192,12 +195,9 @@ def check(
         )
 
 
-def check_factors(title: str, name: str, factors: object) -> None:
+def check_factors(title: str, name: str, factors: Any) -> None:
     """ValueError: the factors of longrope are not a list of positive numbers."""
-    if not isinstance(factors, list | tuple) or not all(
-        isinstance(factor, int | float) and not isinstance(factor, bool) and 0 < factor < math.inf
-        for factor in factors
-    ):
+    if not fits(factors, list[float]) or min(factors, default=1) <= 0:
         raise ValueError(
             f"{title}: rope_parameters' {name} must be a list of positive numbers, not"
             f" {brief(factors)}"

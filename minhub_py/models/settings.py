@@ -21,7 +21,31 @@ SUMMARY = frozenset(
 HEAD_SETTINGS = ("architectures", "id2label", "num_labels", "problem_type")
 
 
-class Positions:
+class Effective:
+    """Configs with `to_hub`, which state the settings that change the logits."""
+
+    tie_word_embeddings: bool
+
+    def to_hub(self) -> dict[str, Any]:
+        """The config.json of a model."""
+        raise NotImplementedError
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        """config.json with computed values in place of the settings from which they follow.
+
+        A GGUF file has only these; two models of one type with equal ones and equal weights are
+        equal.
+        """
+        settings = {**self.to_hub(), "tie_word_embeddings": self.tie_word_embeddings}
+        if "num_key_value_heads" in settings:
+            settings["num_key_value_heads"] = (
+                settings["num_key_value_heads"] or settings["num_attention_heads"]
+            )
+        return settings
+
+
+class Positions(Effective):
     """Configs in which max_position_embeddings limits the number of positions."""
 
     max_position_embeddings: int

@@ -422,6 +422,18 @@ class T5Config(HeadSettings):
         name = self.feed_forward_proj.removeprefix("gated-")
         return "gelu_new" if self.feed_forward_proj == "gated-gelu" else name
 
+    @property
+    def effective(self) -> dict[str, Any]:
+        """See `Effective.effective`; without the settings of an absent decoder."""
+        decoder = (
+            "tie_word_embeddings",
+            "scale_decoder_outputs",
+            "num_decoder_layers",
+            "decoder_start_token_id",
+        )
+        absent = decoder if self.encoder_only else ()
+        return {name: value for name, value in super().effective.items() if name not in absent}
+
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         return {

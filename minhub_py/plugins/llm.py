@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import click
 import llm
@@ -23,6 +23,7 @@ from pydantic import create_model
 
 from minhub_py.checkpoints.local import BUILTIN, cached, cached_models, locate
 from minhub_py.models.registry import ARCHITECTURES
+from minhub_py.system.shapes import read_json
 
 PREFIX = "minhub/"
 Kind = Literal["chat", "embedding", "classifier"]
@@ -143,6 +144,13 @@ def load_encoder(identifier: str) -> tuple[Any, Any]:
         raise llm.ModelError(str(error)) from error
 
 
+class ModelKind(TypedDict, total=False):
+    """The settings of config.json that determine the kind of a model."""
+
+    architectures: list[str]
+    model_type: str
+
+
 def kind_at(path: Path) -> Kind:
     """The kind of the model in a folder or GGUF file, from its settings; "chat" if they cannot be
     read.
@@ -152,16 +160,14 @@ def kind_at(path: Path) -> Kind:
             with path.open("rb") as file:
                 start = file.read(GGUF_START)
             return "embedding" if any(key in start for key in GGUF_EMBEDDING_KEYS) else "chat"
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        classes = config.get("architectures") or [""]
-        if str(classes[0]).endswith(CLASSIFIERS):
+        config = read_json(path / "config.json", ModelKind)
+        if (config.get("architectures") or [""])[0].endswith(CLASSIFIERS):
             return "classifier"
         embeds = config.get("model_type") in ENCODER_TYPES or any(
             (path / name).exists() for name in EMBEDDING_FILES
         )
         return "embedding" if embeds else "chat"
-    # the error is shown when the model is loaded
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError):  # the error is shown when the model is loaded
         return "chat"
 
 
@@ -187,16 +193,9 @@ def added() -> dict[str, list[str]]:
     if not path.exists():
         return {}
     try:
-        models = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, dict[str, list[str]], advice="correct or delete it")
     except ValueError as error:
-        raise click.ClickException(f"{path} is not JSON ({error}): correct or delete it") from error
-    if not isinstance(models, dict) or not all(
-        isinstance(aliases, list) for aliases in models.values()
-    ):
-        raise click.ClickException(
-            f"{path} must contain an object of lists of aliases: correct or delete it"
-        )
-    return models
+        raise click.ClickException(str(error)) from error
 
 
 def available() -> Iterator[tuple[str, list[str], Kind]]:

@@ -31,7 +31,7 @@ from minhub_py.serve.inputs import parse_items, resolved
 from minhub_py.serve.models import ServedModel, failed
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import DisconnectedError, respond_with_lists, until_disconnect
-from minhub_py.serve.validation import Fields, check_string, invalid
+from minhub_py.serve.validation import Fields, invalid, shaped
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -375,8 +375,8 @@ def parse_documents(fields: Fields, name: str) -> tuple[str, list[str]]:
     for index, value in enumerate(values):
         path = f"{name}[{index}]"
         documents.append(
-            check_string(
-                Fields(value, path).string("text") if isinstance(value, dict) else value, path
+            shaped(
+                Fields(value, path).string("text") if isinstance(value, dict) else value, str, path
             )
         )
     return query, documents

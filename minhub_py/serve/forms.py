@@ -1,13 +1,14 @@
 """The form of a reply: a JSON schema, a regular expression, one of several strings, or a grammar."""
 
-import json
 from collections.abc import Callable, Mapping
 from reprlib import repr as brief
-from typing import Any
+from typing import Annotated, Any
 
 from minhub_py.inference.grammar import MAX_SCHEMA, Pattern
 from minhub_py.serve.settings import parse_schema
-from minhub_py.serve.validation import Fields, check_string, invalid
+from minhub_py.serve.validation import Fields, invalid, shaped
+from minhub_py.system.json_text import parse
+from minhub_py.system.shapes import Within
 
 Form = Mapping[str, Any] | Pattern
 MAX_CHOICES = 1000
@@ -24,10 +25,10 @@ def parse_form(fields: Fields) -> tuple[Form | None, str]:
         forms.append((schema, "response_format"))
     nested = fields.object("structured_outputs")
     for part, names in ((fields, NAMES), (nested, NESTED)):
-        for name, parse in names.items():
+        for name, read in names.items():
             path = f"{part.path}.{name}" if part.path else name
             if (value := part.get(name)) not in (None, "", False):
-                forms.append((parse(value, path), path))
+                forms.append((read(value, path), path))
     nested.reject(
         "disable_additional_properties",
         "disable_any_whitespace",
@@ -46,12 +47,12 @@ def json_schema(value: Any, name: str) -> Form:
     """A JSON schema, also as text."""
     if isinstance(value, str):
         try:
-            value = json.loads(check_text(value, name))
-        except (ValueError, RecursionError) as error:
-            raise invalid(f"{name} must be a JSON schema, not {brief(value)}", name) from error
-    if not isinstance(value, dict):
-        raise invalid(f"{name} must be a JSON schema, not {brief(value)}", name)
-    return value or {"type": "object"}
+            value = parse(check_text(value, name))
+        except ValueError as error:
+            raise invalid(
+                f"{name} must be a JSON schema, not {brief(value)} ({error})", name
+            ) from error
+    return shaped(value, dict[str, Any], name) or {"type": "object"}
 
 
 def any_object(value: Any, name: str) -> Form:
@@ -68,11 +69,8 @@ def regex(value: Any, name: str) -> Form:
 
 def choice(value: Any, name: str) -> Form:
     """One of several strings."""
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
-        raise invalid(
-            f"{name} must be a list of 1 to {MAX_CHOICES:,} strings, not {brief(value)}", name
-        )
-    return Pattern.choice([check_text(text, name) for text in value])
+    values = shaped(value, Annotated[list[str], Within(1, MAX_CHOICES)], name)
+    return Pattern.choice([check_text(text, name) for text in values])
 
 
 def grammar(value: Any, name: str) -> Form:
@@ -85,7 +83,7 @@ def grammar(value: Any, name: str) -> Form:
 
 def check_text(value: Any, name: str) -> str:
     """A string that is not too long to compile."""
-    if len(text := check_string(value, name)) > MAX_SCHEMA:
+    if len(text := shaped(value, str, name)) > MAX_SCHEMA:
         raise invalid(
             f"{name} has {len(text):,} characters; at most {MAX_SCHEMA:,} are supported", name
         )

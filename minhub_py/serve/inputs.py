@@ -4,7 +4,7 @@ from typing import Any
 
 from minhub_py.serve.messages import check_count
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.validation import Fields, check_string, invalid
+from minhub_py.serve.validation import Fields, invalid, shaped
 
 Item = str | list[Any]  # a text, or a sequence of token IDs and texts
 
@@ -38,12 +38,12 @@ def parse_item(value: Any, name: str) -> Item:
         fields.finish()
         return text
     if not isinstance(value, list):
-        return check_string(value, name)
+        return shaped(value, str, name)
     if not value:
         raise invalid(f"{name} must have at least one token ID", name)
     for part in value if str in set(map(type, value)) else ():
         if isinstance(part, str):
-            check_string(part, name)
+            shaped(part, str, name)
     return value
 
 

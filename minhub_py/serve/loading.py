@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.checkpoints import local
-from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.prefixes import PrefixCache
-from minhub_py.loading.fitting import describe
+from minhub_py.loading.files import open_files
 from minhub_py.models.encoder import Encoder
 from minhub_py.serve.catalog import Source
 from minhub_py.serve.encoder_engine import EncoderEngine
@@ -51,8 +50,8 @@ def task_at(path: Path) -> Task | None:
 @lru_cache(maxsize=1024)
 def task_of_version(path: Path, changed: int) -> Task:
     """The same for a file or folder that was changed at this time, in nanoseconds."""
-    architecture, config = describe(checkpoint_at(path))
-    return task_of(architecture.model_class(config), config)
+    files = open_files(path, weights="never", local_files_only=True)
+    return task_of(files.model_class, files.config)
 
 
 def served_models(

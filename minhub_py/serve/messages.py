@@ -7,7 +7,7 @@ further request of a conversation fail. Such parts are accepted in a reduced for
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from minhub_py.chat.content import text_part
 from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
@@ -17,11 +17,24 @@ from minhub_py.inference.grammar import Pattern
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.settings import check_variables, limited, parse_truncation, parse_variables
-from minhub_py.serve.validation import Fields, check_string, invalid
+from minhub_py.serve.validation import Fields, invalid, shaped
+from minhub_py.system.json_text import encodable
 
 MAX_TOOLS, MAX_TOOL_NAME = 1024, 256
 OMITTED = "[{} omitted: the model reads text only]"
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+class FunctionName(TypedDict, total=False):
+    """A function of an allowed tool."""
+
+    name: str
+
+
+class NamedTool(FunctionName, total=False):
+    """An allowed tool, in the forms of responses and of chat completions."""
+
+    function: FunctionName
 
 
 @dataclass
@@ -88,13 +101,9 @@ def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, Any
         "add_generation_prompt": generation,
         "continue_final_message": continued,
     }
-    documents = fields.get("documents")
+    documents = fields.get("documents", list[dict[str, Any]])
     if not documents:
         return variables
-    if not isinstance(documents, list) or not all(
-        isinstance(document, Mapping) for document in documents
-    ):
-        raise invalid("documents must be a list of objects, such as {title, text}", "documents")
     if not any("documents" in text for text in served.template.templates.values()):
         raise invalid(
             "the model's chat template does not use documents: add them to a message", "documents"
@@ -192,7 +201,7 @@ def parse_messages(values: Any, max_length: int, name: str = "messages") -> list
             )
             message |= {"tool_calls": calls} if calls else {}
             message |= (
-                {"reasoning_content": check_string(reasoning, f"{path}.reasoning_content")}
+                {"reasoning_content": shaped(reasoning, str, f"{path}.reasoning_content")}
                 if reasoning
                 else {}
             )
@@ -218,13 +227,12 @@ def parse_calls(message: Fields, max_length: int) -> list[dict[str, Any]]:
 def make_call(id: Any, name: str, arguments: Any) -> dict[str, Any]:
     """A call of a message, without lone surrogates, which UTF-8 cannot encode."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    function = {"name": valid_unicode(name), "arguments": valid_unicode(text)}
-    return {"id": id if isinstance(id, str) else None, "type": "function", "function": function}
-
-
-def valid_unicode(text: str) -> str:
-    """Text with lone surrogates replaced."""
-    return text.encode(errors="replace").decode()
+    function = {"name": encodable(name), "arguments": encodable(text)}
+    return {
+        "id": encodable(id) if isinstance(id, str) else None,
+        "type": "function",
+        "function": function,
+    }
 
 
 def check_count(values: list[Any], max_length: int, name: str) -> None:
@@ -247,9 +255,7 @@ def parse_content(
     if value is None:
         return ""
     if not isinstance(value, list):
-        return (
-            valid_unicode(value) if omit and isinstance(value, str) else check_string(value, name)
-        )
+        return encodable(value) if omit and isinstance(value, str) else shaped(value, str, name)
     check_count(value, max_length, name)
     texts = []
     for index, part in enumerate(value):
@@ -303,16 +309,11 @@ def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: Any, pa
         "type": "function",
         "function": {
             "name": name,
-            "description": valid_unicode(description) if isinstance(description, str) else "",
-            "parameters": valid_schema(schema) if isinstance(schema, Mapping) else None,
+            "description": encodable(description) if isinstance(description, str) else "",
+            "parameters": encodable(schema) if isinstance(schema, Mapping) else None,
             **({"strict": True} if function.get("strict") is True else {}),
         },
     }
-
-
-def valid_schema(schema: Mapping[str, Any]) -> Any:
-    """A schema without lone surrogates."""
-    return json.loads(valid_unicode(json.dumps(schema, ensure_ascii=False)))
 
 
 def choose_tools(
@@ -336,12 +337,9 @@ def choose_tools(
         )
         if kind == "allowed_tools":
             chat.choice = "required" if nested.string("mode") == "required" else "auto"
-            items = nested.get("tools")
-            items = items if isinstance(items, list) else []
             allowed = [
                 item.get("name") or (item.get("function") or {}).get("name")
-                for item in items
-                if isinstance(item, Mapping)
+                for item in nested.get("tools", list[NamedTool]) or ()
             ]
         elif kind in ("function", "tool"):
             chat.choice, chat.parallel = "required", False
@@ -374,7 +372,7 @@ def set_effort(
     if isinstance(effort, bool):
         set_thinking(chat, served, effort)
         return
-    effort = check_string(effort, name)
+    effort = shaped(effort, str, name)
     if effort in ("none", "off", "disabled"):
         set_thinking(chat, served, False)
         return

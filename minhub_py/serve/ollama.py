@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from minhub_py.chat.defaults import PUBLISHED_FIELDS
+from minhub_py.inference.limits import PUBLISHED_FIELDS
 from minhub_py.inference.quantize import kind_of
 from minhub_py.serve import known_fields
 from minhub_py.serve.catalog import Entry
@@ -42,7 +42,7 @@ from minhub_py.serve.replies import ParsedReply, collect_replies
 from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import limited, parse_settings
 from minhub_py.serve.streaming import json_line, respond, respond_with_lists
-from minhub_py.serve.validation import Fields, check_string, invalid
+from minhub_py.serve.validation import Fields, invalid, shaped
 from minhub_py.system.duration import parse_duration
 from minhub_py.system.json_text import JSONText, object_text
 from minhub_py.system.version import __version__
@@ -300,7 +300,8 @@ def parse_texts(value: Any) -> list[str]:
     if not all(isinstance(text, str) for text in values):
         raise invalid("invalid input type: input must be a string or a list of strings", "input")
     check_count(values, "input")
-    return [check_string(text, "input") for text in values]
+    texts: list[str] = shaped(values, list[str], "input")
+    return texts
 
 
 async def read(request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:

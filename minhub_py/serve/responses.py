@@ -8,7 +8,8 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from reprlib import repr as brief
+from typing import Any, TypedDict
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -34,9 +35,16 @@ from minhub_py.serve.replies import new_call_id
 from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
-from minhub_py.serve.validation import Fields, check_string, invalid
+from minhub_py.serve.validation import Fields, invalid
+from minhub_py.system.json_text import encodable
 
 Event = tuple[str, dict[str, Any]]
+
+
+class TextPart(TypedDict, total=False):
+    """A part of reasoning."""
+
+    text: str
 
 
 async def input_tokens(request: HTTPRequest) -> Response:
@@ -79,8 +87,8 @@ async def responses(request: HTTPRequest) -> Response:
             "instructions": fields.get("instructions"),
             "incomplete_details": {"reason": "max_output_tokens"} if end == "length" else None,
             "parallel_tool_calls": chat.parallel,
-            "tool_choice": fields.get("tool_choice") or "auto",
-            "tools": fields.get("tools") or [],
+            "tool_choice": encodable(fields.get("tool_choice") or "auto"),
+            "tools": encodable(fields.get("tools") or []),
             "metadata": {},
             "temperature": settings["sampling"].temperature,
             "top_p": settings["sampling"].top_p or 1.0,
@@ -157,10 +165,10 @@ def messages_of(items: list[Any]) -> list[Any]:
         fields = Fields(item, f"input[{index}]")
         kind = fields.get("type") or "message"
         if kind == "reasoning":
-            parts = fields.get("content") or fields.get("summary") or []
-            reasoning = "\n".join(
-                str(part.get("text") or "") for part in parts if isinstance(part, dict)
+            parts = (
+                fields.get("content", list[TextPart]) or fields.get("summary", list[TextPart]) or []
             )
+            reasoning = "\n".join(part.get("text") or "" for part in parts)
         elif kind == "function_call":
             call = make_call(
                 fields.get("call_id") or fields.get("id"),
@@ -187,10 +195,7 @@ def messages_of(items: list[Any]) -> list[Any]:
         elif kind in ("input_image", "input_file"):
             messages.append({"role": "user", "content": OMITTED.format("content")})
         else:
-            raise invalid(
-                f"input[{index}] has type {check_string(kind, 'input')!r}: it is not supported",
-                "input",
-            )
+            raise invalid(f"input[{index}] has type {brief(kind)}: it is not supported", "input")
     return messages
 
 

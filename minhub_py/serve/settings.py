@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from reprlib import repr as brief
-from typing import Any
+from typing import Annotated, Any
 
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import AnyGrammar
@@ -20,7 +20,8 @@ from minhub_py.inference.token_limits import TokenLimits
 from minhub_py.serve.engine import StopRules
 from minhub_py.serve.known_fields import FIXED, SAMPLING, reject_unsupported
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.validation import Fields, invalid
+from minhub_py.serve.validation import Fields, invalid, shaped
+from minhub_py.system.shapes import Within
 
 MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
 
@@ -136,14 +137,7 @@ def parse_other_penalty(fields: Fields, name: str, value: float) -> float:
 
 def parse_ids(fields: Fields, name: str, size: int) -> list[int] | None:
     """Token IDs of a vocabulary of this size; None if the field is missing."""
-    value = fields.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(type(id) is int and 0 <= id < size for id in value):
-        raise invalid(
-            f"{name} must be a list of token IDs from 0 to {size - 1}, not {brief(value)}", name
-        )
-    return value
+    return fields.get(name, list[Annotated[int, Within(0, size - 1)]])
 
 
 def parse_limits(fields: Fields, served: ServedModel) -> TokenLimits:
@@ -236,12 +230,11 @@ def parse_variables(fields: Fields) -> dict[str, Any]:
 
 def check_variables(variables: Any, name: str) -> None:
     """Reject values that are too large for a chat template."""
-    try:
-        size = len(json.dumps(variables))
-    except RecursionError as error:
-        raise invalid(f"{name} is nested too deeply", name) from error
-    if size > MAX_VARIABLES_LENGTH:
-        raise invalid(f"{name} has {size:,} characters: at most {MAX_VARIABLES_LENGTH:,}", name)
+    text = shaped(json.dumps(variables, ensure_ascii=False), str, name)
+    if len(text) > MAX_VARIABLES_LENGTH:
+        raise invalid(
+            f"{name} has {len(text):,} characters: at most {MAX_VARIABLES_LENGTH:,}", name
+        )
 
 
 def parse_stream(fields: Fields) -> tuple[bool, bool]:
@@ -290,9 +283,7 @@ def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:
             "unsupported",
         )
     nested = kind == "json_schema" and form.get("json_schema") is not None
-    schema = (form.object("json_schema") if nested else form).get("schema")
+    schema = (form.object("json_schema") if nested else form).get("schema", dict[str, Any])
     if schema is None and kind == "json_schema":
         raise invalid(f"{name} has no schema: add it as json_schema.schema", name)
-    if not isinstance(schema, dict | None):
-        raise invalid(f"{name}.schema must be a JSON schema, not {brief(schema)}", name)
     return schema or {"type": "object"}

@@ -10,16 +10,17 @@ import gc
 import json
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
+
+from minhub_py.system.json_text import check_depth, decoder
 
 T = TypeVar("T")
 Slices = Generator[None, None, T]  # yields between slices, and returns the result
 SLICE = 2_000  # values, a few milliseconds
 CHARACTERS = 16_000  # of JSON that are read at once
-MAX_DEPTH = 500  # of nested lists and objects
 # Elements of a list that are neither lists nor objects, with their commas.
 _run = re.compile(rf'(?:[ \t\n\r]*(?:"[^"\\]*"|[-+.\w]+)[ \t\n\r]*,){{1,{SLICE}}}').match
 _space = re.compile(r"[ \t\n\r]*").match
@@ -89,15 +90,12 @@ def write_list(elements: Iterable[Any], cost: int = 1) -> Slices[str]:
     return f"[{','.join(parts)}]"
 
 
-def read_json(text: str, parse_constant: Callable[[str], Any], most: int) -> Slices[Any]:
-    """A JSON text.
+def read_json(text: str, most: int) -> Slices[Any]:
+    """A JSON text. ValueError: as in `json_text.parse`.    TooManyError.
 
-    parse_constant: as in json.loads.    most: maximum number of lists, objects and members of
-    objects.
-
-    json.JSONDecodeError, RecursionError: as json.loads. TooManyError.
+    most: maximum number of lists, objects and members of objects.
     """
-    reader = _Reader(text, parse_constant)
+    reader = _Reader(text)
     count = total = 0
     while not reader.complete:
         size = reader.advance()
@@ -113,9 +111,10 @@ def read_json(text: str, parse_constant: Callable[[str], Any], most: int) -> Sli
 class _Reader:
     """The state of a text that is being read. The end of the text is read at once."""
 
-    def __init__(self, text: str, parse_constant: Callable[[str], Any]) -> None:
+    def __init__(self, text: str) -> None:
         self.text, self.position = text, _end_of_space(text, 0)
-        self.decoder: Any = json.JSONDecoder(parse_constant=parse_constant)
+        self.decoder: Any = decoder(text)
+        self.in_end = False  # whether the depth of the text's end is checked
         self.open: list[list[Any] | dict[str, Any]] = []
         self.keys: list[str] = []  # of the current member of each; "" in a list
         self.structure = 0
@@ -130,12 +129,14 @@ class _Reader:
             self.position = _end_of_space(self.text, run.end())
             return len(values) + len(run[0]) // 100
         opening = self.text[start : start + 1]
-        is_end = len(self.text) - start <= CHARACTERS and len(self.open) < MAX_DEPTH // 2
-        if opening not in ("[", "{") or is_end:
+        if opening not in ("[", "{") or self.in_end:
             self._add(self._scanned())
             return 1 + (self.position - start) // 100
-        if len(self.open) == MAX_DEPTH:
-            raise RecursionError
+        check_depth("[", len(self.open))
+        if len(self.text) - start <= CHARACTERS:
+            check_depth(self.text[start:], len(self.open))
+            self.in_end = True
+            return 0
         self.structure += 1
         container: list[Any] | dict[str, Any] = [] if opening == "[" else {}
         self.position = _end_of_space(self.text, start + 1)

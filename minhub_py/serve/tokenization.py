@@ -80,9 +80,9 @@ def finish(fields: Fields) -> None:
 async def detokenize(request: HTTPRequest) -> Response:
     """POST /detokenize: the text of `tokens`, as `content` (llama.cpp) and `prompt` (vLLM)."""
     served, fields = await server_of(request).read_with_model(request)
-    tokens = fields.get("tokens")
+    tokens = fields.get("tokens", list[Any])
     fields.finish()
-    if not isinstance(tokens, list):
+    if tokens is None:
         raise invalid("tokens must be a list of token IDs", "tokens")
     ids = served.check_ids(tokens)
     # Only batch methods release the GIL.

@@ -5,15 +5,17 @@ without an effect on the result: every field of a request is used or rejected.
 """
 
 import math
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from reprlib import repr as brief
-from typing import Any
+from typing import Annotated, Any, TypeVar, overload
 
 from minhub_py.serve.slices import Slices, TooManyError, read_json
 from minhub_py.system.printable import printable
+from minhub_py.system.shapes import ShapeError, Within, convert
+
+T = TypeVar("T")
 
 MAX_VALUES = 500_000  # in a body, counted before parsing
 # lists, objects and members of objects in a body; numbers and texts in lists can be more
@@ -62,7 +64,7 @@ class Fields:
                 413, f"the body has too many values: at most {MAX_VALUES:,}", "too_large"
             )
         try:
-            return cls((yield from read_json(body.decode(), _reject_constant, MAX_STRUCTURE)))
+            return cls((yield from read_json(body.decode(), MAX_STRUCTURE)))
         except UnicodeDecodeError as error:
             raise invalid(
                 f"the body is not UTF-8 text ({error.reason} at byte {error.start})"
@@ -73,23 +75,23 @@ class Fields:
                 f"the body has too many lists, objects and fields: at most {MAX_STRUCTURE:,}",
                 "too_large",
             ) from error
-        except (ValueError, RecursionError) as error:
-            raise invalid(
-                f"the body is not JSON: {str(error)[:200] or 'nested too deeply'}"
-            ) from error
+        except ValueError as error:
+            raise invalid(f"the body is not JSON: {str(error)[:200]}") from error
 
     def _name(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
 
-    def _wrong_type(self, name: str, expected: str, value: Any) -> RequestError:
-        return invalid(
-            f"{self._name(name)} must be {expected}, not {brief(value)}", self._name(name)
-        )
+    @overload
+    def get(self, name: str, shape: type[T]) -> T | None: ...
 
-    def get(self, name: str) -> Any:
-        """The value of a field."""
+    @overload
+    def get(self, name: str, shape: Any = Any) -> Any: ...
+
+    def get(self, name: str, shape: Any = Any) -> Any:
+        """The value of a field in the types of a shape; see system/shapes.py."""
         self.read.add(name)
-        return self.values.get(name)
+        value = self.values.get(name)
+        return None if value is None else shaped(value, shape, self._name(name))
 
     def integer(
         self, name: str, minimum: int, maximum: int, default: int | None = None
@@ -101,37 +103,32 @@ class Fields:
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             value = int(value)
         if type(value) is not int or not minimum <= value <= maximum:
-            raise self._wrong_type(name, f"an integer from {minimum} to {maximum}", value)
+            raise invalid(
+                f"{self._name(name)} must be an integer from {minimum} to {maximum}, not"
+                f" {brief(value)}",
+                self._name(name),
+            )
         return value
 
     def number(self, name: str) -> float | None:
         """A finite number."""
-        value = self.get(name)
-        if value is None:
-            return None
-        if type(value) not in (int, float) or abs(value) > sys.float_info.max:
-            raise self._wrong_type(name, "a number", value)
-        return float(value)
+        value = self.get(name, float)
+        return None if value is None else float(value)
 
     def boolean(self, name: str, default: bool = False) -> bool:
         """A Boolean."""
-        value = self.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise self._wrong_type(name, "true or false", value)
+        value = self.get(name, bool)
         return default if value is None else value
 
     def string(self, name: str, default: str | None = None) -> str | None:
         """A string."""
-        value = self.get(name)
-        return default if value is None else check_string(value, self._name(name))
+        value = self.get(name, str)
+        return default if value is None else value
 
     def strings(self, name: str, maximum: int) -> tuple[str, ...]:
         """The non-empty strings of a string or a list of strings."""
-        value = self.get(name)
-        values = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or len(values) > maximum:
-            raise self._wrong_type(name, f"a string or a list of at most {maximum} strings", value)
-        return tuple(filter(None, [check_string(value, self._name(name)) for value in values]))
+        value = self.get(name, str | Annotated[list[str], Within(0, maximum)])
+        return tuple(filter(None, [value] if isinstance(value, str) else value or ()))
 
     def object(self, name: str) -> "Fields":
         """A nested object, empty if it is missing."""
@@ -185,21 +182,22 @@ class Fields:
             )
 
 
-def check_string(value: Any, name: str) -> str:
-    """A string. RequestError: another type, or a lone surrogate, which UTF-8 cannot encode."""
-    if not isinstance(value, str):
-        raise invalid(f"{name} must be a string, not {brief(value)}", name)
+@overload
+def shaped(value: Any, shape: type[T], name: str) -> T: ...
+
+
+@overload
+def shaped(value: Any, shape: Any, name: str) -> Any: ...
+
+
+def shaped(value: Any, shape: Any, name: str) -> Any:
+    """A value in the types of a shape. RequestError: it has another one; the message begins with
+    its location.
+    """
     try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise invalid(
-            f"{name} contains a lone surrogate, which is not valid Unicode: remove it", name
-        ) from error
-    return value
-
-
-def _reject_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
+        return convert(value, shape, path=name)
+    except ShapeError as error:
+        raise invalid(str(error), error.path) from error
 
 
 def finite(logprob: float | None) -> float:

@@ -12,6 +12,7 @@ from functools import reduce
 
 import torch
 
+from minhub_py.system.quantization import KINDS
 from minhub_py.system.spelling import SettingError, setting
 from minhub_py.system.tables import Columns, Result
 
@@ -229,7 +230,7 @@ def choose_dtype(
         if dtype not in DTYPES:
             raise ValueError(
                 f"dtype {dtype!r} is unknown; give auto, {', '.join(DTYPES)}, or for fewer bits"
-                " quantize: int8 or nf4"
+                f" quantize: {' or '.join(KINDS)}"
             )
         return DTYPES[dtype]
     widest = reduce(torch.promote_types, list(stored) or [torch.float32])

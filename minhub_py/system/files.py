@@ -2,6 +2,7 @@
 fill the memory.
 """
 
+import errno
 import io
 import os
 import stat
@@ -18,18 +19,22 @@ KINDS = {
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file. ValueError: it is a FIFO or a device.    OSError: it cannot be read."""
+    """Open a regular file. ValueError: it is a FIFO or a device.    OSError: it is a folder, or
+    cannot be read.
+    """
     # O_NONBLOCK: a FIFO opens without a writer.
     descriptor = os.open(
         path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     )
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind == stat.S_IFDIR:  # os.fdopen would name the descriptor
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if kind in KINDS:
             raise ValueError(
                 f"{path} is not a regular file, but {KINDS[kind]}: copy its content to a file"
             )
-        return os.fdopen(descriptor, "rb")  # IsADirectoryError for a folder
+        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise

@@ -126,7 +126,17 @@ def unknown(names: Sequence[str], valid: Sequence[str], title: str = "the settin
     hints = [f"{name}: {hint}" for name in names if (hint := argument_hint(name))]
     if len(hints) == len(names):
         return f"unknown setting{'s' if len(names) > 1 else ''} {'; '.join(hints)}"
+    return (
+        f"unknown setting{'s' if len(names) > 1 else ''} {', '.join(names)};"
+        f" {similar(names, valid, title)}"
+    )
+
+
+def similar(names: Sequence[str], valid: Sequence[str], title: str) -> str:
+    """Advice for unknown names: the most similar valid ones, or the list of all, which `title`
+    describes.
+    """
     matches = [get_close_matches(name, valid, 1) for name in names]
-    suggestions = ", ".join(match[0] for match in matches if match)
-    advice = f"did you mean {suggestions}?" if all(matches) else f"{title} are {', '.join(valid)}"
-    return f"unknown setting{'s' if len(names) > 1 else ''} {', '.join(names)}; {advice}"
+    if all(matches):
+        return f"did you mean {', '.join(match[0] for match in matches)}?"
+    return f"{title} are {', '.join(valid)}"

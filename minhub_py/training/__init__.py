@@ -36,13 +36,17 @@ from minhub_py.training.metrics import metrics_listener
 from minhub_py.training.preparation import Preparation
 from minhub_py.training.progress import ConsoleListener
 from minhub_py.training.recovery import check_model_files, recovery_advice
-from minhub_py.training.settings import Change, Settings, read_settings
+from minhub_py.training.settings import (
+    Change,
+    ResumeSettings,
+    Settings,
+    TrainSettings,
+    read_settings,
+)
 from minhub_py.training.setup import continue_preparation, continue_run, start_run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from minhub_py.entry_points import ResumeSettings, TrainSettings
 
 __all__ = ["Change", "Listener", "LossRow", "Run", "Settings", "resume", "train"]
 

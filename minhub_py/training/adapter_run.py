@@ -13,13 +13,14 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import nn
 
-from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
+from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.loading.adapters.attach import attach, new_adapter, save_adapter
 from minhub_py.loading.adapters.config import ALL_LINEAR, AdapterConfig, read_config
 from minhub_py.loading.adapters.files import CONFIG, WEIGHTS
 from minhub_py.loading.adapters.fit import read_adapter
 from minhub_py.loading.adapters.heads import SEQUENCE_TASK, head_modules, labels_of
+from minhub_py.loading.files import ModelFiles
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.lora import Invocation
 from minhub_py.system.spelling import setting, unknown
@@ -149,7 +150,7 @@ def adapted_model(
 
 
 def invocation_of(
-    lora: Mapping[str, Any], start: Checkpoint | None, tokenizer: Tokenizer | None
+    lora: Mapping[str, Any], start: ModelFiles | None, tokenizer: Tokenizer | None
 ) -> Invocation | None:
     """The tokens that activate the adapter of a run; None if it is always active. ValueError: a
     setting is invalid.
@@ -198,4 +199,4 @@ def check_files(folder: Path) -> None:
             (folder / name).stat()
     read_object(folder / CONFIG)
     with reading(folder / WEIGHTS):
-        open_safetensors(folder / WEIGHTS)
+        open_tensors(folder / WEIGHTS)

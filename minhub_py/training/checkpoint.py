@@ -26,7 +26,7 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from torch import Tensor
 
-from minhub_py.checkpoints.storage import open_safetensors
+from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.writing import write_safetensors
 from minhub_py.system.lock import FULL, acquire, release
 from minhub_py.system.spelling import resume_call, setting, train_call
@@ -307,7 +307,7 @@ def progress_json(progress: Progress) -> str:
 def read_state(folder: Path) -> tuple[dict[str, Tensor], Progress]:
     """Read the files of `write_state`. CorruptError: a file is missing or corrupt."""
     with reading(folder / "optimizer.safetensors"):
-        handle = open_safetensors(folder / "optimizer.safetensors")
+        handle = open_tensors(folder / "optimizer.safetensors")
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # not a mapping
     values = read_object(folder / "progress.json")
     with reading(folder / "progress.json"):

@@ -1,12 +1,13 @@
 """`CorruptError`, the error for a missing or corrupt file of a run."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+
+from minhub_py.system.shapes import read_json
 
 
 class CorruptError(ValueError):
@@ -39,7 +40,4 @@ def reading(path: Path) -> Iterator[None]:
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object. CorruptError: the file is missing or contains something else."""
     with reading(path):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise TypeError(f"{path} is not a JSON object")
-        return content
+        return read_json(path, dict[str, Any])

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from minhub_py.chat.replies import end_tokens
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.loading.adapters.heads import classifier_config, labels_of
-from minhub_py.loading.fitting import describe, fit, with_values
+from minhub_py.loading.facts import collect, fit
+from minhub_py.loading.files import ModelFiles
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.registry import Architecture
 from minhub_py.system.formats import read_columns
@@ -37,14 +37,14 @@ RATES = {
 
 
 def with_objective(
-    settings: Settings, sources: Sequence[Any], start: Checkpoint | None
+    settings: Settings, sources: Sequence[Any], start: ModelFiles | None
 ) -> Settings:
     """The settings with the objective of the files; "text" for text files.
 
     ValueError: the files have different kinds, or the objective needs a model to fine-tune.
     """
     tables = [source for source in sources if is_table(source)]
-    is_encoder = start is not None and is_encoder_only(start)
+    is_encoder = start is not None and start.model_class.encoder_only
     if not tables and not (is_encoder and settings.objective in (None, "masked")):
         if settings.objective not in (None, "text"):
             raise ValueError(
@@ -70,16 +70,10 @@ def with_objective(
     return dataclasses.replace(settings, objective=objective)
 
 
-def is_encoder_only(start: Checkpoint) -> bool:
-    """Whether a checkpoint contains a text encoder, or a decoder with a classification head."""
-    architecture, config = describe(start)
-    return architecture.model_class(config).encoder_only
-
-
 def encode_examples(
     folder: RunFolder,
     settings: Settings,
-    start: Checkpoint,
+    start: ModelFiles,
     tokenizer: Tokenizer,
     paths: Sequence[Path],
     fingerprint: str,
@@ -88,15 +82,14 @@ def encode_examples(
     """Write the encoded examples of a run. ValueError: a row is invalid."""
     objective = str(settings.objective)
     labels = labels_in(paths, settings.na) if objective == "labels" else []
-    _, config = describe(start)
-    template = chat_template_of(start, tokenizer)
-    eos = None if objective in ("labels", "masked") else eos_of(config, template)
+    template = chat_template_of(start.checkpoint, tokenizer)
+    eos = None if objective in ("labels", "masked") else eos_of(start.config, template)
     if objective in ("chat", "completion", "preference") and (
         eos is None or not end_tokens(template)
     ):
         listener.note(
-            "the model, its tokenizer and its chat template name no token that ends a reply, so"
-            " that the model does not learn to stop: set eos_token in tokenizer_config.json"
+            "config, tokenizer and chat template have no token that ends a reply, so that the "
+            "model does not learn to stop: set eos_token in tokenizer_config.json"
         )
     encoder = Encoder(
         tokenizer,
@@ -184,18 +177,18 @@ def with_defaults(
 
 
 def load_classifier(
-    start: Checkpoint, settings: Settings, labels: Sequence[str]
+    start: ModelFiles, settings: Settings, labels: Sequence[str]
 ) -> tuple[Architecture, LanguageModel]:
     """The model of a checkpoint with a classification head for these labels; () for regression.
 
     A new head has random weights. ValueError: the architecture has no classification head.
     """
-    architecture, base, meta = fit(start)
-    config: Any = base.config
-    config = settings.tuned_config(architecture, classifier_config(config, labels))
+    facts = collect(start)
+    architecture, base = facts.architecture, fit(facts)
+    config: Any = settings.tuned_config(architecture, classifier_config(base.config, labels))
     torch.manual_seed(settings.seed)
     model = architecture.new(config)
-    tensors = with_values(meta, start)
+    tensors = facts.tensors
     state = model.state_dict()
     same_labels = labels_of(base) == list(labels)
     for key, tensor in state.items():

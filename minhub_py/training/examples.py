@@ -33,7 +33,7 @@ from torch import Tensor
 
 from minhub_py.chat.replies import encode_replies
 from minhub_py.chat.templates import REASONING_FIELDS, ChatTemplate
-from minhub_py.checkpoints.storage import open_safetensors
+from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.tokenizers.tokenizer import encode, encode_prompt, working
 from minhub_py.models.lora import NEVER, Invocation
 from minhub_py.system.csv_values import NA, without_missing
@@ -502,7 +502,7 @@ def stack(rows: Sequence[Sequence[Encoded]]) -> dict[str, Tensor]:
 def load_examples(path: Path, objective: str) -> Examples:
     """Read a file of `prepare_examples`. CorruptError: it is missing or corrupt."""
     with reading(path):
-        file = open_safetensors(path)
+        file = open_tensors(path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         return Examples(
             tensors["ids"],

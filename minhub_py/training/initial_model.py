@@ -3,17 +3,17 @@ random weights.
 """
 
 from collections.abc import Sequence
-from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.inference.quantize import QuantizedLinear
 from minhub_py.loading.adapters.heads import with_head
-from minhub_py.loading.fitting import describe, fit, with_values
+from minhub_py.loading.facts import collect, fit
+from minhub_py.loading.files import ModelFiles, open_files
 from minhub_py.loading.pretrained import load
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.registry import ENTRIES, Architecture
@@ -26,7 +26,7 @@ from minhub_py.training.settings import Settings
 
 def load_model(
     settings: Settings,
-    start: Checkpoint | None,
+    start: ModelFiles | None,
     newest: Path | None,
     tokenizer: Tokenizer,
     labels: Sequence[str] | None = None,
@@ -53,11 +53,11 @@ def load_model(
     if newest is not None:
         read_object(newest / "config.json")
         with reading(newest / "model.safetensors"):
-            return load_checkpoint(Checkpoint(newest))
+            return load_files(open_files(newest))
     if start is not None and labels is not None:
         return example_run.load_classifier(start, settings, labels)
     if start is not None:
-        return load_checkpoint(start, settings)
+        return load_files(start, settings)
     entry = ENTRIES[settings.family or "gpt2"]
     torch.manual_seed(settings.seed)
     vocab_size = max(tokenizer.get_vocab().values()) + 1
@@ -65,36 +65,35 @@ def load_model(
     return entry.architecture, entry.architecture.new(config)
 
 
-def load_base(checkpoint: Checkpoint, settings: Settings) -> tuple[Architecture, LanguageModel]:
+def load_base(files: ModelFiles, settings: Settings) -> tuple[Architecture, LanguageModel]:
     """The frozen model of a run that trains an adapter. Matrices are in the run's dtype, or
     quantized.
     """
     if settings.quantize is None:
-        return load_checkpoint(checkpoint, settings)
-    plain = copy(checkpoint)
-    plain.adapter = None
+        return load_files(files, settings)
+    plain = replace(files, adapters={}, adapter=None)
     model = load(plain, device="cpu", dtype="float32", quantize=settings.quantize)
-    architecture, _ = describe(checkpoint)
-    settings.tuned_config(architecture, model.config)  # raises errors
+    settings.tuned_config(files.architecture, model.config)  # raises errors
     for module in model.modules():
         if isinstance(module, QuantizedLinear) and settings.dtype == "bfloat16":
             module.bfloat16()  # the dtype of the dequantized weight
-    return architecture, model
+    return files.architecture, model
 
 
-def load_checkpoint(
-    checkpoint: Checkpoint, settings: Settings | None = None
+def load_files(
+    files: ModelFiles, settings: Settings | None = None
 ) -> tuple[Architecture, LanguageModel]:
-    """A checkpoint's model, with the dropout of `settings`."""
-    architecture, model, meta = fit(checkpoint)
-    if checkpoint.adapter is not None and not (settings and settings.lora):
+    """The model of a checkpoint in float32, with the dropout of `settings`."""
+    facts = collect(files)
+    architecture, model = facts.architecture, fit(facts)
+    if files.adapter is not None and not (settings and settings.lora):
         raise ValueError(
-            f"{checkpoint.adapter} is an adapter: continue it with {setting('lora', 16)}, or merge"
-            " it with minhub convert --merge"
+            f"{files.adapter} is an adapter: continue it with {setting('lora', 16)}, or merge it "
+            "with minhub convert --merge"
         )
     if settings is not None:
         model = skeleton(architecture.new, settings.tuned_config(architecture, model.config))
-    tensors = with_values(meta, checkpoint)
+    tensors = facts.tensors
     # Contiguous float32 tensors train fastest. Embeddings, norms and factors are float32 in every
     # run.
     is_frozen = settings is not None and settings.lora and settings.dtype == "bfloat16"

@@ -26,10 +26,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from minhub_py.analysis.agreement import confusion_of, f1_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.lora import Invocation, starting_at
 from minhub_py.models.steps import Logits
+from minhub_py.system.confusion import confusion_of, f1_of
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import Measures
 from minhub_py.training.examples import ExampleCorpus, Examples

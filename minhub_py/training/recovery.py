@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import parse
-from minhub_py.loading.fitting import fit
+from minhub_py.loading.facts import collect, fit
+from minhub_py.loading.files import open_files
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training import adapter_run
 from minhub_py.training.checkpoint import RunFolder
@@ -88,4 +88,4 @@ def check_model_files(folder: Path) -> None:
     with reading(folder / "tokenizer.json"):
         parse(folder / "tokenizer.json")
     with reading(folder / "model.safetensors"):
-        fit(Checkpoint(folder))
+        fit(collect(open_files(folder)))

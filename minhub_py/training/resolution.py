@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer
 
 from minhub_py.checkpoints import hub
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import (
     characters,
     encode_prompt,
@@ -17,8 +16,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     train_byte_level_bpe,
 )
 from minhub_py.distributed import environment
-from minhub_py.loading.fitting import describe
-from minhub_py.loading.pretrained import open_checkpoint
+from minhub_py.loading.files import ModelFiles, open_files
 from minhub_py.models.base import ModelConfig
 from minhub_py.models.registry import ENTRIES, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
@@ -36,16 +34,14 @@ LORA_RATE = 5e-4
 MAX_DEFAULT_CONTEXT = 1024  # maximum context that a run adopts from the model to fine-tune
 
 
-def open_start(settings: Settings) -> Checkpoint | None:
-    """The checkpoint that a run fine-tunes. Raises the errors of `from_pretrained`."""
+def open_start(settings: Settings) -> ModelFiles | None:
+    """The files of the model that a run fine-tunes. Raises the errors of `from_pretrained`."""
     return (
-        None
-        if settings.start is None
-        else open_checkpoint(settings.start, settings.revision or "main")
+        None if settings.start is None else open_files(settings.start, settings.revision or "main")
     )
 
 
-def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
+def resolve_settings(settings: Settings, start: ModelFiles | None) -> Settings:
     """Replace None and "auto". ValueError: the settings do not fit each other, the model or the
     machine.
     """
@@ -55,7 +51,7 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
         config = settings.fresh_config(entry, settings.vocab_size)
         context = CONTEXT
     else:
-        architecture, config = describe(start)
+        architecture, config = start.architecture, start.config
         entry = entry_of(config.to_hub()["model_type"])
         if settings.family not in (None, entry.name):
             raise ValueError(
@@ -136,7 +132,7 @@ def check_effect(settings: Settings, given: Collection[str], *, kept: bool = Tru
 
 
 def with_example_defaults(
-    folder: RunFolder, settings: Settings, start: Checkpoint | None, given: Collection[str]
+    folder: RunFolder, settings: Settings, start: ModelFiles | None, given: Collection[str]
 ) -> Settings:
     """The settings with the defaults for fine-tuning, which depend on the examples and on the size
     of the model.
@@ -155,18 +151,17 @@ def with_example_defaults(
     return example_run.with_defaults(settings, given, examples, most)
 
 
-def tokens_in_memory(settings: Settings, start: Checkpoint, size: int, *, sliced: bool) -> int:
+def tokens_in_memory(settings: Settings, start: ModelFiles, size: int, *, sliced: bool) -> int:
     """The number of tokens whose activations have at most `size` bytes; a constant for GPUs and
     several processes.
     """
     if choose_device(settings.device).name != "cpu" or environment.world_size() > 1:
         return memory.MICRO_BATCH_TOKENS
-    architecture, config = describe(start)
-    tokens = memory.tokens_in_memory(config, architecture.new, size, sliced=sliced)
+    tokens = memory.tokens_in_memory(start.config, start.architecture.new, size, sliced=sliced)
     return min(tokens, memory.MICRO_BATCH_TOKENS)
 
 
-def tokenizer_of(settings: Settings, start: Checkpoint | None, text: Text) -> Tokenizer:
+def tokenizer_of(settings: Settings, start: ModelFiles | None, text: Text) -> Tokenizer:
     """The tokenizer of a run. Raises the errors of `tokenizer_from_pretrained`."""
     if settings.tokenizer == "characters":
         return characters(text.alphabet)

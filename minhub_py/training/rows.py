@@ -13,11 +13,12 @@ https://huggingface.co/docs/trl/dataset_formats, https://github.com/lm-sys/FastC
 https://github.com/tatsu-lab/stanford_alpaca.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from minhub_py.system.json_text import parse
 
 Row = Mapping[str, Any]
 VARIABLES = ("tools", "chat_template_kwargs")  # columns that the chat template receives
@@ -58,7 +59,7 @@ def parsed(value: Any, name: str, kind: type) -> Any:
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse(value)
         except ValueError as error:
             raise ValueError(f"{name} is not JSON ({error})") from error
     if not isinstance(value, kind):
@@ -88,7 +89,7 @@ def message_of(turn: Any) -> dict[str, Any]:
         raise ValueError(f"from must be one of {', '.join(ROLES)}, not {turn['from']!r}")
     if role != "function_call":
         return {"role": role, "content": text, **rest}
-    calls = json.loads(text) if isinstance(text, str) else text
+    calls = parse(text) if isinstance(text, str) else text
     functions = calls if isinstance(calls, list) else [calls]
     return {
         "role": "assistant",

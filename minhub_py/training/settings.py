@@ -7,14 +7,16 @@ The default sizes train on a CPU within minutes.
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_origin
 
 from minhub_py.models.config import changed
 from minhub_py.models.registry import ENTRIES, Architecture, Entry
 from minhub_py.system.csv_values import NA
+from minhub_py.system.quantization import KINDS
 from minhub_py.system.spelling import setting, train_call, unknown
 from minhub_py.training.errors import read_object, reading
 
@@ -136,8 +138,10 @@ class Settings:
                 f"{setting('lora')} requires {setting('start')}: an adapter changes an existing"
                 " model"
             )
-        if self.quantize not in (None, "int8", "nf4"):
-            raise ValueError(f"{setting('quantize')} must be int8 or nf4, not {self.quantize!r}")
+        if self.quantize not in (None, *KINDS):
+            raise ValueError(
+                f"{setting('quantize')} must be {' or '.join(KINDS)}, not {self.quantize!r}"
+            )
         if self.quantize and not self.lora:
             raise ValueError(
                 f"{setting('quantize')} requires {setting('lora')}: quantized weights cannot be"
@@ -275,6 +279,58 @@ class Settings:
         return json.dumps(values, indent=2) + "\n"
 
 
+class ResumeSettings(TypedDict, total=False):
+    """The keywords of `resume`: the `CHANGEABLE` fields of `Settings`."""
+
+    steps: int
+    evaluate_every: int
+    checkpoint_every: int
+    patience: int | None
+    sample: str | None
+    sample_tokens: int
+    device: str
+    compile: bool
+    parallel: str
+    threads: int | None
+
+
+class TrainSettings(ResumeSettings, total=False):
+    """The keywords of `train`: the other fields of `Settings`."""
+
+    family: str | None
+    start: str | None
+    tokenizer: str | None
+    revision: str | None
+    vocab_size: int
+    held_out: float
+    layers: int | None
+    width: int | None
+    heads: int | None
+    context: int | None
+    dropout: float | None
+    config: Mapping[str, object]
+    lora: Mapping[str, object]
+    quantize: str | None
+    objective: str | None
+    na: Sequence[str]
+    beta: float
+    keep_weight: float
+    epochs: float | None
+    checkpointing: bool
+    batch: int
+    accumulate: int
+    learning_rate: float | None
+    warm_up: int
+    floor: float
+    weight_decay: float
+    beta2: float
+    clip: float
+    carry: bool
+    evaluate_tokens: int
+    seed: int
+    dtype: str
+
+
 @dataclass(frozen=True)
 class Change:
     """A change of settings by `resume`: the last step with the previous values, and these values."""
@@ -350,7 +406,7 @@ def check_type(name: str, value: object, annotation: Any) -> Any:
     expected = Mapping if get_origin(annotation) is Mapping else types[0]
     if value is None and type(None) in types:
         return None
-    if expected is float and type(value) is int:
+    if expected is float and type(value) is int and abs(value) <= sys.float_info.max:
         value = float(value)
     if not isinstance(value, expected) or (expected is not bool and isinstance(value, bool)):
         title = {str: "text", int: "an integer", float: "a number", bool: "true or false"}.get(

@@ -13,7 +13,6 @@ import torch
 
 from minhub_py.checkpoints.fingerprint import fingerprint
 from minhub_py.checkpoints.local import commit_of
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import (
     SAVED_COMPANIONS,
     describe_unknown,
@@ -24,6 +23,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     working,
 )
 from minhub_py.distributed import environment
+from minhub_py.loading.files import ModelFiles
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call
 from minhub_py.training import example_run, memory
@@ -147,7 +147,7 @@ def continue_preparation(
 def encode_texts(
     folder: RunFolder,
     settings: Settings,
-    start: Checkpoint | None,
+    start: ModelFiles | None,
     paths: Sequence[Path],
     listener: Listener,
 ) -> None:
@@ -219,7 +219,7 @@ def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> N
 
 
 def check_unchanged(
-    folder: RunFolder, settings: Settings, start: Checkpoint | None, detail: str
+    folder: RunFolder, settings: Settings, start: ModelFiles | None, detail: str
 ) -> None:
     """ValueError: the model to fine-tune has changed since its tokenizer encoded the text."""
     if start is not None and read_corpus(folder.tokens).start not in (
@@ -254,7 +254,7 @@ def check_new(folder: RunFolder) -> None:
 def run(
     folder: RunFolder,
     settings: Settings,
-    start: Checkpoint | None,
+    start: ModelFiles | None,
     group: DataParallelGroup,
     listener: Listener,
 ) -> None:

@@ -7,11 +7,11 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
+from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.tokenizers.tokenizer import parse
 from minhub_py.inference.quantize import count
 from minhub_py.loading.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
-from minhub_py.loading.fitting import describe
+from minhub_py.loading.files import open_files
 from minhub_py.loading.pretrained import read_config
 from minhub_py.models.registry import ENTRIES, entry_of
 from minhub_py.models.skeleton import skeleton
@@ -148,16 +148,14 @@ def facts(path: Path, settings: Settings) -> tuple[str, int, int]:
     run.
     """
     if settings.lora:
-        file = open_safetensors(path / ADAPTER_WEIGHTS)
+        file = open_tensors(path / ADAPTER_WEIGHTS)
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  # not a mapping
         vocabulary = parse(path / "tokenizer.json").get_vocab()
         return settings.family or "", sum(map(math.prod, shapes)), max(vocabulary.values()) + 1
-    checkpoint = Checkpoint(path)
-    config = checkpoint.config or {}
-    architecture, model_config = describe(checkpoint)
+    files = open_files(path)
     # the file may also contain buffers
-    parameters = count(skeleton(architecture.Model, model_config))
-    return entry_of(config.get("model_type")).name, parameters, config["vocab_size"]
+    parameters = count(skeleton(files.architecture.Model, files.config))
+    return entry_of(files.config.to_hub()["model_type"]).name, parameters, files.config.vocab_size
 
 
 def base_parameters(settings: Settings) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from minhub_py.system.shapes import convert
 from r_bridge.arguments import character, json_data, json_schema
 from r_bridge.methods.text import biases, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
@@ -60,14 +61,14 @@ def reply(
     its calls.
     """
     from minhub_py.chat.functions import parse_tools
-    from minhub_py.chat.turns import Turn, parse_turn
+    from minhub_py.chat.turns import Turn
 
     chat = restored_chat(_chat(model, tokenizer), system, said, steps)
     chat.tools = parse_tools([json_schema(tool) for tool in tools or ()])
     if called is None:
         send = partial(chat.stream, text, tool_choice=tool_choice)
     else:
-        chat.turns += [Turn("user", text), parse_turn(json.loads(called))]
+        chat.turns += [Turn("user", text), convert(json.loads(called), Turn)]
         send = partial(chat.stream_answer, strings(results))
     pieces = send(
         max_new_tokens=max_new_tokens,
@@ -130,9 +131,8 @@ def restored_chat(chat: Any, system: str | None, said: Any, steps: Any) -> Any:
     ]
     for number, messages in enumerate(strings(steps)):
         turn = chat.turns[2 * number + 1]
-        chat.turns[2 * number + 1] = Turn(
-            turn.role, turn.text, None, tuple(json.loads(messages or "[]"))
-        )
+        previous = convert(json.loads(messages or "[]"), tuple[dict[str, Any], ...])
+        chat.turns[2 * number + 1] = Turn(turn.role, turn.text, None, previous)
     return chat
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from minhub_py.system.extras import require
 from r_bridge.arguments import character, id_rows, setting
 from r_bridge.objects import Model, Session, StateDict, Tokenizer
 
@@ -25,24 +24,22 @@ def from_pretrained(
 ) -> dict[str, Any]:
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
     from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.loading.adapters.loading import adapter_folders
-    from minhub_py.loading.pretrained import load, open_checkpoint
+    from minhub_py.loading.files import open_files
+    from minhub_py.loading.pretrained import load
     from minhub_py.models.registry import ENTRIES
 
-    if identifier.lower().endswith(".gguf"):
-        require("gguf")  # before a download
-    entry = ENTRIES[family] if family else None
-    checkpoint = open_checkpoint(
-        identifier, revision, entry=entry, token=token, local_files_only=local_files_only
+    files = open_files(
+        identifier,
+        revision,
+        entry=ENTRIES[family] if family else None,
+        adapter=adapter,
+        token=token,
+        local_files_only=local_files_only,
     )
-    if adapter is not None:
-        [checkpoint.adapter] = adapter_folders(
-            adapter, token=token, local_files_only=local_files_only
-        ).values()
-    files = signature(checkpoint.path)  # before loading, to detect later changes of the files
-    module = load(checkpoint, device=device, dtype=dtype, quantize=quantize, mtp=mtp)
-    model = Model(module, checkpoint.path, signature=files, adapter=checkpoint.adapter)
-    return about(model, session.add(model)) | {"commit": _commit(identifier, checkpoint.path)}
+    before = signature(files.path)  # before loading, to detect later changes of the files
+    module = load(files, device=device, dtype=dtype, quantize=quantize, mtp=mtp)
+    model = Model(module, files.path, signature=before, adapter=files.adapter)
+    return about(model, session.add(model)) | {"commit": _commit(identifier, files.path)}
 
 
 def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:
@@ -62,39 +59,55 @@ def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any
 def from_config(
     session: Session,
     identifier: str,
+    path: str,
     revision: str,
-    family: str,
+    family: str | None,
+    config: Any,
     token: str | None,
     local_files_only: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """Create a model with random weights from a config.json."""
-    from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.loading.pretrained import read_config
-    from minhub_py.models.registry import ENTRIES
+    """Create a model with random weights from a model type or a config.json.
 
-    architecture, config, folder = read_config(
-        identifier, revision, entry=ENTRIES[family], token=token, local_files_only=local_files_only
+    path: the identifier, or the absolute path if it is the name of a folder or file in R's working
+    folder.
+    family: accept repositories of this architecture only, and no model types.
+    """
+    from minhub_py.checkpoints.fingerprint import signature
+    from minhub_py.entry_points import new_config
+    from minhub_py.models.registry import ENTRIES, named_entry
+
+    is_type = family is None and revision == "main" and named_entry(identifier) is not None
+    architecture, settings, folder = new_config(
+        identifier if is_type else path,
+        revision,
+        _settings(config),
+        entry=ENTRIES[family] if family else None,
+        token=token,
+        local_files_only=local_files_only,
     )
+    network = _new(architecture, settings, seed)
     model = Model(
-        _fresh(architecture, config, seed),
-        folder,
-        identifier,
-        signature=folder and signature(folder),
+        network, folder, None if is_type else path, signature=folder and signature(folder)
     )
-    return about(model, session.add(model)) | {"commit": folder and _commit(identifier, folder)}
+    return about(model, session.add(model)) | {"commit": folder and _commit(path, folder)}
 
 
 def fresh(session: Session, family: str, config: Any, seed: int) -> dict[str, Any]:
     """Create a model with random weights from settings."""
     from minhub_py.models.registry import ENTRIES
 
-    settings = {name: setting(value) for name, value in dict(config or {}).items()}
-    model = Model(_fresh(ENTRIES[family].architecture, ENTRIES[family].config(settings), seed))
+    entry = ENTRIES[family]
+    model = Model(_new(entry.architecture, entry.config(_settings(config)), seed))
     return about(model, session.add(model)) | {"commit": None}
 
 
-def _fresh(architecture: Any, config: Any, seed: int) -> Any:
+def _settings(config: Any) -> dict[str, Any]:
+    """Settings that R has sent, with the names of config.json."""
+    return {name: setting(value) for name, value in dict(config or {}).items()}
+
+
+def _new(architecture: Any, config: Any, seed: int) -> Any:
     import torch
 
     with torch.random.fork_rng(devices=[]):

@@ -18,12 +18,12 @@ from small_models import LSTM, T5, tokenizer
 
 from minhub_py import (
     annotate,
+    from_config,
     from_pretrained,
     llama,
     lstm,
     save_pretrained,
     score,
-    t5,
     tokenizer_from_pretrained,
 )
 from minhub_py.analysis.annotate import calibrated
@@ -171,7 +171,9 @@ def test_a_chat_model_receives_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: lstm(**LSTM), lambda: t5(**T5)], ids=["recurrent", "encoder-decoder"]
+    "make",
+    [lambda: lstm(**LSTM), lambda: from_config("t5", **T5)],
+    ids=["recurrent", "encoder-decoder"],
 )
 def test_other_kinds_of_models_have_the_probabilities_of_score(make: Any) -> None:
     torch.manual_seed(1)

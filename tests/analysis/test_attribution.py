@@ -50,7 +50,8 @@ def test_attribution_with_a_frozen_norm_scale_sums_to_the_logit_difference(name:
 @torch.no_grad()
 def test_attribution_of_bias_is_exactly_that_of_norm_and_head() -> None:
     """A model whose final norm and head have biases: the part "bias" is w · β + b."""
-    model = minhub_py.phi(
+    model = minhub_py.from_config(
+        "phi",
         vocab_size=VOCABULARY,
         hidden_size=32,
         num_hidden_layers=2,
@@ -67,7 +68,7 @@ def test_attribution_of_bias_is_exactly_that_of_norm_and_head() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("heads", [False, True])
 def test_attribution_of_an_encoder_decoder_includes_cross_attention(heads: bool) -> None:
-    model = minhub_py.t5(**T5).eval()
+    model = minhub_py.from_config("t5", **T5).eval()
     draw(model)
     text, target = [5, 6, 7, 8], [9, 4, 11]
     expected = model(torch.tensor([text]), torch.tensor([[model.decoder_start, *target]]))[0, 2]
@@ -84,7 +85,7 @@ def test_attribution_of_an_encoder_decoder_includes_cross_attention(heads: bool)
 
 
 def test_architectures_without_a_sum_of_parts_are_rejected_by_name() -> None:
-    for model in (minhub_py.sinusoidal(**SINUSOIDAL), minhub_py.lstm(**LSTM)):
+    for model in (minhub_py.from_config("sinusoidal", **SINUSOIDAL), minhub_py.lstm(**LSTM)):
         with pytest.raises(
             ValueError,
             match=f"such as GPT-2, Llama and T5, not this {model.config.TITLE}: use patch",
@@ -93,7 +94,7 @@ def test_architectures_without_a_sum_of_parts_are_rejected_by_name() -> None:
     with pytest.raises(ValueError, match="target is for an encoder-decoder"):
         attribution(random_model("gpt2"), None, [1, 2], 3, target=[1])
     with pytest.raises(ValueError, match="head_scores.* needs a decoder-only model"):
-        head_scores(minhub_py.t5(**T5))
+        head_scores(minhub_py.from_config("t5", **T5))
 
 
 @torch.no_grad()

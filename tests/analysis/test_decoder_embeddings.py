@@ -242,7 +242,8 @@ def test_rerank_rejects_models_without_the_tokens() -> None:
         ValueError, match="needs a cross-encoder, or a decoder whose tokenizer has the tokens"
     ):
         rerank(model, tokenizer, "a", ["b"])
-    bert = minhub_py.bert(
+    bert = minhub_py.from_config(
+        "bert",
         vocab_size=300,
         hidden_size=16,
         num_hidden_layers=1,

@@ -111,7 +111,7 @@ def test_lstm_embeddings_match_single_layer_lstms() -> None:
 
 def test_sinusoidal_embeddings_match_its_blocks() -> None:
     """The architecture is not in transformers."""
-    model = minhub_py.sinusoidal(**SINUSOIDAL).eval()
+    model = minhub_py.from_config("sinusoidal", **SINUSOIDAL).eval()
     texts = texts_of(5, 12, 1)
     expected = []
     for ids in texts:

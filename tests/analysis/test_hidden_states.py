@@ -63,7 +63,7 @@ def test_layers_without_attention_are_omitted(load) -> None:
 
 def test_sinusoidal_attention_weights_reproduce_the_output_of_the_layer() -> None:
     """The architecture is not in transformers: the weights are applied to the values."""
-    model = minhub_py.sinusoidal(**SINUSOIDAL).eval()
+    model = minhub_py.from_config("sinusoidal", **SINUSOIDAL).eval()
     [ids] = texts_of(12)
     weights = attention_weights(model, None, ids).weights
     calls: list[Any] = []

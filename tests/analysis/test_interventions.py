@@ -42,8 +42,9 @@ def model_of(name: str) -> Any:
     special: dict[str, Callable[[], Any]] = {
         "gpt2": lambda: minhub_py.gpt2(**GPT2),
         "lstm": lambda: minhub_py.lstm(**LSTM),
-        "t5": lambda: minhub_py.t5(**T5),
-        "bert": lambda: minhub_py.bert(
+        "t5": lambda: minhub_py.from_config("t5", **T5),
+        "bert": lambda: minhub_py.from_config(
+            "bert",
             vocab_size=VOCABULARY,
             hidden_size=24,
             num_hidden_layers=2,

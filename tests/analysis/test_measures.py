@@ -8,7 +8,7 @@ import pytest
 import torch
 from guarantees import assert_same
 
-from minhub_py import gpt2, lstm, t5, target_logprobs, word_logprobs
+from minhub_py import from_config, gpt2, lstm, target_logprobs, word_logprobs
 from minhub_py.analysis.measures import Boundaries, correction
 from minhub_py.checkpoints.tokenizers.tokenizer import characters, train_byte_level_bpe
 from minhub_py.inference.generate import score
@@ -128,8 +128,8 @@ def test_correction_is_refused_where_words_have_no_boundary(model) -> None:
 
 def test_the_answer_of_an_encoder_decoder_is_corrected() -> None:
     torch.manual_seed(0)
-    model = t5(
-        vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4
+    model = from_config(
+        "t5", vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4
     ).eval()
     source, target = TOKENIZER.encode("The apple").ids, TOKENIZER.encode("tree, is").ids
     result = target_logprobs(model, TOKENIZER, ["The apple"], ["tree, is"], correct="oh")

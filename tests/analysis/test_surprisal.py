@@ -14,13 +14,12 @@ from real_data import real_data
 
 import minhub_py
 from minhub_py import (
+    from_config,
     gpt2,
     gptneo,
     lstm,
     next_tokens,
-    qwen35,
     score,
-    t5,
     target_logprobs,
     word_logprobs,
 )
@@ -82,7 +81,8 @@ def models() -> dict:
             **sizes,
         ),
         "lstm": lstm(vocab_size=V, embedding_size=16, hidden_size=24, num_layers=2),
-        "qwen35": qwen35(
+        "qwen35": from_config(
+            "qwen3_5_text",
             hidden_size=32,
             num_hidden_layers=4,
             num_attention_heads=2,
@@ -352,7 +352,9 @@ def test_one_warning_lists_the_unknown_characters_of_all_batches(
 
 def test_encoder_decoders_score_and_predict_targets() -> None:
     torch.manual_seed(0)
-    model = t5(vocab_size=V, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4).eval()
+    model = from_config(
+        "t5", vocab_size=V, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4
+    ).eval()
     contexts = ["The apple", "The apple", "It"]
     result = target_logprobs(model, TOKENIZER, contexts, ["tree", "book by", None])
     ids = [TOKENIZER.encode(text).ids for text in ("The apple", "tree", "book by")]
@@ -395,7 +397,9 @@ def test_token_scores_match_score_and_the_entropies_of_the_reference(model) -> N
 
 def test_token_scores_of_an_encoder_decoder_match_score() -> None:
     torch.manual_seed(0)
-    model = t5(vocab_size=V, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4).eval()
+    model = from_config(
+        "t5", vocab_size=V, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4
+    ).eval()
     texts, targets = [[5, 6], [7], [5, 6]], [[1, 2, 3], [4], [9]]
     result = list(token_scores(model, texts, targets))
     for (logprobs, entropies), expected in zip(
@@ -607,14 +611,16 @@ def test_white_space_is_allowed_unless_sep_doubles_it() -> None:
     joined = target_logprobs(GPT2, TOKENIZER, ["The"], ["tree"])
     apart = target_logprobs(GPT2, TOKENIZER, ["The"], [" tree"], sep="")
     np.testing.assert_array_equal(joined["logprob"], apart["logprob"])
-    target_logprobs(
-        t5(
-            vocab_size=GPT2.config.vocab_size, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
-        ).eval(),
-        TOKENIZER,
-        ["The "],
-        [" tree"],
+    t5 = from_config(
+        "t5",
+        vocab_size=GPT2.config.vocab_size,
+        d_model=8,
+        d_kv=4,
+        d_ff=8,
+        num_layers=1,
+        num_heads=2,
     )
+    target_logprobs(t5.eval(), TOKENIZER, ["The "], [" tree"])
 
 
 def test_results_equal_pangoling() -> None:

@@ -72,7 +72,8 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]
     tokenizer.post_processor = processors.RobertaProcessing(
         *ends, trim_offsets=True, add_prefix_space=False
     )
-    model = minhub_py.roberta(
+    model = minhub_py.from_config(
+        "roberta",
         vocab_size=tokenizer.get_vocab_size(),
         architectures=["RobertaForTokenClassification"],
         id2label=LABELS,

@@ -47,6 +47,6 @@ def test_a_trained_lens_is_closer_to_the_model_in_every_layer() -> None:
 
 def test_other_models_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="needs a decoder-only model, not T5"):
-        tuned_lens(minhub_py.t5(**T5), None, [[1, 2]])
+        tuned_lens(minhub_py.from_config("t5", **T5), None, [[1, 2]])
     with pytest.raises(ValueError, match="needs a transformer, not .*: use logit_lens"):
         tuned_lens(minhub_py.lstm(**LSTM), None, [[1, 2]])

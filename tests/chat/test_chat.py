@@ -145,7 +145,9 @@ def test_undone_forked_and_loaded_conversations_continue_identically(
         with pytest.raises(ValueError, match=r"corrupt.json: not a saved chat"):
             loaded.load(tmp_path / "corrupt.json")
     (tmp_path / "corrupt.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match="invalid JSON"):
+    with pytest.raises(
+        ValueError, match=r"corrupt.json is not valid JSON .*: load a file that `save` wrote"
+    ):
         loaded.load(tmp_path / "corrupt.json")
     assert len(loaded.turns) == 6
 
@@ -446,7 +448,7 @@ def test_new_weights_at_the_address_of_freed_ones_invalidate_the_prefix_cache(bo
     memory[:] = memory[:, ::-1].copy()
     weight.data = torch.from_numpy(memory)
     other = chat.fork()
-    other._generator.prefixes = []
+    other._generator.forget()
     reply, expected = chat.say("ab"), other.say("ab")
     assert reply.kept == 0
     assert (reply.ids, reply.logprobs) == (expected.ids, expected.logprobs)

@@ -77,7 +77,7 @@ def test_functions_are_called_and_their_results_are_in_the_next_prompt() -> None
     assert chat.undo() == "Weather?"
     chat.script.replies = ["Nothing."]
     assert chat.say("Weather?", tool_choice="none").text == "Nothing."
-    assert "get_weather" not in chat.tokenizer.decode(chat._generator.prefixes[-1].ids)
+    assert "get_weather" not in chat.tokenizer.decode(chat._generator.prefixes.entries[-1].ids)
 
 
 def test_a_call_is_required_and_valid() -> None:
@@ -188,7 +188,7 @@ def test_thinking_is_switched_and_shown(capsys: Any) -> None:
     chat = scripted_chat(thinking=False)
     chat.script.replies = ["Yes."]
     assert chat.say("Sure?").text == "Yes."
-    assert chat.tokenizer.decode(chat._generator.prefixes[-1].ids).count("Sure?") == 1
+    assert chat.tokenizer.decode(chat._generator.prefixes.entries[-1].ids).count("Sure?") == 1
     assert chat._variables() == {"enable_thinking": False}
     chat.thinking = None
     chat.script.replies = [f"{THINK}I know."]

@@ -35,7 +35,7 @@ CONFIG_ROUNDS = {"gpt2": 250, "gptneo": 250, "lstm": 1000, "llama": 500}
 def test_oversized_settings_are_rejected(name: str, folder: Path) -> None:
     (folder / name).write_text(" " * 10_000_000 + "{}")
     with pytest.raises(
-        ValueError, match=f"{name} has 10,000,002 bytes; the maximum for settings is 10,000,000"
+        ValueError, match=f"{name} has 10,000,002 bytes; the maximum is 10,000,000: use another"
     ):
         minhub_py.from_pretrained(str(folder))
 

@@ -283,7 +283,7 @@ def test_files_that_cannot_be_mapped_are_not_called_corrupt(
         with pytest.raises(
             MemoryError, match=r"cannot be mapped into memory \(2\.1 GB\).*is not corrupt"
         ):
-            Checkpoint(tmp_path).meta  # noqa: B018
+            Checkpoint(tmp_path).contents  # noqa: B018
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert Checkpoint(tmp_path).meta["a"].shape == (size,)
+    assert Checkpoint(tmp_path).contents.meta["a"].shape == (size,)

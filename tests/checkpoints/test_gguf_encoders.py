@@ -22,13 +22,20 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from minhub_py import embed, from_pretrained, modernbert, save_pretrained, tokenizer_from_pretrained
+from minhub_py import (
+    embed,
+    from_config,
+    from_pretrained,
+    save_pretrained,
+    tokenizer_from_pretrained,
+)
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.sentence_transformers import Dense, EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.sentencepiece import read_sentencepiece
 from minhub_py.export.gguf import write_gguf
 from minhub_py.inference.encoder_runner import encoder_runner
+from minhub_py.loading.files import open_files
 
 SETTINGS: dict[str, Any] = {
     "vocab_size": 2500,
@@ -359,10 +366,10 @@ def modern_tokenizer() -> Tokenizer:
 def test_modernbert_is_written_and_read(
     settings: dict[str, Any], pattern: Any, tmp_path: Path
 ) -> None:
-    model = modernbert(vocab_size=61, **MODERN, **settings)
+    model = from_config("modernbert", vocab_size=61, **MODERN, **settings)
     draw(model)
     save_pretrained(model.eval(), tmp_path / "hub")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     header = read_header(tmp_path / "model.gguf")
     assert header.metadata["modern-bert.attention.sliding_window_pattern"] == pattern
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MODERN_BERT, MODERN["num_hidden_layers"])
@@ -380,10 +387,10 @@ def test_modernbert_keeps_its_tokenizer_and_pooling(tmp_path: Path) -> None:
         f"{name}_token_id": theirs.token_to_id(f"[{token}]")
         for name, token in (("bos", "CLS"), ("eos", "SEP"), ("pad", "PAD"))
     }
-    model = modernbert(vocab_size=theirs.get_vocab_size(), **MODERN, **ids)
+    model = from_config("modernbert", vocab_size=theirs.get_vocab_size(), **MODERN, **ids)
     model.embedding_settings = EmbeddingSettings(pooling=("cls",), normalize=True)
     save_pretrained(model, tmp_path / "hub", theirs)
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     metadata = read_header(tmp_path / "model.gguf").metadata
     assert (metadata["tokenizer.ggml.pre"], metadata["modern-bert.pooling_type"]) == (
         "modern-bert",
@@ -419,16 +426,16 @@ def test_modernbert_keeps_its_tokenizer_and_pooling(tmp_path: Path) -> None:
 def test_embeddings_beyond_gguf_are_rejected(
     settings: EmbeddingSettings, message: str, tmp_path: Path
 ) -> None:
-    model = modernbert(vocab_size=61, **MODERN)
+    model = from_config("modernbert", vocab_size=61, **MODERN)
     model.embedding_settings = settings
     save_pretrained(model, tmp_path / "hub")
     with pytest.raises(ValueError, match=message):
-        write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+        write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     assert not (tmp_path / "model.gguf").exists()
 
 
 def test_prompts_of_embeddings_are_named(tmp_path: Path) -> None:
-    model = modernbert(vocab_size=61, **MODERN)
+    model = from_config("modernbert", vocab_size=61, **MODERN)
     model.embedding_settings = EmbeddingSettings(
         lower_case=True, prompts={"query": "query: ", "document": ""}
     )
@@ -436,12 +443,12 @@ def test_prompts_of_embeddings_are_named(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match="lacks the prompts and lower case of the repository's text embeddings"
     ):
-        write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+        write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
 
 
 def test_a_repository_without_pooling_has_none_in_its_file(tmp_path: Path) -> None:
     """Such as a reranker's: a mean would be an embedding that the repository does not define."""
-    model = modernbert(vocab_size=61, **MODERN)
+    model = from_config("modernbert", vocab_size=61, **MODERN)
     model.embedding_settings = EmbeddingSettings()
     save_pretrained(model, tmp_path / "hub")
     modules = json.loads((tmp_path / "hub" / "modules.json").read_text())
@@ -451,17 +458,19 @@ def test_a_repository_without_pooling_has_none_in_its_file(tmp_path: Path) -> No
     save_pretrained(again, tmp_path / "again")
     assert len(json.loads((tmp_path / "again" / "modules.json").read_text())) == 1
     for folder in ("hub", "again"):
-        write_gguf(Checkpoint(tmp_path / folder), tmp_path / f"{folder}.gguf", "F32")
+        write_gguf(open_files(tmp_path / folder), tmp_path / f"{folder}.gguf", "F32")
         assert "modern-bert.pooling_type" not in read_header(tmp_path / f"{folder}.gguf").metadata
 
 
 def test_modernbert_with_a_head_is_rejected(tmp_path: Path) -> None:
     save_pretrained(
-        modernbert(vocab_size=61, **{**MODERN, "architectures": ["ModernBertForMaskedLM"]}),
+        from_config(
+            "modernbert", vocab_size=61, **{**MODERN, "architectures": ["ModernBertForMaskedLM"]}
+        ),
         tmp_path / "hub",
     )
     with pytest.raises(ValueError, match="has no head of ModernBERT: set architectures to"):
-        write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf")
+        write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(

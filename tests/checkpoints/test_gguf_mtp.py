@@ -14,8 +14,8 @@ from references import CASES, ids_of
 
 import minhub_py
 from minhub_py import generate
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.gguf import write_gguf
+from minhub_py.loading.files import open_files
 from minhub_py.loading.pretrained import save_pretrained
 from minhub_py.models.config import changed, read
 from minhub_py.models.registry import architecture_of
@@ -100,7 +100,7 @@ def with_head(source: Path, target: Path, model: Any, heads: int = 1) -> Path:
 def test_the_head_of_a_gguf_file_is_loaded_on_request(name: str, tmp_path: Path) -> None:
     model = new(name)
     save_pretrained(model, tmp_path / "hub")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "plain.gguf", type="F32")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "plain.gguf", type="F32")
     file = with_head(tmp_path / "plain.gguf", tmp_path / "head.gguf", model)
     plain = minhub_py.from_pretrained(file, device="cpu", quantize="none")
     assert plain.mtp is None

@@ -167,7 +167,7 @@ def test_published_sizes_need_no_network(hub: HubServer) -> None:
         _, config, folder = read_config(name)
         assert (config.n_layer, config.n_embd, folder) == (24, 1024, None)
     with pytest.raises(
-        ValueError, match="gpt2-medium holds a gpt2 model: call gpt2_from_pretrained"
+        ValueError, match="gpt2-medium has a model of the architecture gpt2, not gptneo"
     ):
         minhub_py.gptneo_from_config("gpt2-medium")
     assert minhub_py.gpt2_from_config("gpt2").config.n_layer == 12

@@ -21,8 +21,8 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer
 from minhub_py.cli.loading import open_model
 from minhub_py.export.convert import convert
+from minhub_py.loading.files import open_files
 from minhub_py.loading.inspection import verify
-from minhub_py.loading.pretrained import open_checkpoint
 
 REPO = "owner/model"
 IDS = torch.arange(12).unsqueeze(0)
@@ -95,7 +95,7 @@ def opened_by_the_command(tmp_path: Path) -> tuple[Any, Any]:
 
 def converted(tmp_path: Path) -> tuple[Any, Any]:
     out = tmp_path / "converted"
-    convert(open_checkpoint(REPO), out)
+    convert(open_files(REPO), out)
     return from_pretrained(out, device="cpu"), tokenizer_from_pretrained(str(out))
 
 
@@ -135,7 +135,7 @@ def test_run_without_a_checkpoint_restarts_from_the_same_commit(
 def test_checkpoint_files_are_read_once(tmp_path: Path) -> None:
     save_pretrained(fresh("gpt2", 0), tmp_path, characters("abc"))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 3}')
-    checkpoint = open_checkpoint(tmp_path)
+    checkpoint = open_files(tmp_path)
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_text("{")
     assert minhub_py.loading.pretrained.load(checkpoint).config.eos_token_id == 3
@@ -163,7 +163,7 @@ def test_chat_template_is_saved_with_the_tokenizer(hub: HubServer, tmp_path: Pat
     for name, content in companions.items():
         (source / name).write_bytes(content)
     hub.add(REPO, {**files_of(source), "tokenizer.model": "not needed", "tekken.json": "{}"})
-    fetched = open_checkpoint(REPO)
+    fetched = open_files(REPO)
     assert files_of(fetched.path) == files_of(source)
 
     convert(fetched, tmp_path / "converted")
@@ -229,8 +229,8 @@ def test_head_that_differs_from_a_tied_embedding_is_used(family: str, tmp_path: 
         assert torch.equal(small(IDS), expected(IDS))
 
     save_pretrained(actual, tmp_path / "saved")
-    convert(Checkpoint(tmp_path / "tied"), tmp_path / "native", to="native")
-    convert(Checkpoint(tmp_path / "native"), tmp_path / "hub")
+    convert(open_files(tmp_path / "tied"), tmp_path / "native", to="native")
+    convert(open_files(tmp_path / "native"), tmp_path / "hub")
     for name in ("saved", "native", "hub"):
         assert (
             json.loads((tmp_path / name / "config.json").read_text())["tie_word_embeddings"]

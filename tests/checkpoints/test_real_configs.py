@@ -14,9 +14,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.inference.quantize import count as count_of
-from minhub_py.loading.fitting import describe
+from minhub_py.loading.files import open_files
 from minhub_py.models.rotary import rope_of
 from minhub_py.models.skeleton import skeleton
 
@@ -615,7 +614,8 @@ REFUSED: dict[str, tuple[Settings, str]] = {
 
 def described(folder: Path, settings: Settings) -> tuple[Any, Any]:
     (folder / "config.json").write_text(json.dumps(settings))
-    return describe(Checkpoint(folder))
+    files = open_files(folder)
+    return files.architecture, files.config
 
 
 @pytest.mark.parametrize("name", READ)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from minhub_py import (
+    from_pretrained,
     generate,
     gpt2_from_pretrained,
     gptneo_from_pretrained,
     score,
-    t5_from_pretrained,
     tokenizer_from_pretrained,
 )
 
@@ -57,13 +57,13 @@ def test_gptneo() -> None:
 )
 def test_t5(name: str, expected: float) -> None:
     """The sum of the log-probabilities of "Hi I am" as the answer to "Hello there"."""
-    [logprobs] = score(t5_from_pretrained(name), [[8774, 132, 1]], targets=[[2018, 27, 183, 1]])
+    [logprobs] = score(from_pretrained(name), [[8774, 132, 1]], targets=[[2018, 27, 183, 1]])
     assert logprobs.sum().item() == pytest.approx(expected, abs=1e-2)
 
 
 def test_t5_writes() -> None:
     model, tokenizer = (
-        t5_from_pretrained("google-t5/t5-small"),
+        from_pretrained("google-t5/t5-small"),
         tokenizer_from_pretrained("google-t5/t5-small"),
     )
     [ids] = generate(model, [tokenizer.encode("summarize: Hello there").ids], 20, temperature=0)

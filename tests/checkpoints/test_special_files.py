@@ -12,9 +12,9 @@ from sentencepiece_files import LLAMA, train
 
 from minhub_py import from_pretrained, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.chat.templates import chat_template_of
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.export.convert import convert
+from minhub_py.loading.files import open_files
 from minhub_py.system.files import read_bytes
 
 SIZES = {
@@ -103,7 +103,7 @@ def test_chat_templates_and_conversion_ignore_or_reject_them(
     replace(folder / name, kind)
     assert chat_template_of(folder, read_tokenizer(folder)).kind == "plain"
     with pytest.raises(ValueError, match=f"is not a regular file, but a {kind}"):
-        convert(Checkpoint(folder), folder.with_name("out"))
+        convert(open_files(folder), folder.with_name("out"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

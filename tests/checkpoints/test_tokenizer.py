@@ -172,7 +172,7 @@ def test_added_tokens_and_settings_match_transformers(
     [
         ({}, FileNotFoundError, "has no tokenizer, neither tokenizer.json nor vocab.json"),
         ({"tokenizer.json": "{"}, ValueError, "tokenizer.json is not a valid tokenizer"),
-        ({"vocab.json": "[1, 2]"}, ValueError, "should map tokens to IDs, or list characters"),
+        ({"vocab.json": "[1, 2]"}, ValueError, r"vocab.json: \[0\] must be a string, not 1"),
         ({"vocab.json": "{"}, ValueError, "vocab.json is not valid JSON"),
         (
             {"vocab.json": '{"a": 0, "b": 1, "ab": 2}', "merges.txt": "a b c"},

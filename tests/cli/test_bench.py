@@ -4,10 +4,10 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from commands import done, failed, minhub
+from fast_python import python
 
 GPT2 = "minhub/shakespeare-gpt2"
 QUICK = ("bench", "--quick", "--repeats", "1", "--threads", "1", "--model")
@@ -93,7 +93,7 @@ main()
     arguments = [*QUICK, GPT2, "--only", "decode", "--weights", "float32"]
     results = {
         (state, disabled): subprocess.run(
-            [sys.executable, "-c", code, state, *arguments],
+            [python(), "-c", code, state, *arguments],
             capture_output=True,
             text=True,
             check=False,

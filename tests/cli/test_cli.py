@@ -269,7 +269,7 @@ def test_nothing_is_downloaded_for_a_model_without_code_or_tokenizer(
     assert "model_type is 'mamba'" in failed("convert", "owner/mamba", str(tmp_path / "out"))
     assert "has no tokenizer" in failed("generate", "owner/mute", "x")
     with pytest.raises(
-        ValueError, match=r"owner/mute holds a gpt2 model: call gpt2_from_pretrained\(\)"
+        ValueError, match="owner/mute has a model of the architecture gpt2, not lstm"
     ):
         lstm_from_pretrained("owner/mute")
     assert "model.safetensors" not in hub.fetched()

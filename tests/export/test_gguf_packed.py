@@ -12,8 +12,8 @@ from references import ids_of
 
 from minhub_py import from_pretrained, gptoss, save_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.gguf import write_gguf
+from minhub_py.loading.files import open_files
 from minhub_py.models.experts import Packed
 
 SMALL = {
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 @torch.no_grad()
 @pytest.mark.parametrize("type", ["F32", "Q8_0"])
 def test_experts_keep_their_codes(type: str, folder: Path, tmp_path: Path) -> None:
-    write_gguf(Checkpoint(folder), tmp_path / "model.gguf", type)
+    write_gguf(open_files(folder), tmp_path / "model.gguf", type)
     model, again = (
         from_pretrained(path, device="cpu") for path in (folder, tmp_path / "model.gguf")
     )
@@ -75,7 +75,7 @@ def test_windows_are_a_period_or_a_list(layers: str | None, pattern: Any, tmp_pa
     types = None if layers is None else [names[layer] for layer in layers]
     model = gptoss(**{**SMALL, "num_hidden_layers": 4}, layer_types=types)
     save_pretrained(model, tmp_path / "hub")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     metadata = read_header(tmp_path / "model.gguf").metadata
     assert metadata.get("gpt-oss.attention.sliding_window_pattern") == pattern
     again = from_pretrained(tmp_path / "model.gguf", device="cpu")
@@ -84,7 +84,7 @@ def test_windows_are_a_period_or_a_list(layers: str | None, pattern: Any, tmp_pa
 
 def test_experts_are_values_of_the_gguf_package(folder: Path, tmp_path: Path) -> None:
     """Gate and up are separate, with rows along the inputs."""
-    write_gguf(Checkpoint(folder), tmp_path / "model.gguf")
+    write_gguf(open_files(folder), tmp_path / "model.gguf")
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     experts = from_pretrained(folder, device="cpu").layers[1].mlp.experts
     for number in range(SMALL["num_local_experts"]):
@@ -99,7 +99,7 @@ def test_experts_are_values_of_the_gguf_package(folder: Path, tmp_path: Path) ->
 
 def test_other_types_of_experts_are_dequantized(folder: Path, tmp_path: Path) -> None:
     """All experts are in MXFP4, or none: a file whose down_proj has another type has floats."""
-    write_gguf(Checkpoint(folder), tmp_path / "model.gguf", "F32")
+    write_gguf(open_files(folder), tmp_path / "model.gguf", "F32")
     reader, writer = (
         gguf.GGUFReader(tmp_path / "model.gguf"),
         gguf.GGUFWriter(tmp_path / "mixed.gguf", "gpt-oss"),

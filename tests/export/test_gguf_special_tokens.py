@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, processors
 from minhub_py import from_pretrained, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.gguf_header import read_header
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.export.gguf import write_gguf
+from minhub_py.loading.files import open_files
 
 SIZES = {
     "hidden_size": 32,
@@ -57,7 +57,7 @@ def test_tokens_around_a_text_are_the_tokenizers(
     """tokenizer_config.json does not change a tokenizer.json; llama-bpe adds a BOS by default."""
     folder = folder_of(tmp_path / "hub", around(trained(pre), form), settings)
     file = tmp_path / "model.gguf"
-    write_gguf(Checkpoint(folder), file)
+    write_gguf(open_files(folder), file)
     original, written = read_tokenizer(folder), tokenizer_from_pretrained(str(file))
     for text in TEXTS:
         assert written.encode(text).ids == original.encode(text).ids
@@ -74,7 +74,7 @@ def test_sentencepiece_models_keep_the_tokens_around_a_text(
 ) -> None:
     folder = folder_of(tmp_path / "hub", None, config, bos_token_id=1, eos_token_id=2)
     (folder / "tokenizer.model").write_bytes(train(**LLAMA))
-    write_gguf(Checkpoint(folder), tmp_path / "model.gguf")
+    write_gguf(open_files(folder), tmp_path / "model.gguf")
     original, written = (
         read_tokenizer(folder),
         tokenizer_from_pretrained(str(tmp_path / "model.gguf")),
@@ -86,7 +86,7 @@ def test_sentencepiece_models_keep_the_tokens_around_a_text(
 def test_three_end_tokens_are_written_and_a_fourth_is_reported(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "hub", trained("gpt-2"), eos_token_id=[7, 8, 9, 10])
     with pytest.warns(UserWarning, match="lacks 1 of the 4 tokens that end a text"):
-        write_gguf(Checkpoint(folder), tmp_path / "model.gguf")
+        write_gguf(open_files(folder), tmp_path / "model.gguf")
     assert from_pretrained(tmp_path / "model.gguf", device="cpu").config.eos_token_id == [7, 8, 9]
 
 
@@ -95,7 +95,7 @@ def test_tokens_around_a_text_that_gguf_cannot_express_are_rejected(tmp_path: Pa
     with pytest.raises(
         ValueError, match="adds 2 tokens before and 0 after each text.*convert to a folder instead"
     ):
-        write_gguf(Checkpoint(folder), tmp_path / "model.gguf")
+        write_gguf(open_files(folder), tmp_path / "model.gguf")
     assert not (tmp_path / "model.gguf").exists()
 
 
@@ -106,7 +106,7 @@ def test_other_pieces_than_the_tokenizers_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"a GGUF file cannot express this tokenizer: .* instead of"
     ):
-        write_gguf(Checkpoint(folder), tmp_path / "model.gguf")
+        write_gguf(open_files(folder), tmp_path / "model.gguf")
     assert not (tmp_path / "model.gguf").exists()
 
 
@@ -130,7 +130,7 @@ def test_named_chat_templates_are_kept(tmp_path: Path) -> None:
         (separate / "additional_chat_templates" / f"{name}.jinja").write_text(templates[name])
     for folder in (listed, separate):
         file = folder.with_suffix(".gguf")
-        write_gguf(Checkpoint(folder), file)
+        write_gguf(open_files(folder), file)
         metadata = read_header(file).metadata
         assert str(metadata["tokenizer.chat_templates"]) == "an array of 2 strings"
         writer = gguf.GGUFWriter(None, "llama")

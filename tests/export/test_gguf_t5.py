@@ -14,11 +14,12 @@ from references import ids_of
 from sentencepiece_files import texts, train
 from tokenizers import Tokenizer
 
-from minhub_py import from_pretrained, save_pretrained, t5, tokenizer_from_pretrained
+from minhub_py import from_config, from_pretrained, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.export.gguf import write_gguf
+from minhub_py.loading.files import open_files
 from minhub_py.models.attention import Past
 from minhub_py.models.t5 import T5Encoder
 from minhub_py.serve.loading import task_at
@@ -42,10 +43,10 @@ def logits_of(model: Any) -> torch.Tensor:
 
 def written(folder: Path, **settings: Any) -> tuple[Any, Path]:
     """A random model, and its GGUF file."""
-    model = t5(**{**SMALL, **settings})
+    model = from_config("t5", **{**SMALL, **settings})
     draw(model)
     save_pretrained(model.eval(), folder / "hub")
-    write_gguf(Checkpoint(folder / "hub"), folder / "model.gguf", "F32")
+    write_gguf(open_files(folder / "hub"), folder / "model.gguf", "F32")
     return model, folder / "model.gguf"
 
 
@@ -113,11 +114,11 @@ def test_encoder_without_a_decoder(settings: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_unigram_tokenizer_is_that_of_the_folder(tmp_path: Path) -> None:
-    save_pretrained(t5(**{**SMALL, "vocab_size": 3100}), tmp_path / "hub")
+    save_pretrained(from_config("t5", **{**SMALL, "vocab_size": 3100}), tmp_path / "hub")
     (tmp_path / "hub" / "spiece.model").write_bytes(
         train(model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     )
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf")
     theirs = read_tokenizer(tmp_path / "hub")
     ours = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
     for text in texts(300):

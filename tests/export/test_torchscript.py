@@ -76,7 +76,7 @@ OPERATORS = """
     prim::unchecked_cast relu repeat_interleave.self_int reshape rsqrt scaled_dot_product_attention silu sin size
     size.int slice.Tensor split.sizes square sub.Scalar sub.Tensor sub.int tensor to.dtype transpose.int
     unflatten.int unfold unsqueeze view zeros
-    bitwise_not expand gt.float lt.float masked_fill.Scalar matmul ones softmax.int tanh triu
+    all.dim bitwise_not expand gt.float isfinite lt.float masked_fill.Scalar matmul ones softmax.int tanh triu
 """.split()
 
 

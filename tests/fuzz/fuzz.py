@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "sup
 
 from corruption import JUNK, NAMES, to_json
 from fuzz_targets import TARGETS, seeds
+from mutations import VALUES, places
 
 CORPUS = Path(__file__).parent / "corpus"
 MEMORY = 6 * 2**30  # address space beyond the start, in bytes
@@ -52,41 +52,27 @@ def changed_value(rng: random.Random, data: bytes) -> bytes:
     """One value or key of a JSON text is replaced. Other data, also before the text, has other
     changes.
     """
-    start = data.find(b"{", 0, 2)
+    start = next((start for start in (0, 1) if data[start : start + 1] in (b"{", b"[")), -1)
     try:
         content = json.loads(data[start:]) if start >= 0 else None
     except (ValueError, RecursionError):
         content = None
     if not content:
         return changed_bytes(rng, data)
-    container, key = rng.choice([*places(content)])
+    container, key, _ = rng.choice([*places(content)])
     kind = rng.random()
     if kind < 0.6:
         container[key] = "<junk>"
     elif kind < 0.8:
-        other, path = rng.choice([*places(content)])
-        container[key] = json.loads(json.dumps(other[path]))
+        other, name, _ = rng.choice([*places(content)])
+        container[key] = json.loads(json.dumps(other[name]))
     elif isinstance(container, dict):
         container[rng.choice([*NAMES, *container])] = container.pop(key)
     else:
         container.insert(key, container[key])
-    return data[:start] + to_json(content, rng.choice(JUNK)).encode("utf-8", "surrogatepass")
-
-
-def places(content: Any) -> Iterator[tuple[Any, Any]]:
-    """The container and the key or index of all values of JSON data, for long lists of the first
-    values.
-    """
-    items = (
-        content.items()
-        if isinstance(content, dict)
-        else enumerate(content)
-        if isinstance(content, list)
-        else ()
+    return data[:start] + to_json(content, rng.choice((*JUNK, *VALUES))).encode(
+        "utf-8", "surrogatepass"
     )
-    for key, value in list(items)[:30]:
-        yield content, key
-        yield from places(value)
 
 
 def changed_bytes(rng: random.Random, data: bytes) -> bytes:

@@ -15,6 +15,8 @@ from typing import Any
 import httpx2
 import torch
 from corruption import WEIGHTS, save, split_file
+from file_cases import CASES
+from request_cases import REQUESTS
 from safetensors.torch import load
 
 import minhub_py
@@ -25,6 +27,7 @@ from r_bridge import convert, protocol
 
 Target = Callable[[bytes, Path], None]
 MODEL = BUILTIN / "shakespeare-gpt2"
+# Stored inputs refer to positions: append only.
 PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -35,14 +38,16 @@ PATHS = (
     "/detokenize",
     "/apply-template",
     "/v1/embeddings",
+    "/v1/responses/input_tokens",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/show",
+    "/models/unload",
 )
-BODIES = (
-    {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0.5, "top_p": 0.9, "min_p": 0.1,
-     "logit_bias": {"5": -1}, "stop": ["x"], "seed": 3, "logprobs": True, "top_logprobs": 2, "n": 1,
-     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
-    {"prompt": "Hi", "input": "Hi", "content": "Hi", "tokens": [1, 2], "max_tokens": 2, "stream": False, "echo": True,
-     "options": {"num_predict": 2, "repeat_penalty": 1.1}, "messages": [{"role": "user", "content": "Hi"}]},
-)  # fmt: skip
 OPEN = ExitStack()  # the server and its client
 
 
@@ -134,6 +139,18 @@ def template(data: bytes, folder: Path) -> None:
     allowed(lambda: chat_template_of(folder, tokenizer).render([{"role": "user", "content": "Hi"}]))
 
 
+def small_file(data: bytes, folder: Path) -> None:
+    """The first byte selects a kind of small JSON file, the rest is its content."""
+    name = [*CASES][data[0] % len(CASES)] if data else "adapter"
+    path = folder / name / CASES[name].name
+    if not (folder / name).exists():
+        (folder / name).mkdir()
+        CASES[name].prepare(folder / name)
+    path.unlink()  # it may be mapped
+    path.write_bytes(data[1:])
+    allowed(lambda: CASES[name].use(folder / name))
+
+
 def frame(data: bytes, folder: Path) -> None:
     """A frame of R's socket; its payload is in R's serialization format."""
     here, there = socket.socketpair()
@@ -152,14 +169,16 @@ def frame(data: bytes, folder: Path) -> None:
 
 @cache
 def server() -> Any:
-    """A client of a server with a built-in model, both in this process."""
-    from served_models import served
+    """A client of a server whose model has a byte-level tokenizer and a chat template with tools,
+    in this process.
+    """
+    from scripted import scripted_model
 
     from minhub_py.serve.catalog import Models
     from minhub_py.serve.run import BackgroundServer
     from minhub_py.serve.server import Server
 
-    model = served("tiny", MODEL)
+    model, _ = scripted_model("hermes")
     OPEN.callback(model.engine.close)
     address = OPEN.enter_context(
         BackgroundServer(
@@ -171,12 +190,43 @@ def server() -> Any:
 
 def body(data: bytes, folder: Path) -> None:
     """The first byte selects the route, the rest is the body."""
-    path = PATHS[data[0] % len(PATHS)] if data else PATHS[0]
-    answer = server().post(path, content=data[1:])
-    if answer.status_code >= 500 and answer.status_code != 503:
-        raise Failure(f"{path}: status {answer.status_code}: {answer.text[:300]}")
-    if answer.headers["content-type"] == "application/json":
-        json.loads(answer.text, parse_constant=invalid_constant)
+    answer(PATHS[data[0] % len(PATHS)] if data else PATHS[0], data[1:])
+
+
+def answer(path: str, content: bytes) -> httpx2.Response:
+    """The answer to a request. Failure: a server error, a stream that breaks off, or an error in
+    another form.
+    """
+    try:
+        response: httpx2.Response = server().post(path, content=content)
+    except httpx2.TransportError as error:
+        raise Failure(f"{path}: {type(error).__name__}: {error}, for {content[:300]!r}") from error
+    if response.status_code >= 500 and response.status_code != 503:
+        raise Failure(
+            f"{path}: status {response.status_code}: {response.text[:300]}, for {content[:300]!r}"
+        )
+    if response.headers["content-type"] == "application/json":
+        value = json.loads(response.text, parse_constant=invalid_constant)
+        if response.status_code >= 400 and not message_of(path, value):
+            raise Failure(f"{path}: the error has no message: {response.text[:300]}")
+    elif response.status_code >= 400:
+        raise Failure(f"{path}: the error has the type {response.headers['content-type']}")
+    elif response.headers["content-type"].startswith(("text/event-stream", "application/x-ndjson")):
+        for line in response.text.splitlines():
+            text = line.removeprefix("data: ")
+            if text.startswith("{") and (
+                error := json.loads(text, parse_constant=invalid_constant).get("error")
+            ):
+                raise Failure(f"{path}: the stream has the error {error}, for {content[:300]!r}")
+    return response
+
+
+def message_of(path: str, error: Any) -> str:
+    """The message in an error of the path's API; "" in another form."""
+    if path.startswith("/v2/"):
+        return str(error.get("message") or "")
+    inner = error.get("error") or ""
+    return str(inner if path.startswith("/api/") else inner.get("message") or "")
 
 
 def invalid_constant(name: str) -> None:
@@ -190,6 +240,7 @@ TARGETS: dict[str, Target] = {
     "gguf": gguf,
     "config": loads_a_file("config.json", use_model),
     "tokenizer": loads_a_file("tokenizer.json", use_tokenizer),
+    "small_file": small_file,
     "template": template,
     "body": body,
     "frame": frame,
@@ -199,11 +250,14 @@ TARGETS: dict[str, Target] = {
 def seeds(name: str, folder: Path) -> list[bytes]:
     """Correct inputs of a target, which the fuzzer mutates."""
     if name == "body":
-        return [
-            bytes([number]) + json.dumps(item).encode()
-            for number in range(len(PATHS))
-            for item in BODIES
-        ]
+        return [bytes([PATHS.index(path)]) + json.dumps(item).encode() for path, item in REQUESTS]
+    if name == "small_file":
+        examples = []
+        for number, (title, case) in enumerate(CASES.items()):
+            (folder / title).mkdir()
+            case.prepare(folder / title)
+            examples.append(bytes([number]) + (folder / title / case.name).read_bytes())
+        return examples
     if name == "frame":
         values = [{"a": 1, "b": ["x", None]}, [1.5, True, b"raw", None], "text"]
         return [protocol.pack(protocol.CALL, 1, convert.dumps(value)) for value in values] + [

@@ -1,18 +1,11 @@
 """Correct responses to the stored inputs of `make fuzz`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuzz_targets import OPEN, TARGETS
+from fuzz_targets import TARGETS
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*/*.bin"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    OPEN.close()
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -15,7 +15,7 @@ from decoders import in_dtype
 from guarantees import EXACT, RUNNER, assert_same, assert_same_tokens
 from needs import needs
 
-from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
+from minhub_py import from_config, generate, gpt2, gptneo, lstm, score
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.native.library import library
@@ -30,7 +30,8 @@ MAKE = {
         **SMALL, num_layers=2, num_heads=4, window_size=5, max_position_embeddings=CONTEXT
     ),
     "lstm": lambda: lstm(**SMALL, embedding_size=24),
-    "mistral": lambda: mistral(
+    "mistral": lambda: from_config(
+        "mistral",
         **SMALL,
         intermediate_size=40,
         num_hidden_layers=2,

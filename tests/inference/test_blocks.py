@@ -1,6 +1,7 @@
 """Products with the blocks of a GGUF file: each type, each instruction set."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import gguf
@@ -12,7 +13,7 @@ from gguf import GGMLQuantizationType
 from guarantees import EXACT
 
 import minhub_py
-from minhub_py import generate, llama, mixtral
+from minhub_py import from_config, generate, llama
 from minhub_py.inference.native.library import BLOCKS
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.inference.quantize import Quantized, kind_of
@@ -74,7 +75,7 @@ def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
         assert (actual - expected).abs().max() <= tolerance(kind) * expected.abs().max()
     # Rows of the embedding are bitwise identical to the weights.
     [embed] = [operation for operation in runner.operations if operation.kind == 0]
-    assert embed.weight.dtype == BLOCKS[kind]
+    assert embed.embed.tokens.dtype == BLOCKS[kind]
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -122,7 +123,9 @@ def test_sums_of_the_largest_codes_do_not_overflow(kernel: str, kind: str, byte:
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "IQ4_XS"])
 def test_experts_in_blocks_match_the_unpacked_weights(kernel: str, kind: str) -> None:
     """All experts are selected: another choice would exceed rounding."""
-    model = new_of_blocks(kind, mixtral, num_experts=3, num_experts_per_tok=3)
+    model = new_of_blocks(
+        kind, partial(from_config, "mixtral"), num_experts=3, num_experts_per_tok=3
+    )
     ids = some_ids(model, 40)
     expected = model(torch.tensor([ids]))[0]
     actual = read(model, ids, [1])

@@ -18,7 +18,7 @@ import torch
 from decoders import in_dtype
 from needs import need, needs
 
-from minhub_py import gpt2, gptneo, lstm, mistral, qwen35, t5
+from minhub_py import from_config, gpt2, gptneo, lstm
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.disk_cache import BLOCK, DiskCache
 from minhub_py.inference.native_runner import NativeRunner
@@ -43,7 +43,8 @@ MAKE = {
         vocab_size=V, n_embd=24, n_layer=2, n_head=4, n_positions=CONTEXT, **more
     ),
     "gptneo": lambda: gptneo(**SMALL, num_layers=2, num_heads=4, window_size=5),
-    "mistral": lambda **more: mistral(
+    "mistral": lambda **more: from_config(
+        "mistral",
         **SMALL,
         **more,
         intermediate_size=40,
@@ -53,7 +54,7 @@ MAKE = {
         sliding_window=7,
     ),
     "lstm": lambda: lstm(vocab_size=V, hidden_size=24, embedding_size=24),
-    "qwen35": lambda: qwen35(**QWEN35),
+    "qwen35": lambda: from_config("qwen3_5_text", **QWEN35),
 }
 
 
@@ -363,8 +364,15 @@ def test_models_without_exact_prefixes_do_not_use_the_cache(tmp_path: Path, capf
     """
     modified = new("gpt2")
     modified.register_forward_hook(lambda *_: None)
-    encoder_decoder = t5(
-        vocab_size=V, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_decoder_layers=2, num_heads=4
+    encoder_decoder = from_config(
+        "t5",
+        vocab_size=V,
+        d_model=24,
+        d_kv=8,
+        d_ff=40,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
     ).eval()
     for model, reason in (
         (modified, "PyTorch computes this model"),

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 import torch
 
-from minhub_py import generate, gpt2, t5
+from minhub_py import from_config, generate, gpt2
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.mask_threads import MaskThreads, ThreadedMatcher
 from minhub_py.inference.sampling import Sampling
@@ -108,7 +108,7 @@ def test_a_common_beginning_is_computed_once(model, monkeypatch, ends: tuple[int
 
 def test_a_short_prompt_of_an_encoder_does_not_wait_for_long_ones(monkeypatch) -> None:
     torch.manual_seed(0)
-    model = t5(vocab_size=V, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    model = from_config("t5", vocab_size=V, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     batch = Batch(model, 8, 1024, chunk=CHUNK)
     encode, lengths = batch.runner.encode, []
     monkeypatch.setattr(

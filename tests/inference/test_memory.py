@@ -102,7 +102,7 @@ def large(tmp_path: Path) -> Iterator[Path]:
 CONVERT = """
 for source, out, to, dtype in zip(*[iter(sys.argv[1:])] * 4):
     dtype = getattr(torch, dtype, None)
-    convert(Checkpoint(Path(source)), Path(out), to=to, dtype=dtype, max_shard_size=90_000_000)
+    convert(open_files(Path(source)), Path(out), to=to, dtype=dtype, max_shard_size=90_000_000)
     report()
 """
 

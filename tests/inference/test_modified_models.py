@@ -341,5 +341,5 @@ def test_operation_without_c_implementation_selects_forward(monkeypatch) -> None
 def test_a_library_of_another_version_is_not_used(monkeypatch) -> None:
     monkeypatch.setattr(library, "INTERFACE", library.INTERFACE + 1)
     opened = library.opened.__wrapped__()
-    assert opened[0] is None
-    assert "another version" in opened[1]
+    assert opened.library is None
+    assert "another version" in opened.detail

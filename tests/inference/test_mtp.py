@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from commands import done, failed
 from needs import needs
 from random_weights import draw
-from references import CASES, assert_close, ids_of
+from references import CASES, assert_close, assert_identical, ids_of
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import MtpLayer
@@ -257,11 +257,7 @@ def test_a_checkpoint_is_loaded_with_its_head_on_request_only(
         assert plain.mtp is None
         assert not any(key.startswith("mtp.") for key in plain.state_dict())
         assert plain.config.mtp_layers == 0
-        assert full.state_dict().keys() == models[name].state_dict().keys()
-        assert all(
-            torch.equal(tensor, full.state_dict()[key])
-            for key, tensor in models[name].state_dict().items()
-        )
+        assert_identical(full.state_dict(), models[name].state_dict())
         assert read_config(folder)[1].mtp_layers == 0
         assert json.loads((folder / "config.json").read_text())["mtp_num_hidden_layers"] == 1
         with pytest.raises(
@@ -386,8 +382,9 @@ def test_a_head_of_another_model_is_rejected(models: dict[str, Any]) -> None:
 
 
 def test_predictions_without_a_head_are_rejected() -> None:
-    model = minhub_py.qwen35(
-        **{**CASES["qwen3_5_text"].settings("qwen3_5_text"), "model_type": "qwen3_5_text"}
+    model = minhub_py.from_config(
+        "qwen3_5_text",
+        **{**CASES["qwen3_5_text"].settings("qwen3_5_text"), "model_type": "qwen3_5_text"},
     )
     idx = torch.tensor([[1, 2]])
     for call in (lambda: model.predict(idx, model.hidden(idx)), lambda: list(model.mtp_steps())):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from decoders import new
 from needs import needs
-from references import CASES, random_model
+from references import CASES, FEW, random_model
 
 from minhub_py import generate, stream
 from minhub_py.inference.batch import Batch
@@ -18,13 +18,18 @@ from minhub_py.models.cache import State
 
 pytestmark = needs("decoder")  # without it, nothing is drafted
 
-NAMES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2-convolves", "lfm2_moe")
+MODELS = {name: random_model(name) for name in (*FEW, "lfm2", "lfm2-convolves")}
+NAMES = [
+    name
+    for name, model in MODELS.items()
+    if any(isinstance(layer, State) for layer in model.cache_layout())
+]
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [7, 8, 9] * 8]
 
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
-    return {name: random_model(name) for name in NAMES} | {"lstm": new("lstm")}
+    return {name: MODELS[name] for name in NAMES} | {"lstm": new("lstm")}
 
 
 def states_of(cache: Any, row: int) -> list[torch.Tensor]:

@@ -20,10 +20,10 @@ from tokenizers.processors import TemplateProcessing
 
 from minhub_py import (
     activations,
+    from_config,
     from_pretrained,
     gpt2,
     save_pretrained,
-    t5,
     tokenizer_from_pretrained,
 )
 from minhub_py import score as score_ids
@@ -270,7 +270,9 @@ def test_targets_are_scored_from_a_column(tmp_path: Path, model: str) -> None:
     """
     torch.manual_seed(1)
     answering = str(tmp_path / "t5")
-    network = t5(vocab_size=len(LETTERS), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
+    network = from_config(
+        "t5", vocab_size=len(LETTERS), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4
+    )
     save_pretrained(network, answering, characters(LETTERS))
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     rows: list[dict[str, Any]] = [

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from minhub_py import (
     attribution,
-    bert,
     embed,
+    from_config,
     from_pretrained,
     generate,
     logprob_matrix,
@@ -321,11 +321,11 @@ def test_what_an_activated_adapter_does_not_support_is_named(tmp_path: Path) -> 
             from_pretrained(tmp_path / "base", adapter=tmp_path / "activated")
         return str(caught.value)
 
-    assert "must be a list of token IDs, at least one, not ()" in error(alora_invocation_tokens=[])
-    assert "must be a list of token IDs, at least one, not ('a',)" in error(
+    assert "must be a non-empty list of integers, not []" in error(alora_invocation_tokens=[])
+    assert "alora_invocation_tokens[0] must be an integer, not 'a'" in error(
         alora_invocation_tokens=["a"]
     )
-    assert "must be a list of token IDs, at least one, not 7" in error(alora_invocation_tokens=7)
+    assert "must be a non-empty list of integers, not 7" in error(alora_invocation_tokens=7)
     assert "contains 1000: token IDs must be below" in error(alora_invocation_tokens=[7, 1000])
     assert "use_dora cannot be combined with alora_invocation_tokens" in error(use_dora=True)
     assert "bias cannot be combined with alora_invocation_tokens" in error(bias="all")
@@ -343,7 +343,8 @@ def test_what_an_activated_adapter_does_not_support_is_named(tmp_path: Path) -> 
             target_modules=("gate",),
             alora_invocation_tokens=(7,),
         )
-    encoder = bert(
+    encoder = from_config(
+        "bert",
         vocab_size=61,
         hidden_size=32,
         intermediate_size=48,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from small_models import T5
 from torch import Tensor
 
-from minhub_py import from_pretrained, save_pretrained, t5, train
+from minhub_py import from_config, from_pretrained, save_pretrained, train
 from minhub_py.loading.adapters.attach import new_adapter
 from minhub_py.loading.adapters.config import AdapterConfig
 
@@ -295,7 +295,9 @@ def test_embeddings_of_encoder_decoders_are_rejected() -> None:
     """
     for settings in ({"modules_to_save": ("shared",)}, {"target_modules": ("q", "shared")}):
         with pytest.raises(ValueError, match=r"an adapter of shared\.weight is not supported"):
-            new_adapter(t5(**T5), AdapterConfig(**{"target_modules": ("q",), **settings}), 0)  # type: ignore[arg-type]
+            new_adapter(
+                from_config("t5", **T5), AdapterConfig(**{"target_modules": ("q",), **settings}), 0
+            )  # type: ignore[arg-type]
 
 
 def test_embeddings_are_not_trained(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from paths import R_PACKAGE, ROOT
 
 from minhub_py import __version__
 from minhub_py.cli.main import main
-from minhub_py.inference.native.library import opened
+from minhub_py.inference.native import library
 from minhub_py.loading.doctor import (
     KERNELS,
     Driver,
@@ -535,12 +535,28 @@ def test_examine_does_not_hide_distutils() -> None:
 
 @needs("decoder")
 def test_the_kernels_of_the_decoder_are_reported() -> None:
-    assert judge_decoder(*opened()).found == f"{opened()[1]} kernels: {KERNELS[opened()[1]]}"
+    detail = library.opened().detail
+    assert judge_decoder(library.opened()).found == f"{detail} kernels: {KERNELS[detail]}"
 
 
-def test_a_missing_decoder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value, advice in (("", "C compiler"), ("1", "unset MINHUB_NO_DECODER")):
-        monkeypatch.setenv("MINHUB_NO_DECODER", value)
-        finding = judge_decoder(None, "not compiled")
-        assert finding.fits  # the decoder is optional
-        assert advice in finding.advice
+def test_an_unusable_decoder_is_reported_with_its_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The advice for a library that does not load is not to install a C compiler."""
+    path = tmp_path / "_decoder.so"
+    monkeypatch.setattr(library, "PATH", path)
+    monkeypatch.delenv("MINHUB_NO_DECODER", raising=False)
+    finding = judge_decoder(library.opened.__wrapped__())
+    assert finding.fits  # the decoder is optional
+    assert finding.found.startswith("not compiled;")
+    assert finding.advice.endswith("install a C compiler first")
+    path.write_bytes(b"no library")
+    finding = judge_decoder(library.opened.__wrapped__())
+    assert not finding.fits
+    assert finding.found.startswith(f"unusable: {path}: ")
+    assert "reinstall this package" in finding.advice
+    assert "compiler" not in finding.advice
+    monkeypatch.setenv("MINHUB_NO_DECODER", "1")
+    finding = judge_decoder(library.opened.__wrapped__())
+    assert finding.fits
+    assert finding.advice.startswith("unset MINHUB_NO_DECODER")

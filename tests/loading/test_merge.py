@@ -9,8 +9,8 @@ import pytest
 import torch
 from adapters import random_adapter
 from click.testing import CliRunner
-from real_data import real_data
-from references import assert_close, ids_of, random_model
+from peft_files import BASES, Case, PeftFile
+from references import assert_close, ids_of, random_model, save_reference
 from safetensors.torch import load_file
 
 from minhub_py import from_pretrained, generate, save_pretrained, tokenizer_from_pretrained
@@ -64,12 +64,15 @@ def test_a_merged_checkpoint_computes_the_same_as_its_adapter(
 
 
 def test_a_trained_head_of_a_tied_model_is_merged(tmp_path: Path) -> None:
-    folder = real_data("peft") / "gpt2"
-    run("convert", folder / "base", tmp_path / "out", "--merge", folder / "save_head")
-    merged, adapted = (
-        from_pretrained(tmp_path / "out"),
-        from_pretrained(folder / "base", adapter=folder / "save_head"),
+    base = tmp_path / "base"
+    save_reference(BASES["gpt2 tied"], base)
+    settings = {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"]}
+    case = Case(settings, "lm_head.weight", targets=("attn.c_attn",), base="gpt2")
+    adapter = PeftFile(case, True, load_file(base / "model.safetensors")).write(
+        tmp_path / "adapter"
     )
+    run("convert", base, tmp_path / "out", "--merge", adapter)
+    merged, adapted = from_pretrained(tmp_path / "out"), from_pretrained(base, adapter=adapter)
     assert (
         json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
     )

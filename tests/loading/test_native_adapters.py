@@ -13,7 +13,7 @@ from random_weights import draw
 from references import assert_close, random_model, texts_of
 from small_models import T5
 
-from minhub_py import bert, from_pretrained, generate, save_pretrained, score, t5
+from minhub_py import from_config, from_pretrained, generate, save_pretrained, score
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.torch_runner import TorchRunner
@@ -70,7 +70,8 @@ def test_encoders_and_encoder_decoders(tmp_path: Path) -> None:
     merged.
     """
     torch.manual_seed(0)
-    encoder = bert(
+    encoder = from_config(
+        "bert",
         vocab_size=61,
         hidden_size=32,
         intermediate_size=48,
@@ -85,7 +86,7 @@ def test_encoders_and_encoder_decoders(tmp_path: Path) -> None:
     assert_close(
         NativeEncoder(adapted).hidden_states(texts), TorchEncoder(adapted).hidden_states(texts)
     )
-    both = t5(**T5)
+    both = from_config("t5", **T5)
     draw(both)
     save_pretrained(both.eval(), tmp_path / "t5")
     random_adapter(both, tmp_path / "t5_adapter")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from needs import package
-from peft_files import BASES, CASES, TABLE, PeftFile
+from peft_files import BASES, CASES, TABLE, PeftFile, logits
 from references import assert_close, save_reference
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -55,12 +55,6 @@ def reference_logits(file: PeftFile, folder: Path) -> Tensor:
     weights = {name: tensor.contiguous() for name, tensor in file.weights().items()}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return logits(transformers.AutoModelForCausalLM.from_pretrained(folder), inputs(file))
-
-
-@torch.no_grad()
-def logits(model: Any, ids: Tensor) -> Tensor:
-    result = model(ids)
-    return result if isinstance(result, Tensor) else result.logits  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("name", "tied"), TABLE)

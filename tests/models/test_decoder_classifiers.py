@@ -12,148 +12,66 @@ import torch
 from guarantees import assert_same
 from paths import TEXT
 from random_weights import draw
-from references import assert_close
+from references import CASES, FIRST, assert_close
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import AutoModelForSequenceClassification as AutoModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 import minhub_py
 from minhub_py import classify, embed, generate, rerank, save_pretrained
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
+from minhub_py.loading.adapters.heads import classifier_config
 from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.encoder import Classifier
-from minhub_py.models.registry import architecture_of
+from minhub_py.models.registry import ENTRIES, architecture_of
+from minhub_py.models.steps import DeltaRule, Rotate
 from minhub_py.training.settings import Settings
 
-SMALL = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 44,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 60,
-    "pad_token_id": 0,
-    "num_labels": 3,
-}
-LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
-# Settings of types that do not have all of SMALL.
-NARROW = {
-    "head_dim": None,
-    "num_key_value_heads": None,
-    "num_hidden_layers": None,
-    "num_attention_heads": None,
-}
-OLD = {
-    **NARROW,
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_positions": 60,
-    "n_inner": 44,
-    "hidden_size": None,
-    "intermediate_size": None,
-    "max_position_embeddings": None,
-}
-CASES: dict[str, dict[str, Any]] = {
+LABELS = {"num_labels": 3, "pad_token_id": 0}
+# Settings of these types in addition to those of tests/support/cases.
+EXTRA: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
-    "mistral": {"sliding_window": 8},
-    "ministral": {"sliding_window": 8, "layer_types": LAYERS},
-    "qwen2": {"head_dim": None, "problem_type": "multi_label_classification"},
-    "qwen3": {
+    "qwen2": {"problem_type": "multi_label_classification"},
+    "mistral": {
         "id2label": {0: "no", 1: "yes", 2: "perhaps"},
         "label2id": {"no": 0, "yes": 1, "perhaps": 2},
     },
-    "gemma": {},
-    "gemma2": {"sliding_window": 8, "layer_types": LAYERS},
-    "gemma3_text": {"sliding_window": 8, "layer_types": LAYERS},
-    "gpt2": OLD,
-    "gpt_neo": {
-        **NARROW,
-        "num_layers": 2,
-        "num_heads": 4,
-        "attention_types": [[["global", "local"], 1]],
-        "window_size": 8,
-    },
-    "gpt_bigcode": OLD,
-    "gptj": {**OLD, "rotary_dim": 4},
-    "gpt_neox": {**NARROW, "num_hidden_layers": 3, "num_attention_heads": 4, "rotary_pct": 0.5},
-    "gpt_oss": {
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 8,
-        "layer_types": LAYERS,
-    },
-    "phi": {**NARROW, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2},
-    "opt": {
-        **NARROW,
-        "intermediate_size": None,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "ffn_dim": 44,
-        "word_embed_proj_dim": 20,
-    },
-    "olmo2": {"head_dim": None},
-    "olmo3": {"head_dim": None},
-    "phi3": {"head_dim": None},
-    "smollm3": {"head_dim": None},
-    "exaone4": {"head_dim": None},
-    "seed_oss": {},
-    "hunyuan_v1_dense": {},
-    "starcoder2": {"head_dim": None},
-    "glm4": {},
-    "stablelm": {"head_dim": None, "partial_rotary_factor": 0.5},
-    "bloom": {
-        **NARROW,
-        "n_layer": 3,
-        "n_head": 4,
-        "seq_length": 60,
-        "intermediate_size": None,
-        "max_position_embeddings": None,
-    },
-    "mixtral": {"num_local_experts": 4},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    "qwen3_next": {
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 24,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    },
-    "qwen3_5_text": {
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    },
 }
+DECODERS = {
+    kind: entry.architecture
+    for entry in ENTRIES.values()
+    for kind in entry.model_types
+    if not entry.architecture.is_encoder and not entry.architecture.encoder_class
+}
+TYPES = [kind for kind in DECODERS if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES]
+
+
+def settings_of(model_type: str, **settings: Any) -> dict[str, Any]:
+    """The config.json of a small classifier."""
+    name = FIRST[model_type]
+    return {**CASES[name].settings(name), **LABELS, **EXTRA.get(model_type, {}), **settings}
 
 
 def write(folder: Path, model_type: str, **settings: Any) -> Any:
     """A random checkpoint as transformers writes it, and its model."""
-    settings = {name: value for name, value in {**SMALL, **settings}.items() if value is not None}
-    reference = AutoModel.from_config(AutoConfig.for_model(model_type, **settings)).eval()
+    settings = settings_of(model_type, **settings)
+    reference = AutoModel.from_config(AutoConfig.for_model(**settings)).eval()
     draw(reference)
     reference.save_pretrained(folder)
     return reference
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=TYPES)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Any, Path]:
     """transformers' model, ours, and the folder."""
     folder = tmp_path_factory.mktemp("classifier")
-    reference = write(folder, request.param, **CASES[request.param])
+    reference = write(folder, request.param)
     return reference, minhub_py.from_pretrained(folder, device="cpu"), folder
 
 
@@ -161,6 +79,10 @@ def rows_of() -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.randint(1, 61, (3, 40), generator=torch.Generator().manual_seed(1))
     ids[1, 30:], ids[2, 3:] = 0, 0
     return ids, (ids != 0).long()
+
+
+def test_decoders_that_transformers_classifies_with_can_have_a_head() -> None:
+    assert [kind for kind in TYPES if not DECODERS[kind].classifies] == []
 
 
 @torch.no_grad()
@@ -199,13 +121,22 @@ def test_texts_do_not_change_each_other(pair: tuple[Any, Any, Path]) -> None:
     _, model, _ = pair
     ids, mask = rows_of()
     texts = [row[:count].tolist() for row, count in zip(ids, mask.sum(dim=1).tolist(), strict=True)]
-    if type(model).__name__ == "Qwen35Classifier":  # has a recurrent state
-        assert isinstance(encoder_runner(model), TorchEncoder)
-        return
     runner = encoder_runner(model)
     states = runner.hidden_states(texts)
-    assert_same(states, torch.cat([runner.hidden_states([text]) for text in texts]))
-    assert_close(states, TorchEncoder(model).hidden_states(texts))
+    singles = torch.cat([runner.hidden_states([text]) for text in texts])
+    if needs_padding(model):
+        assert isinstance(runner, TorchEncoder)
+        assert_close(states, singles)
+    else:
+        assert_same(states, singles)
+        assert_close(states, TorchEncoder(model).hidden_states(texts))
+
+
+def needs_padding(model: Classifier) -> bool:
+    """Whether the C decoder does not compute several texts in one call."""
+    steps = list(model.steps())
+    ropes = [step.rope for step in steps if isinstance(step, Rotate) and step.rope is not None]
+    return any(isinstance(step, DeltaRule) for step in steps) or any(rope.short for rope in ropes)
 
 
 def test_transformers_loads_what_is_saved(pair: tuple[Any, Any, Path], tmp_path: Path) -> None:
@@ -230,7 +161,7 @@ def test_transformers_loads_what_is_saved(pair: tuple[Any, Any, Path], tmp_path:
 @torch.no_grad()
 @pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text"])
 def test_quantized_and_torchscript(model_type: str, tmp_path: Path) -> None:
-    write(tmp_path / "model", model_type, **CASES[model_type])
+    write(tmp_path / "model", model_type)
     model = minhub_py.from_pretrained(tmp_path / "model", device="cpu")
     ids, _ = rows_of()
     save_torchscript(model, tmp_path / "model.pt")
@@ -241,8 +172,8 @@ def test_quantized_and_torchscript(model_type: str, tmp_path: Path) -> None:
 
 def test_a_language_model_is_not_a_classifier(tmp_path: Path) -> None:
     """Labels in its config.json have no effect. A missing head is refused by name."""
-    settings = {**SMALL, "id2label": {0: "a", 1: "b"}}
-    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **settings))
+    settings = settings_of("qwen3", num_labels=2, id2label={0: "a", 1: "b"})
+    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
     reference.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     model = minhub_py.from_pretrained(tmp_path, device="cpu")
@@ -357,3 +288,11 @@ def test_a_file_with_an_unknown_head_names_its_tensors(tmp_path: Path) -> None:
     save_file({**tensors, "score.bias": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"score\.bias"):
         minhub_py.from_pretrained(tmp_path)
+
+
+def test_the_error_for_a_missing_head_lists_the_architectures_without_one() -> None:
+    config = minhub_py.lstm(vocab_size=9, embedding_size=4, hidden_size=4).config
+    with pytest.raises(
+        ValueError, match=r"LSTM has no classification head: use .* except Gemma 4, LFM2, LSTM"
+    ):
+        classifier_config(config, ["a", "b"])

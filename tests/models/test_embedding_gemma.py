@@ -178,7 +178,8 @@ def test_quantized_models_are_close(folder: Path, model: Any, quantize: str) -> 
 
 
 def test_calls_that_predict_tokens_reject_encoders(model: Any) -> None:
-    bert = minhub_py.bert(
+    bert = minhub_py.from_config(
+        "bert",
         vocab_size=61,
         hidden_size=16,
         num_hidden_layers=1,

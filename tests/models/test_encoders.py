@@ -33,7 +33,7 @@ from minhub_py.cli.main import main
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder, encoder_runner
 from minhub_py.loading.inspection import inspect, verify
-from minhub_py.models.registry import ENTRIES, architecture_of
+from minhub_py.models.registry import architecture_of
 
 TOLERANCE = 5e-5  # of the largest value
 VOCABULARY, FIRST = 61, 5  # of all cases; the first token ID that is not padding
@@ -615,13 +615,9 @@ def test_published_sizes(size: str, parameters: int) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_entry_points(load, name: str) -> None:
+def test_models_are_created_from_a_config_and_from_a_model_type(load, name: str) -> None:
     _, model, folder = load(name)
-    [entry] = (entry for entry in ENTRIES.values() if name in entry.model_types)
-    same = getattr(minhub_py, f"{entry.name}_from_pretrained")(folder, device="cpu")
-    ids = torch.arange(FIRST, 30).unsqueeze(0)
-    assert torch.equal(same(ids), model(ids))
-    fresh = getattr(minhub_py, f"{entry.name}_from_config")(folder)
+    fresh = minhub_py.from_config(folder)
     assert fresh.training
     assert fresh.config == model.config
     settings = {
@@ -630,11 +626,6 @@ def test_entry_points(load, name: str) -> None:
         "num_hidden_layers": 1,
         "vocab_size": 61,
     }
-    assert getattr(minhub_py, entry.name)(**settings).config.to_hub()["model_type"] == name
-    for other in ENTRIES.values():
-        if other != entry:
-            with pytest.raises(
-                ValueError,
-                match=rf"holds a {entry.name} model: call {entry.name}_from_pretrained\(\)",
-            ):
-                getattr(minhub_py, f"{other.name}_from_pretrained")(folder)
+    assert minhub_py.from_config(name, **settings).config.to_hub()["model_type"] == name
+    with pytest.raises(ValueError, match=r", not gpt2: use from_pretrained\(\) or from_config\(\)"):
+        minhub_py.gpt2_from_pretrained(folder)

@@ -115,7 +115,7 @@ def test_the_native_runner_rounds_it_too() -> None:
         "head_dim": 8,
         "attention_bias": True,
     }
-    model = minhub_py.gemma(**settings).to(torch.bfloat16).eval()
+    model = minhub_py.from_config("gemma", **settings).to(torch.bfloat16).eval()
     for parameter in model.layers.parameters():
         parameter.zero_()
     model.layers[0].self_attn.o_proj.bias.fill_(4.0)

@@ -13,6 +13,7 @@ from references import assert_close, ids_of
 from safetensors.torch import load_file, save_file
 
 import minhub_py
+from minhub_py.inference.native.library import KINDS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.quantize import Quantized
 
@@ -54,7 +55,7 @@ def test_the_text_model_of_a_multimodal_file_with_unused_keys(load, tmp_path: Pa
     tensors["model.vision_tower.patch_embedder.input_proj.weight"] = torch.zeros(2, 2)
     tensors["model.embed_audio.embedding_projection.weight"] = torch.zeros(2, 2)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    model = minhub_py.gemma4_from_pretrained(tmp_path, device="cpu")
+    model = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert model.config.eos_token_id == [1, 60]
     assert torch.equal(model(ids_of(2)), expected(ids_of(2)))
     del tensors[f"{layer.format(1)}.k_proj.weight"]
@@ -82,7 +83,10 @@ def test_the_table_of_layer_inputs_stays_in_the_mapped_file(
     assert any(int(start, 16) <= table.data_ptr() < int(end, 16) for start, end in mapped)
     if EXACT:
         runner: Any = runner_of(model)
-        assert table.data_ptr() in [operation.weight.data for operation in runner.operations]
+        [inputs] = [
+            operation for operation in runner.operations if operation.kind == KINDS["layer_inputs"]
+        ]
+        assert inputs.layer_inputs.tokens.data == table.data_ptr()
 
 
 @torch.inference_mode()
@@ -91,7 +95,8 @@ def test_native_logits_match_forward_at_published_head_sizes() -> None:
     and both runners round by more than the tolerance (docs/benchmarks/experiments.md compares them
     with float64).
     """
-    model = minhub_py.gemma4(
+    model = minhub_py.from_config(
+        "gemma4_text",
         vocab_size=61,
         hidden_size=32,
         intermediate_size=44,
@@ -129,8 +134,8 @@ def test_keys_are_shared_without_inputs_per_layer() -> None:
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     }
-    model = minhub_py.gemma4(**settings, hidden_size_per_layer_input=0).eval()
-    other = minhub_py.gemma4(**settings, hidden_size_per_layer_input=4).eval()
+    model = minhub_py.from_config("gemma4_text", **settings, hidden_size_per_layer_input=0).eval()
+    other = minhub_py.from_config("gemma4_text", **settings, hidden_size_per_layer_input=4).eval()
     draw(other)
     for block in other.layers:
         block.post_per_layer_input_norm.weight.zero_()
@@ -165,7 +170,7 @@ def test_both_spellings_of_global_sizes_are_read(spelling: str, tmp_path: Path) 
         **size,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model = minhub_py.gemma4_from_config(tmp_path)
+    model = minhub_py.from_config(tmp_path)
     assert model.config.head_sizes == [8, 8, 8, 8, 8, 16]
     assert model.config.kv_heads == [2, 2, 2, 2, 2, 1]
     assert model.config.to_hub()["global_head_dim"] == 16

@@ -29,6 +29,7 @@ from minhub_py.export.convert import convert
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native.library import library
 from minhub_py.inference.native_runner import NativeRunner, runner_of
+from minhub_py.loading.files import open_files
 from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.experts import Packed
 from minhub_py.models.registry import preset
@@ -193,9 +194,9 @@ def test_packed_stays_packed(packed, tmp_path: Path) -> None:
     _, model, folder = packed
     ids = ids_of(2)
     minhub_py.save_pretrained(model, tmp_path / "saved")
-    convert(Checkpoint(folder), tmp_path / "hub", max_shard_size=30_000)
-    convert(Checkpoint(tmp_path / "hub"), tmp_path / "native", to="native")
-    convert(Checkpoint(tmp_path / "native"), tmp_path / "back")
+    convert(open_files(folder), tmp_path / "hub", max_shard_size=30_000)
+    convert(open_files(tmp_path / "hub"), tmp_path / "native", to="native")
+    convert(open_files(tmp_path / "native"), tmp_path / "back")
     for name in ("saved", "hub", "native", "back"):
         again = minhub_py.gptoss_from_pretrained(tmp_path / name, device="cpu")
         assert torch.equal(again(ids), model(ids))
@@ -204,9 +205,9 @@ def test_packed_stays_packed(packed, tmp_path: Path) -> None:
         tensors = load_file(tmp_path / name / "model.safetensors")
         assert tensors.keys() == original.keys()
         assert all(torch.equal(tensor, original[key]) for key, tensor in tensors.items())
-    convert(Checkpoint(folder), tmp_path / "half", dtype=torch.bfloat16)
+    convert(open_files(folder), tmp_path / "half", dtype=torch.bfloat16)
     half = Checkpoint(tmp_path / "half")
-    assert {tensor.dtype for tensor in half.meta.values()} == {torch.bfloat16, torch.uint8}
+    assert {tensor.dtype for tensor in half.contents.meta.values()} == {torch.bfloat16, torch.uint8}
     for name in ("saved", "hub", "native", "back", "half"):
         # transformers needs Triton to load it, even on a CPU. It reads these settings:
         assert AutoConfig.from_pretrained(tmp_path / name).quantization_config == MXFP4
@@ -248,7 +249,7 @@ def test_inspect_and_verify_read_packed_experts(packed) -> None:
 def test_verify_finds_scales_that_are_nan(packed, tmp_path: Path, layout: str) -> None:
     """255 is NaN in MXFP4, for 32 numbers at once; 254 is a number."""
     file = tmp_path / layout / "model.safetensors"
-    convert(Checkpoint(packed[2]), file.parent, to=layout)
+    convert(open_files(packed[2]), file.parent, to=layout)
     with safe_open(file, "pt") as opened:
         about = opened.metadata()  # which determines the layout
     tensors = load_file(file)

@@ -47,5 +47,5 @@ def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
         }
         (tmp_path / "config.json").write_text(json.dumps(outer))
         save_file(tensors, tmp_path / "model.safetensors")
-        result = minhub_py.ministral_from_pretrained(tmp_path, device="cpu")
+        result = minhub_py.from_pretrained(tmp_path, device="cpu")
         assert torch.equal(result(ids_of(1)), model(ids_of(1)))

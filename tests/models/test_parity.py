@@ -281,7 +281,9 @@ def test_the_familys_own_entry_point(load, name):
     )
     assert not same.training
     assert torch.equal(same(ids), model(ids))
-    with pytest.raises(ValueError, match=f"{family}_from_pretrained"):
+    with pytest.raises(
+        ValueError, match=f"architecture {family}, not {other}: use from_pretrained"
+    ):
         getattr(minhub_py, f"{other}_from_pretrained")(str(folder))
 
 

@@ -20,7 +20,7 @@ IDS = torch.arange(30).unsqueeze(0) * 7 % 61
 
 
 def model_of(**settings):
-    model = minhub_py.phi3(**{**SMALL, **settings}).eval()
+    model = minhub_py.from_config("phi3", **{**SMALL, **settings}).eval()
     draw(model)
     return model
 
@@ -53,5 +53,7 @@ def test_the_size_of_the_cache_selects_the_frequencies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["su", "yarn"])
 def test_older_names_of_longrope_are_read(name: str) -> None:
     for case in (SHORT, LONG):
-        model = minhub_py.phi3(**{**SMALL, **case, "rope_scaling": {**LONGROPE, "type": name}})
-        assert model.config.rope == minhub_py.phi3(**{**SMALL, **case}).config.rope
+        model = minhub_py.from_config(
+            "phi3", **{**SMALL, **case, "rope_scaling": {**LONGROPE, "type": name}}
+        )
+        assert model.config.rope == minhub_py.from_config("phi3", **{**SMALL, **case}).config.rope

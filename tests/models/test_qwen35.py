@@ -18,11 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 import minhub_py
 import weights_map
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling
-from minhub_py.loading.fitting import describe
+from minhub_py.loading.files import open_files
 from minhub_py.models.delta import delta_rule
 from minhub_py.models.registry import preset
 from minhub_py.models.skeleton import skeleton
@@ -90,7 +89,7 @@ def test_layers_with_a_state_alone() -> None:
     """The first chunk reaches the last by the state; there is no bound to what a cache takes."""
     kinds = ["linear_attention", "linear_attention"]
     settings = {**FAMILY.small, "num_hidden_layers": 2, "layer_types": kinds}
-    model = minhub_py.qwen35(**settings).eval()
+    model = minhub_py.from_config("qwen3_5_text", **settings).eval()
     draw(model)
     ids = ids_of(1, LONG)
     other = ids.clone()
@@ -177,7 +176,7 @@ def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -
     }
     (tmp_path / "config.json").write_text(json.dumps(outer))
     save_file(tensors, tmp_path / "model.safetensors")
-    result = minhub_py.qwen35_from_pretrained(tmp_path, device="cpu")
+    result = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert torch.equal(result(ids_of(1)), model(ids_of(1)))
     # of the text model alone, in transformers' names for it
     minhub_py.save_pretrained(result, tmp_path / "text")
@@ -262,7 +261,8 @@ def test_a_published_config_is_read_as_transformers_reads_it(tmp_path: Path) -> 
         "vision_config": {"model_type": "qwen3_5"},
     }
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    family, config = describe(Checkpoint(tmp_path))
+    files = open_files(tmp_path)
+    family, config = files.architecture, files.config
     assert config == replace(preset("Qwen/Qwen3.5-27B")[1], layer_types=text["layer_types"])
     settings = AutoConfig.for_model(**text)
     with torch.device("meta"):

@@ -14,7 +14,7 @@ import torch
 from commands import succeeded
 from guarantees import RUNNER
 from needs import need_kernels
-from references import assert_close, read
+from references import assert_close, assert_identical, read
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -175,7 +175,7 @@ def test_a_state_dict_alone_is_a_model(load: Any, tmp_path: Path) -> None:
     assert {name: getattr(result.config, name) for name in SMALL} == SMALL
     assert_close(result(ids_of(2)), reference(ids_of(2)))
     assert torch.equal(
-        minhub_py.sinusoidal_from_pretrained(tmp_path, device="cpu")(ids_of(2)), model(ids_of(2))
+        minhub_py.from_pretrained(tmp_path, device="cpu")(ids_of(2)), model(ids_of(2))
     )
 
 
@@ -190,8 +190,7 @@ def test_saved_models_load_in_the_reference(load: Any, tmp_path: Path) -> None:
     written = weights_map.to_hub("sinusoidal", again.state_dict(), again.config)
     other = Reference(again.config)
     assert other.load_state_dict(dict(written), strict=False) == (["_cached_mask"], [])
-    for name, tensor in reference.state_dict().items():
-        assert torch.equal(other.state_dict()[name], tensor), name
+    assert_identical(other.state_dict(), reference.state_dict())
 
 
 @torch.no_grad()
@@ -213,7 +212,7 @@ def test_the_positions_of_a_file_count(load: Any, tmp_path: Path) -> None:
 def test_gradients_match_pytorch() -> None:
     config = SinusoidalConfig(**SMALL)
     reference = Reference(config).double().eval()
-    model = minhub_py.sinusoidal(**SMALL).double().eval()
+    model = minhub_py.from_config("sinusoidal", **SMALL).double().eval()
     names = dict(weights_map.to_native("sinusoidal", reference.state_dict(), config))
     model.load_state_dict(names)
     ids = ids_of(2)

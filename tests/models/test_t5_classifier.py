@@ -166,7 +166,7 @@ def test_classify_equals_transformers(pair: Pair) -> None:
 def test_training_learns_labels(tmp_path: Path, lora: dict[str, int]) -> None:
     """From a T5 without a classification head. The label follows from the last word."""
     torch.manual_seed(0)
-    model = minhub_py.t5(**SMALL)
+    model = minhub_py.from_config("t5", **SMALL)
     tokenizer = tokenizer_of(model.config)
     save_pretrained(model, tmp_path / "t5", tokenizer)
     rows = [

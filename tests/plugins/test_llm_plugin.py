@@ -16,8 +16,8 @@ from hub_server import HubServer
 from needs import package
 
 from minhub_py import Chat, embed, from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.gguf import write_gguf
+from minhub_py.loading.files import open_files
 
 llm = package("llm")
 
@@ -132,7 +132,7 @@ def test_classifiers_are_not_offered(
 
 def test_gguf_files_have_their_kind(cli: Any, tmp_path: Path) -> None:
     save_pretrained(from_pretrained("minhub/shakespeare-gpt2"), tmp_path / "chat")
-    write_gguf(Checkpoint(tmp_path / "chat"), tmp_path / "model.gguf")
+    write_gguf(open_files(tmp_path / "chat"), tmp_path / "model.gguf")
     assert run(cli, "minhub", "add", tmp_path / "model.gguf") == "Added: llm -m minhub/model\n"
 
     from minhub_py.plugins.llm import kind_at

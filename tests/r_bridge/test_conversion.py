@@ -407,3 +407,25 @@ def test_names_of_a_list_must_be_unique(tmp_path: Path, names: str) -> None:
         return
     with pytest.raises(ValueError, match="names of a list must be complete and unique"):
         loads(data)
+
+
+def test_numbers_of_json_are_doubles_in_r_if_they_exceed_its_integers() -> None:
+    """Models write any number."""
+    value = arguments.json_data(
+        {"a": 10**400, "b": [1, -(2**70)], "c": [0.5, 10**400], "d": -(2**70), "e": [1, 2]}
+    )
+    result = loads(dumps(value))
+    largest = np.finfo(float).max
+    assert [np.asarray(result[name]).tolist() for name in "abcde"] == [
+        [largest],
+        [1.0, -(2.0**70)],
+        [0.5, largest],
+        [-(2.0**70)],
+        [1, 2],
+    ]
+
+
+def test_a_schema_that_cannot_be_compiled_is_an_error_in_r() -> None:
+    for text in ("[" * 700 + "]" * 700, '{"maximum": 1e999}', "{"):
+        with pytest.raises(ValueError, match="schema must be valid JSON"):
+            arguments.json_schema([text])

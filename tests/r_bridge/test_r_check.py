@@ -13,7 +13,7 @@ from needs import needs
 from paths import PROGRAMS, R_PACKAGE
 from r_package import environment
 
-from minhub_py.models.registry import ENTRIES
+from minhub_py import FAMILIES
 
 pytestmark = needs("R")
 
@@ -194,7 +194,7 @@ def test_exports_have_a_help_page() -> None:
     }
     assert set(exports) <= topics
     promised = """
-        from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate next_tokens perplexity
+        from_config from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate next_tokens perplexity
         token_logprobs word_logprobs target_logprobs text_embeddings logit_lens minhub_chat minhub_serve as_torch_module
         text_similarity text_search rerank classify_texts classify_tokens masked_tokens masked_logprobs pseudo_logprobs
         embed_minhub
@@ -202,7 +202,11 @@ def test_exports_have_a_help_page() -> None:
         minhub_devices minhub_doctor minhub_start minhub_stop minhub_install
     """
     families = {
-        f"{name}{end}" for name in ENTRIES for end in ("", "_from_config", "_from_pretrained")
+        f"{name}{end}" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")
     }
     assert families | set(promised.split()) <= set(exports)
+    endings = "_from_config", "_from_pretrained"
+    assert {name for name in exports if name.endswith(endings)} - families == {
+        "tokenizer_from_pretrained"
+    }
     assert not {"chat", "embed", "score", "layers"} & set(exports)  # names of other packages

@@ -1,9 +1,11 @@
 """Unmodified libraries for agents, with a model that writes given replies: a call, its result, and
 text.
 
-The tests do not install these libraries: each skips without its own.
+The extra `test` has only Pydantic AI: the others are large, or change PyTorch, and skip where they
+are missing.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -72,6 +74,7 @@ def test_langchain_binds_tools(base_url: str, script: Script, streaming: bool) -
 
 def test_pydantic_ai_runs_tools(base_url: str, script: Script) -> None:
     ai = package("pydantic_ai")
+    import openai
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -81,23 +84,27 @@ def test_pydantic_ai_runs_tools(base_url: str, script: Script) -> None:
         called.append((city, days))
         return get_weather(city, days)
 
-    provider = OpenAIProvider(base_url=base_url, api_key="unused")
-    agent = ai.Agent(
-        OpenAIChatModel("hermes", provider=provider), tools=[ai.Tool(weather, name="get_weather")]
-    )
+    async def answer() -> str:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="unused") as client:
+            model = OpenAIChatModel("hermes", provider=OpenAIProvider(openai_client=client))
+            return (
+                await ai.Agent(model, tools=[ai.Tool(weather, name="get_weather")]).run("Weather?")
+            ).output
+
     script.replies += [TWO_CALLS, "Sunny in both."]
-    assert agent.run_sync("Weather?").output == "Sunny in both."
+    assert asyncio.run(answer()) == "Sunny in both."
     assert sorted(called) == [("Oslo", 2), ("Rome", 2)]  # concurrently
 
 
-@pytest.mark.parametrize("prefix", ["openai", "hosted_vllm", "anthropic", "ollama_chat"])
-def test_litellm_receives_calls_in_streams(
-    hermes: tuple[str, Script], script: Script, prefix: str
-) -> None:
+def test_litellm_receives_calls_in_streams(hermes: tuple[str, Script], script: Script) -> None:
     # without it, a list of prices is fetched
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = package("litellm")
-    address = hermes[0]
+    for prefix in ("openai", "hosted_vllm", "anthropic", "ollama_chat"):
+        check_streams(litellm, prefix, hermes[0], script)
+
+
+def check_streams(litellm: Any, prefix: str, address: str, script: Script) -> None:
     base = f"{address}/v1" if prefix in ("openai", "hosted_vllm") else address
     ask: dict[str, Any] = {
         "model": f"{prefix}/hermes",

@@ -409,7 +409,9 @@ def test_wrong_types_of_every_field_are_client_errors(
     read: dict[str, None] = {}
     get = Fields.get
     monkeypatch.setattr(
-        Fields, "get", lambda self, name: (read.setdefault(name), get(self, name))[1]
+        Fields,
+        "get",
+        lambda self, name, *shape: (read.setdefault(name), get(self, name, *shape))[1],
     )
     good = {"model": "ranker", **body}
     assert http.post(path, json={**good, "imaginary": 1}).status_code == 400

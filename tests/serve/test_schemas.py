@@ -107,7 +107,7 @@ def test_json_object_without_a_schema_constrains_the_reply(client, http) -> None
         ({"type": "sound"}, "must be text, json_object or json_schema"),
         ({"type": "json_schema"}, "has no schema"),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "has no schema"),
-        ({"type": "json_object", "schema": 123}, "must be a JSON schema"),
+        ({"type": "json_object", "schema": 123}, "response_format.schema must be an object"),
         ({"type": "json_object", "schema": {"type": 123}}, "type must be a string"),
         ({"type": "json_object", "schema": {"type": "hiccup"}}, "hiccup"),
         ({"type": "json_object", "schema": {"not": {"type": "string"}}}, "not"),

@@ -81,7 +81,7 @@ def test_stop_tokens_end_a_reply_and_are_not_a_part_of_it(http, main_model: Serv
         ("/v1/chat/completions", {"messages": user("Hi")}),
     ):
         assert "from 0 to" in error(http, path, **fields, stop_token_ids=[10**6])
-        assert "must be a list of token IDs" in error(http, path, **fields, stop_token_ids="x")
+        assert "must be a list of integers" in error(http, path, **fields, stop_token_ids="x")
     reply = complete(http, stop_token_ids=[stop])
     assert reply["finish_reason"] == "stop"
     assert expected.startswith(reply["text"])
@@ -169,7 +169,7 @@ def test_replies_have_the_requested_form(http, fields: dict, pattern: str) -> No
             "look-around, including look-ahead and look-behind, is not supported",
         ),
         ({"guided_choice": []}, "guided_choice must be a list of 1 to 1,000 strings"),
-        ({"guided_choice": [1]}, "guided_choice must be a string"),
+        ({"guided_choice": [1]}, "guided_choice[0] must be a string"),
         ({"grammar": "x"}, "grammar"),
         ({"grammar": "root ::= other"}, "other"),
         (
@@ -258,7 +258,7 @@ def test_documents_are_passed_to_templates_that_use_them(http, folder: Path) -> 
     documents = [{"title": "Weather", "text": "It rains."}]
     fields = {"messages": user("Hi"), "documents": documents}
     assert "does not use documents" in error(http, "/v1/chat/completions", **fields)
-    assert "list of objects" in error(
+    assert "documents[0] must be an object" in error(
         http, "/v1/chat/completions", messages=user("Hi"), documents=["x"]
     )
     template = folder / "chat_template.jinja"

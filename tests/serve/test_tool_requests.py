@@ -239,3 +239,71 @@ def test_anthropic_errors_have_its_form(http, fields: dict[str, Any], message: s
     )
     assert response.headers["request-id"]
     assert "x-request-id" not in response.headers
+
+
+NESTED = "[" * 700 + "]" * 700
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (
+            '"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [{"name": {}}]}}',
+            "tool_choice.allowed_tools.tools[0].name",
+            "must be a string, not {}",
+        ),
+        (
+            (
+                '"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [{"function":'
+                " 5}]}}"
+            ),
+            "tool_choice.allowed_tools.tools[0].function",
+            "must be an object, not 5",
+        ),
+        (
+            '"tool_choice": {"type": "allowed_tools", "tools": "x"}',
+            "tool_choice.tools",
+            "must be a list of objects",
+        ),
+        (
+            f'"response_format": {{"type": "json_schema", "schema": {{"enum": {NESTED}}}}}',
+            None,
+            "nested too deeply",
+        ),
+        (
+            '"tools": [{"name": "f", "parameters": {"properties": {"a": {"maximum": 1e999}}}}]',
+            None,
+            "1e999 is too large",
+        ),
+        (f'"chat_template_kwargs": {{"a": 1{"0" * 400}}}', None, "is too large for a number"),
+        (
+            r'"chat_template_kwargs": {"a": "\ud800"}',
+            "chat_template_kwargs",
+            "contains a lone surrogate",
+        ),
+        (r'"documents": [{"title": 1}, 2]', "documents[1]", "must be an object, not 2"),
+    ],
+)
+def test_values_in_parts_of_a_request_are_checked(
+    http, fields: str, param: str | None, message: str
+) -> None:
+    tools = json.dumps(TOOLS)
+    body = (
+        f'{{"messages": [{{"role": "user", "content": "?"}}], "max_tokens": 2, "tools": {tools},'
+        f" {fields}}}"
+    )
+    response = http.post("/v1/chat/completions", content=body.encode())
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert message in error["message"]
+
+
+def test_a_response_that_repeats_tools_has_no_lone_surrogates(http, script: Script) -> None:
+    body = (
+        r'{"input": "?", "max_output_tokens": 2, "tools": [{"type": "web_search", "note":'
+        r' "\ud800"}]}'
+    )
+    script.replies.append("Yes.")
+    response = http.post("/v1/responses", content=body.encode())
+    assert response.status_code == 200, response.text
+    assert response.json()["tools"] == [{"type": "web_search", "note": "?"}]

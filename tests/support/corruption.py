@@ -21,6 +21,7 @@ from minhub_py.loading.inspection import verify
 from minhub_py.models.config import one_rope
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.registry import ARCHITECTURES
+from minhub_py.system.shapes import ShapeError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -117,7 +118,7 @@ def bad_message(error: Exception, words: Iterable[str]) -> str:
     """Problems of an error message for users; empty without problems."""
     message = str(error)
     lines = message.splitlines()
-    if not (type(error) is ValueError or isinstance(error, OSError)):
+    if not (type(error) in (ValueError, ShapeError) or isinstance(error, OSError)):
         return "a raw exception"
     if not 1 <= len(lines) <= 2:
         return f"{len(lines)} lines"

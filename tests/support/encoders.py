@@ -8,7 +8,7 @@ from typing import Any
 from random_weights import draw
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from minhub_py import bert, save_pretrained
+from minhub_py import from_config, save_pretrained
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [
@@ -69,7 +69,8 @@ def wordpiece() -> Tokenizer:
 def write_encoder(folder: Path, architecture: str = "BertModel", **settings: Any) -> Path:
     """A checkpoint of an encoder with a head, such as BertForMaskedLM."""
     tokenizer = wordpiece()
-    model = bert(
+    model = from_config(
+        "bert",
         vocab_size=tokenizer.get_vocab_size(),
         architectures=[architecture],
         **{**SETTINGS, **settings},

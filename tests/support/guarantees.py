@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from needs import missing
+from references import LOGPROBS
 
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder
 from minhub_py.inference.native_runner import NativeRunner
@@ -19,9 +20,9 @@ EXACT = not missing("decoder")
 # of unmodified models on the CPU
 RUNNER: type[TorchRunner] = NativeRunner if EXACT else TorchRunner
 ENCODER_RUNNER = NativeEncoder if EXACT else TorchEncoder
-# PyTorch's largest difference of numbers of the size of log-probabilities, by the dtype of the
-# products. In float32, two logits differ by 5e-5 of the largest one, which is about 10.
-ROUNDING = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.8}
+# PyTorch's largest difference of log-probabilities, by the dtype of the products; in float32 for a
+# largest logit of 10.
+ROUNDING = {"float32": 10 * LOGPROBS, "float16": 0.1, "bfloat16": 0.8}
 
 
 def tolerance(dtype: str) -> float:

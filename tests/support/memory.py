@@ -17,7 +17,7 @@ import minhub_py
 from minhub_py.export.convert import convert
 from minhub_py.models.gpt2 import GPT2
 from minhub_py.loading.pretrained import from_pretrained
-from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.loading.files import open_files
 
 def memory():
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

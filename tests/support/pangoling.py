@@ -15,7 +15,7 @@ import torch
 from needs import RSCRIPT
 from paths import PROGRAMS
 
-from minhub_py import bert
+from minhub_py import from_config
 
 CONTEXTS = ["The", "The", "The apple does not fall,", "", "A traveler lost"]
 TARGETS = ["apple", "pears", "souvenir", "so far", "the table"]
@@ -56,7 +56,8 @@ MASK_LOGPROBS = [
 
 def masked_model(vocab_size: int) -> Any:
     """The model. Its weights are the same with every version of PyTorch and NumPy."""
-    model = bert(
+    model = from_config(
+        "bert",
         architectures=["BertForMaskedLM"],
         vocab_size=vocab_size,
         hidden_size=16,

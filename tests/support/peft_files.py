@@ -245,6 +245,13 @@ TABLE = [
 ]
 
 
+@torch.no_grad()
+def logits(model: Any, ids: Tensor) -> Tensor:
+    """The logits of a model, ours or transformers'."""
+    result = model(ids)
+    return result if isinstance(result, Tensor) else result.logits  # type: ignore[no-any-return]
+
+
 class PeftFile:
     """The tensors of a case by PEFT's names without their prefix, and the weights of the model with
     the adapter.

@@ -17,7 +17,7 @@ from paths import R_PACKAGE
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from minhub_py import (
-    bert,
+    from_config,
     from_pretrained,
     generate,
     gpt2,
@@ -88,9 +88,11 @@ def encoder_reference(folder: Path) -> dict[str, Any]:
     torch.manual_seed(6)
     labels = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
     encoders = {
-        "masked": bert(architectures=["BertForMaskedLM"], **settings),
-        "labels": bert(architectures=["BertForSequenceClassification"], **labels, **settings),
-        "states": bert(architectures=["BertModel"], **settings),
+        "masked": from_config("bert", architectures=["BertForMaskedLM"], **settings),
+        "labels": from_config(
+            "bert", architectures=["BertForSequenceClassification"], **labels, **settings
+        ),
+        "states": from_config("bert", architectures=["BertModel"], **settings),
     }
     encoders["pangoling"] = pangoling.masked_model(len(WORDS))
     for name, model in encoders.items():

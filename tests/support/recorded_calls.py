@@ -26,17 +26,13 @@ import minhub_py
 from minhub_py.inference.native.library import (
     BLOCKS,
     INTERFACE,
-    KINDS,
     Call,
-    ExpertsParameters,
-    Matrix,
     Operation,
-    RouteParameters,
     library,
+    parameters_of,
 )
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.encoder import EncoderDecoder
-from minhub_py.models.registry import entry_of
 
 T5 = {
     "model_type": "t5",
@@ -78,22 +74,10 @@ class RecordingRunner(NativeRunner):
         call = by_reference._obj
         where, logits = self.put(bytes(operations)), 0
         for number in range(count):
-            at, operation = where + number * ctypes.sizeof(Operation), operations[number]
-            for matrix in ("weight", "second", "low_a", "low_b"):
-                for name in ("data", "scales"):
-                    offset = getattr(Operation, matrix).offset + getattr(Matrix, name).offset
-                    self.point(at + offset, getattr(getattr(operation, matrix), name))
-            self.point(at + Operation.bias.offset, operation.bias)
-            if operation.kind == KINDS["route"]:
-                for name in ("norm", "factors"):
-                    offset = Operation.parameters.offset + getattr(RouteParameters, name).offset
-                    self.point(at + offset, getattr(operation.route, name))
-            if operation.kind in (KINDS["experts"], KINDS["combine"]):
-                for name in ("data", "scales"):
-                    offset = Operation.parameters.offset + getattr(ExpertsParameters, name).offset
-                    self.point_at_table(
-                        at + offset, getattr(operation.experts, name), operation.experts
-                    )
+            at = where + number * ctypes.sizeof(Operation)
+            self.point_at_parameters(
+                at + Operation.parameters.offset, parameters_of(operations[number])
+            )
         at = self.put(bytes(call))
         for name in ("ids", "rows", "positions", "encoder_lengths"):
             self.point_at_numbers(at, name, getattr(call, name), call.tokens)
@@ -125,7 +109,18 @@ class RecordingRunner(NativeRunner):
         where = self.put(struct.pack(f"{count}q", *array[:count]))
         self.point(at + getattr(Call, name).offset, where, inside=True)
 
-    def point_at_table(self, at: int, address: int | None, experts: ExpertsParameters) -> None:
+    def point_at_parameters(self, at: int, parameters: Any) -> None:
+        """The pointers of a structure at offset `at`, and of the structures in it."""
+        for name, kind in parameters._fields_ if parameters is not None else ():
+            where, value = at + getattr(type(parameters), name).offset, getattr(parameters, name)
+            if issubclass(kind, ctypes.Structure):
+                self.point_at_parameters(where, value)
+            elif kind is ctypes.c_void_p and hasattr(parameters, "experts"):
+                self.point_at_table(where, value, parameters)
+            elif kind is ctypes.c_void_p:
+                self.point(where, value)
+
+    def point_at_table(self, at: int, address: int | None, experts: Any) -> None:
         """A pointer to a table of pointers, one for each matrix of each expert."""
         if address is None:
             return
@@ -194,9 +189,7 @@ def from_settings(settings: dict[str, Any]) -> Any:
     """A model of a config.json, with large weights, random biases and norms."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(settings))
-        model = getattr(minhub_py, f"{entry_of(settings['model_type']).name}_from_config")(
-            folder
-        ).eval()
+        model = minhub_py.from_config(folder).eval()
     generator = torch.Generator().manual_seed(0)
     for path, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

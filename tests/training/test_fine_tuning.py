@@ -10,8 +10,8 @@ import torch
 from training_runs import BUILT_IN, FAMILY_NAMES, TINY, Notes, contents, held_out_losses, same
 
 from minhub_py import (
+    from_config,
     from_pretrained,
-    mixtral,
     resume,
     save_pretrained,
     tokenizer_from_pretrained,
@@ -143,7 +143,8 @@ def test_experts_that_no_token_chooses_are_trained_and_resumed_like_the_others(
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
     }
-    model = mixtral(
+    model = from_config(
+        "mixtral",
         vocab_size=tokenizer.get_vocab_size(),
         intermediate_size=16,
         num_experts=64,

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, same
 
 from minhub_py import from_pretrained, generate, resume, tokenizer_from_pretrained, train
-from minhub_py.checkpoints.storage import read_object
 from minhub_py.cli.main import main
 from minhub_py.loading.adapters.config import read_config
 
@@ -59,7 +58,7 @@ def test_an_adapter_is_trained_and_resumed_bitwise(
     }
     assert "model.safetensors" not in names
     assert not (run.folder / "model.safetensors").exists()
-    config = read_config(read_object(run.folder / "adapter_config.json"), "")
+    config = read_config(json.loads((run.folder / "adapter_config.json").read_text()), "")
     assert (config.base_model_name_or_path, config.target_modules) == (
         START,
         ("c_attn", "c_fc", "c_proj"),
@@ -228,7 +227,7 @@ def test_wrong_settings(tmp_path: Path, text: Path) -> None:
             {"lora": {"rang": 3}},
             "unknown setting rang; the settings are alora_invocation_tokens, alpha",
         ),
-        ({"lora": {"r": 0}}, "r must be a number above 0"),
+        ({"lora": {"r": 0}}, "r must be an integer from 1 to 16777216, not 0"),
         ({"lora": {"r": 4, "targets": ["nothing"]}}, "matches no linear layer"),
         ({"parallel": "fsdp"}, "does not support"),
     ]

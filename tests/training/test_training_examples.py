@@ -27,8 +27,8 @@ from small_models import tokenizer as words
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, in_a_child, same
 
 from minhub_py import (
-    bert,
     classify,
+    from_config,
     from_pretrained,
     generate,
     llama,
@@ -354,7 +354,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
-    model = bert(
+    model = from_config(
+        "bert",
         vocab_size=len(words),
         hidden_size=32,
         intermediate_size=48,

@@ -19,6 +19,7 @@ import weights_map
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.export.convert import convert
+from minhub_py.loading.files import open_files
 from minhub_py.loading.pretrained import from_pretrained, save_pretrained
 from minhub_py.models.registry import ARCHITECTURES, ENTRIES, Architecture, Entry, Training, preset
 from minhub_py.models.skeleton import skeleton
@@ -698,9 +699,9 @@ def test_integer_weights_keep_their_dtype(tmp_path: Path, monkeypatch: pytest.Mo
         model = from_pretrained(tmp_path / "a", device="cpu", dtype=dtype)
         assert torch.equal(model.blocks, blocks)
         assert model.wte.weight.dtype == getattr(torch, dtype)
-    convert(Checkpoint(tmp_path / "a"), tmp_path / "b", dtype=torch.float64)
+    convert(open_files(tmp_path / "a"), tmp_path / "b", dtype=torch.float64)
     save_pretrained(model, tmp_path / "c")
-    convert(Checkpoint(tmp_path / "a"), tmp_path / "e", to="native")
+    convert(open_files(tmp_path / "a"), tmp_path / "e", to="native")
     assert Checkpoint(tmp_path / "e").config["dtype"] == "bfloat16"
     for folder, dtype in (("b", "float64"), ("c", "float16")):
         saved = Checkpoint(tmp_path / folder)
@@ -731,4 +732,4 @@ def test_fp8_files_are_rejected_by_name(tmp_path: Path, dtype: torch.dtype, kind
         r" the BF16"
     )
     with pytest.raises(ValueError, match=f"(?i){message}"):
-        Checkpoint(tmp_path).meta()
+        Checkpoint(tmp_path).contents  # noqa: B018

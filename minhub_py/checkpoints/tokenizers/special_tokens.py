@@ -11,8 +11,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from minhub_py.checkpoints.storage import read_settings
+from minhub_py.system.shapes import TokenID, is_unicode, read_json
 
-SURROGATE = re.compile("[\ud800-\udfff]")
+ID = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,12 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
     }
     extra = settings.get("additional_special_tokens")
     special_values += extra if isinstance(extra, list) else []
-    added = read_settings(folder, "added_tokens.json")
+    added = read_added(folder)
     decoder = settings.get("added_tokens_decoder")
     for id, entry in decoder.items() if isinstance(decoder, dict) else ():
         if isinstance(entry, dict) and (name := content(entry)):
-            added[name] = int(id) if id.isdecimal() else id
+            added[name] = token_id(id, folder)
             special_values += [entry] if entry.get("special") else []
-    if not all(type(id) is int and is_text(name) for name, id in added.items()):
-        raise ValueError(
-            f"the added tokens of {folder} should map tokens to IDs: download its files again"
-        )
     special = {name for value in special_values if (name := content(value))} or {
         "<|endoftext|>",
         "<unk>",
@@ -112,11 +109,10 @@ def declared_tokens(
     entries = [
         (int(id), entry)
         for id, entry in (decoder if isinstance(decoder, dict) else {}).items()
-        if id.isdecimal()
+        if ID.fullmatch(id)
     ]
     if decoder is None:
-        added = read_settings(folder, "added_tokens.json")
-        entries = [(id, {"content": name}) for name, id in added.items() if type(id) is int]
+        entries = [(id, {"content": name}) for name, id in read_added(folder).items()]
     for id, entry in sorted(entries, key=lambda item: item[0]):
         if isinstance(entry, dict) and (name := content(entry)):
             tokens[name], ids[name] = added_token(entry), id
@@ -141,6 +137,22 @@ def declared_tokens(
     return tokens, ids
 
 
+def read_added(folder: Path) -> dict[str, int]:
+    """The content of added_tokens.json; empty without this file. ValueError: it is corrupt."""
+    path = folder / "added_tokens.json"
+    return read_json(path, dict[str, TokenID]) if path.exists() else {}
+
+
+def token_id(text: str, folder: Path) -> int:
+    """A token ID that is a key of added_tokens_decoder. ValueError: it is another text."""
+    if not ID.fullmatch(text):
+        raise ValueError(
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder has the key {brief(text)},"
+            " which is not a token ID: download the file again"
+        )
+    return int(text)
+
+
 def added_token(entry: Mapping[str, Any]) -> AddedToken:
     """A token with the properties of its entry in the Hub's JSON."""
     names = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -163,7 +175,7 @@ def content(token: Any) -> str | None:
     invalid.
     """
     text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) and is_text(text) else None
+    return text if isinstance(text, str) and is_unicode(text) else None
 
 
 def surround(tokenizer: Tokenizer, settings: Mapping[str, Any], convention: Convention) -> None:
@@ -191,8 +203,3 @@ def surround(tokenizer: Tokenizer, settings: Mapping[str, Any], convention: Conv
                 (token, tokenizer.token_to_id(token)) for token in set(around.values())
             ],
         )
-
-
-def is_text(token: str) -> bool:
-    """Whether a token can be encoded as UTF-8. JSON may contain lone surrogates."""
-    return SURROGATE.search(token) is None

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Any, TypedDict
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from minhub_py.checkpoints.storage import read_object
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths, cuts
 from minhub_py.system.files import read_bytes
 from minhub_py.system.printable import gist
+from minhub_py.system.shapes import Within, convert, read_json
 
 # The word pattern of OpenAI's cl100k. {} is the number of digits in a word.
 WORDS = (
@@ -104,17 +105,49 @@ def llama3_special() -> list[str]:
     return [LLAMA3.get(i) or next(reserved) for i in range(256)]
 
 
+class TekkenConfig(TypedDict):
+    """The settings of a tekken.json."""
+
+    pattern: str
+    default_vocab_size: int
+    default_num_special_tokens: Annotated[int, Within(0, 2**16)]
+
+
+class TekkenToken(TypedDict):
+    """A token of a tekken.json; its bytes are in base64."""
+
+    rank: int
+    token_bytes: str
+
+
+class TekkenSpecial(TypedDict):
+    """A special token of a tekken.json."""
+
+    rank: int
+    token_str: str
+
+
+class RequiredTekken(TypedDict):
+    """The content of a tekken.json of the first versions."""
+
+    config: TekkenConfig
+    vocab: list[TekkenToken]
+
+
+class Tekken(RequiredTekken, total=False):
+    """The content of a tekken.json."""
+
+    special_tokens: list[TekkenSpecial]
+
+
 def read_tekken(path: Path) -> Ranks:
     """Read Mistral's tekken.json. ValueError: it is corrupt."""
-    content = read_object(path)
+    content = read_json(path, dict[str, Any])
     try:
+        content = convert(content, Tekken)
         config, vocabulary = content["config"], content["vocab"]
-        pattern, total, special_count = (
-            config[name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")
-        )
-        if type(total) is not int or type(special_count) is not int:
-            raise ValueError("its numbers of tokens are not integers")
-        if not 0 < total - special_count <= len(vocabulary) or special_count > 2**16:
+        total, special_count = config["default_vocab_size"], config["default_num_special_tokens"]
+        if not 0 < total - special_count <= len(vocabulary):
             raise ValueError("its numbers of tokens are inconsistent")
         # the file may list more tokens than the model has
         vocabulary = vocabulary[: total - special_count]
@@ -125,18 +158,16 @@ def read_tekken(path: Path) -> Ranks:
         names = {entry["rank"]: entry["token_str"] for entry in content.get("special_tokens") or ()}
         names = names or dict(enumerate(TEKKEN))
         special = [names.get(i, f"<SPECIAL_{i}>") for i in range(special_count)]
-        if (
-            not all(isinstance(text, str) and text for text in (pattern, *special))
-            or len(set(special)) < special_count
-        ):
-            raise ValueError("a special token is not text, or a duplicate")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not all((config["pattern"], *special)) or len(set(special)) < special_count:
+            raise ValueError(
+                "its pattern or a special token is empty, or a special token is a duplicate"
+            )
+    except ValueError as error:
         raise ValueError(
-            f"{path} is not a tekken tokenizer ({type(error).__name__}: {gist(error)}): "
-            "download it again"
+            f"{path} is not a tekken tokenizer ({gist(error)}): download it again"
         ) from error
     bos, eos = (token if token in special else None for token in ("<s>", "</s>"))
-    return Ranks(tokens, pattern, special, special_first=True, bos=bos, eos=eos)
+    return Ranks(tokens, config["pattern"], special, special_first=True, bos=bos, eos=eos)
 
 
 def check_tokens(tokens: Sequence[bytes]) -> None:

@@ -35,7 +35,7 @@ from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.layout import OLDER_TOKENIZERS, folder_gguf_hint
-from minhub_py.checkpoints.storage import read_json, read_settings
+from minhub_py.checkpoints.storage import read_settings
 from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
     FAMILIES,
     family_of,
@@ -60,7 +60,6 @@ from minhub_py.checkpoints.tokenizers.special_tokens import (
     add_tokens,
     complete,
     content,
-    is_text,
     surround,
 )
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
@@ -70,6 +69,7 @@ from minhub_py.checkpoints.tokenizers.wordbpe import read_word_bpe
 from minhub_py.inference.arguments import check_list, check_tokenizer
 from minhub_py.system.files import open_regular, read_bytes, read_text
 from minhub_py.system.printable import gist
+from minhub_py.system.shapes import TokenID, read_json
 
 # In order of preference.
 FORMS = ("tokenizer.json", "vocab.json", *OLDER_TOKENIZERS, "vocab.dat")
@@ -168,14 +168,9 @@ def read_gguf(path: Path) -> Tokenizer:
 
 def read_vocabulary(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Convention]:
     """Load a vocab.json and the merges.txt in its folder. ValueError: one of them is corrupt."""
-    vocabulary = read_json(path)
-    if isinstance(vocabulary, list) and all(isinstance(token, str) for token in vocabulary):
+    vocabulary: list[str] | dict[str, int] = read_json(path, list[str] | dict[str, TokenID])
+    if isinstance(vocabulary, list):
         vocabulary = {token: id for id, token in enumerate(vocabulary)}
-    if not isinstance(vocabulary, dict) or not (
-        all(type(id) is int and 0 <= id < 2**31 for id in vocabulary.values())
-        and is_text(" ".join(vocabulary))
-    ):
-        raise ValueError(f"{path} should map tokens to IDs, or list characters")
     merges = path.with_name("merges.txt")
     if not merges.exists():
         return characters(vocabulary), Convention()

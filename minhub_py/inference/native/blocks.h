@@ -130,8 +130,9 @@ INLINE shorts load_shorts(const int8_t *from) {
 
 /* --- NF4 --- */
 
-/* 128 weights in NF4_UNIT bytes: a scale from 0 to 63 for each 32 weights, then 32 little-endian words. Word j has the
- * codes of weights j, 32 + j, 64 + j and 96 + j, from the lowest bits. */
+/* 128 weights in NF4_UNIT bytes: a byte for each 32 weights, whose lowest seven bits are a scale with a sign and whose
+ * highest bit selects a table of levels, then 32 little-endian words. Word j has the codes of weights j, 32 + j, 64 + j and
+ * 96 + j, from the lowest bits. */
 typedef struct {
     shorts words[16 / LANES];
     uint32_t scales;
@@ -146,24 +147,28 @@ INLINE nf4_unit load_nf4(const uint8_t *from) {
 
 /* 2 * LANES weights from index k, a constant for the compiler: each is the value of its code times its scale. */
 INLINE_FORMAT shorts unpack_nf4(const nf4_unit *unit, int k) {
-    const int part = k / 32, scale = unit->scales >> 8 * part & 63; /* in range for any bytes */
+    const int part = k / 32;
+    const uint8_t byte = unit->scales >> 8 * part;
     const shorts codes = unit->words[k % 32 / (2 * LANES)];
 #if LANES == 16
-    const __m512i index = _mm512_srli_epi16((__m512i)codes, 4 * part); /* selects by five bits */
-    return (shorts)_mm512_permutexvar_epi16(index, _mm512_load_si512(nf4_scaled[scale]));
+    const __m512i index = _mm512_srli_epi16((__m512i)codes, 4 * part); /* selects by five bits: levels twice */
+    const __m512i levels = _mm512_broadcast_i64x4(_mm256_load_si256((const void *)nf4_scaled[byte]));
+    return (shorts)_mm512_permutexvar_epi16(index, levels);
 #elif LANES == 8
     const __m256i words = (__m256i)codes,
                   moved = part < 2 ? _mm256_slli_epi16(words, 8 - 4 * part) : _mm256_srli_epi16(words, 4 * part - 8),
                   index = _mm256_and_si256(moved, _mm256_set1_epi16(0xf00)), /* lower bytes: 0, the code of 0 */
-                  values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)nf4)), index);
-    return (shorts)_mm256_mulhi_epi16(values, _mm256_set1_epi16(scale << 8));
+                  levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)nf4[nf4_table(byte)])),
+                  values = _mm256_shuffle_epi8(levels, index);
+    return (shorts)_mm256_mulhi_epi16(values, _mm256_set1_epi16(nf4_scale(byte) * 256));
 #elif NEON
     const uint16x8_t moved = vshlq_u16((uint16x8_t)codes, vdupq_n_s16(8 - 4 * part));
     const uint8x16_t index = vreinterpretq_u8_u16(vandq_u16(moved, vdupq_n_u16(0xf00)));
-    return (shorts)vmulq_n_s16(vshrq_n_s16(vreinterpretq_s16_s8(vqtbl1q_s8(vld1q_s8(nf4), index)), 8), scale);
+    const int8x16_t values = vqtbl1q_s8(vld1q_s8(nf4[nf4_table(byte)]), index);
+    return (shorts)vmulq_n_s16(vshrq_n_s16(vreinterpretq_s16_s8(values), 8), nf4_scale(byte));
 #else
     shorts result;
-    for (int lane = 0; lane < 2 * LANES; lane++) result[lane] = nf4[codes[lane] >> 4 * part & 15] * scale;
+    for (int lane = 0; lane < 2 * LANES; lane++) result[lane] = nf4_scaled[byte][codes[lane] >> 4 * part & 15];
     return result;
 #endif
 }

@@ -1,4 +1,5 @@
-/* Data structures and the kernel table that all parts of the decoder share. library.py mirrors the structures. */
+/* Data structures and the kernel table that all parts of the decoder share. library.py mirrors the structures, and
+ * tests/inference/test_structures.py compares them. */
 
 #ifndef DECODER_H
 #define DECODER_H
@@ -36,7 +37,7 @@
  * GGUF's order. ANY_BLOCK is for the compiler: a format with 32 weights that is known only at run time. */
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4_BLOCK, ANY_BLOCK,
        Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS };
-enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
+enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID, SQUARED_RELU };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
        NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN, PREDICTION_INPUTS };
@@ -65,55 +66,86 @@ typedef struct {
     int32_t by_columns;   /* FLOAT32, not transposed: for many tokens; every number of them has the same sums */
 } matrix;
 
+/* A linear layer: outputs = weight . inputs + low_b . low_a . inputs + bias. */
+typedef struct {
+    matrix weight;
+    matrix low_a, low_b;   /* the factors of an adapter, float32 (rank, inputs) and (outputs, rank); data NULL: none */
+    const float *bias;     /* or NULL */
+} linear_layer;
+
 typedef struct {
     int32_t kind, activation;
-    int32_t layer;        /* of the cache; ROTATE: of the rotation table; unused with BIDIRECTIONAL */
+    int32_t layer;         /* of the cache, unused with BIDIRECTIONAL; GATE_INPUT: of the model; ROTATE: of its table, for
+                              program.py */
     int32_t flags;
-    matrix weight, second; /* EMBED: tokens, positions; POSITIONS, TYPES: rows to add; LSTM: weight_ih, weight_hh; ROTATE: norms of
-                              query and key heads, followed by D zeros with LAYER_NORM; ADD: the layer, the norm of its output;
-                              ROUTE: the router, the bias of the choice or NULL; EXPERTS, COMBINE: an expert's weight without
-                              its pointers, and the biases (experts, outputs) or NULL; DELTA_RULE: the convolution (taps,
-                              channels), the norm of each head's output; SHORT_CONVOLUTION: the convolution; ENCODER_CACHE:
-                              projections to keys and values; NORM_VALUES: ones; LAYER_INPUTS: rows to look up, the norm
-                              of a layer's part; PREDICTION_INPUTS: rows to look up, their norm; ATTEND: second is a bias
-                              table by head and distance from -reach to reach, or NULL */
-    matrix low_a, low_b;  /* LINEAR, ADD, LOGITS, ROUTE: the factors of an adapter, float32 (rank, inputs) and (outputs,
-                             rank), whose product is added to the layer before the bias; NULL: none */
-    const float *bias;    /* NORM, LINEAR, ADD, LSTM, LOGITS, ROUTE; ROTATE: by position, cos and sin for queries, then
-                             for keys; ATTEND: one sink per head, or NULL; SCALE: the factor; PREDICTION_INPUTS: norm
-                             of the hidden states; SHORT_CONVOLUTION; DELTA_RULE: decay factors of the heads, then
-                             their softplus biases */
-    union {               /* parameters by kind */
-        struct { float scale; } embed;      /* of token embeddings; 0: none */
-        struct { float epsilon, scale; } norm; /* NORM, RMS_NORM, PREDICTION_INPUTS, and ADD with a norm; ADD: factor of the
-                                                  outputs, 0: none */
-        struct { int32_t heads, kv_heads, head_size, gate, rotated; float epsilon; } rotate; /* gate, rotated: sizes */
-        struct {                            /* ATTEND, CROSS_ATTEND, ENCODER_CACHE */
-            int32_t heads, kv_heads, head_size;
-            int32_t gate;                   /* size of the gate after each query head */
-            int32_t reach;                  /* largest distance in the bias table */
-            float scale, cap;               /* of the scores; cap 0: none */
-            int64_t window;                 /* attended positions, including the own one; 0: all */
-        } attend;
-        struct { int32_t width, sigmoid; } gate; /* of the output; whether a factor's logit follows */
-        struct {                            /* ROUTE; top: experts per token */
+    union {                /* parameters by kind; sizes count numbers, and pointers to factors and norms are to float32 */
+        struct { matrix tokens, positions; float scale; } embed; /* positions.data NULL, scale 0: none */
+        struct { matrix table; } rows;     /* POSITIONS, TYPES: whose rows are added */
+        struct {                           /* NORM, RMS_NORM, JOIN */
+            const float *weight, *bias;
+            int64_t size;
+            float epsilon;
+        } norm;
+        linear_layer linear;               /* LINEAR; layer_of finds those of the next three */
+        struct {                           /* ADD */
+            linear_layer linear;
+            const float *norm;             /* RMS norm of the outputs, or NULL */
+            float epsilon, scale;          /* of the norm; factor of the outputs, 0: none */
+        } add;
+        struct { linear_layer linear; float scale, cap; } logits; /* of the input; soft cap of the result, 0: none */
+        struct {                           /* ROUTE; top: experts per token */
+            linear_layer linear;           /* the router */
             int32_t top, normalize, sigmoid;
             float factor, epsilon;
-            const float *norm;              /* RMS norm of the residual stream, which the router reads instead; or NULL. It
-                                               replaces the residual stream: COMBINE must have REPLACES */
-            const float *factors;           /* of the weight of each expert, or NULL */
+            const float *choice_bias;      /* added to the scores for the choice of experts, or NULL */
+            const float *norm;             /* RMS norm of the residual stream, which the router reads instead; or NULL. It
+                                              replaces the residual stream: COMBINE must have REPLACES */
+            const float *factors;          /* of the weight of each expert, or NULL */
         } route;
-        struct {                            /* EXPERTS, COMBINE */
+        struct {                           /* EXPERTS, COMBINE */
+            matrix weight, biases;         /* of each expert, without its pointers; (experts, outputs), data NULL: none */
             const void *const *data, *const *scales; /* of each expert's weight; of two matrices, the gates first */
-            int32_t experts, matrices;      /* matrices: 2, if gate and up are apart; otherwise 1 */
-            float alpha, limit;             /* of the gate of one matrix with gate and up in alternate columns */
+            int32_t experts, matrices;     /* matrices: 2, if gate and up are separate; otherwise 1 */
+            float alpha, limit;            /* of the gate of one matrix with gate and up in alternate columns */
         } experts;
-        struct { int32_t heads, key_heads, key_size; float epsilon; } delta_rule;
-        struct {                            /* LAYER_INPUTS, GATE_INPUT; size: numbers of a layer */
-            int32_t size;
+        struct {                           /* ROTATE */
+            const float *angles;           /* by position: cos and sin for queries, then for keys */
+            const float *q_norm, *k_norm;  /* of the heads, or NULL; with LAYER_NORM by head, followed by D zeros */
+            int32_t heads, kv_heads, head_size, gate, rotated; /* gate, rotated: sizes */
+            float epsilon;
+        } rotate;
+        struct { const float *ones; int32_t heads, kv_heads, head_size; float epsilon; } norm_values;
+        struct {                           /* ATTEND, CROSS_ATTEND */
+            const float *sinks;            /* of each head, or NULL */
+            const float *bias;             /* by head and distance, from -reach to reach; or NULL */
+            const float *slopes;           /* ALiBi: of each head, times the distance; or NULL */
+            int64_t window;                /* attended positions, including the own one; 0: all */
+            int32_t heads, kv_heads, head_size;
+            int32_t gate;                  /* size of the gate after each query head */
+            int32_t reach;                 /* largest distance in the bias */
+            float scale, cap;              /* of the scores; cap 0: none */
+        } attend;
+        struct { matrix keys, values; int32_t kv_heads, head_size; } encoder_cache; /* projections to keys and values */
+        struct { int32_t width, sigmoid; } gate; /* of the output; whether a factor's logit follows */
+        struct { matrix weight_ih, weight_hh; const float *bias; } lstm;
+        struct {                           /* DELTA_RULE */
+            const float *convolution;      /* (taps, channels) */
+            const float *norm;             /* of each head's output */
+            const float *decay;            /* factors of the heads, then their softplus biases */
+            int32_t taps, channels, heads, key_heads, key_size, value_size;
+            float epsilon;
+        } delta_rule;
+        struct { const float *convolution, *bias; int32_t taps, channels; } short_convolution; /* bias: or NULL */
+        struct {                           /* LAYER_INPUTS */
+            matrix tokens;                 /* rows to look up, with the inputs of all layers */
+            const float *norm;             /* of a layer's part */
+            int32_t size;                  /* of that part */
             float scale, row_scale, factor, epsilon; /* of the projection, of the row, of their sum; of the norm */
-        } inputs;
-        struct { float scale, cap; } logits; /* of the input; soft cap of the result, 0: none */
+        } layer_inputs;
+        struct { int32_t size; } gate_input; /* of a layer's part */
+        struct { const float *factor; int64_t size; } scale;
+        struct { matrix tokens; const float *token_norm, *hidden_norm; float epsilon; } prediction_inputs;
+        struct { int64_t size; } hidden_states;
     };
 } operation;
 
@@ -124,7 +156,6 @@ enum {
     REPLACES = 1,                     /* COMBINE: the sum replaces the residual stream */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
-    ALIBI = 2,                        /* ATTEND: second has the slope of each head, times the distance */
     NO_KEYS = 4,                      /* ATTEND: only q, to the keys and values that an earlier operation cached in `layer` */
     BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides; without a cache */
 };
@@ -266,8 +297,15 @@ int use_amx(kernel_table *table);     /* 0: the processor or the system does not
 int use_dotprod(kernel_table *table); /* 0: the processor lacks the instruction */
 
 /* The levels of the NF4 format; quantize.py states their derivation. */
-extern int16_t nf4_scaled[64][32]; /* times each scale, and twice, as an instruction selects it by five bits */
-static const int8_t nf4[16] = {0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3};
+static const int8_t nf4[2][16] = {
+    {0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3},
+    {0, 3, 6, 9, 12, 15, 20, 26, -31, -24, -19, -15, -11, -8, -5, -2},
+};
+extern int16_t nf4_scaled[256][16]; /* the levels for each byte of `nf4_unit.scales` */
+
+/* The table of a byte, and its scale. */
+static inline int nf4_table(uint8_t byte) { return byte >> 7; }
+static inline int nf4_scale(uint8_t byte) { return (int8_t)(byte << 1) >> 1; }
 
 /* Sign and magnitude, as in OCP's Microscaling Formats specification (2023). */
 static const float mxfp4[16] = {

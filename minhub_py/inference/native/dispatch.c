@@ -6,7 +6,7 @@
 #endif
 
 kernel_table kernels;
-_Alignas(64) int16_t nf4_scaled[64][32];
+_Alignas(64) int16_t nf4_scaled[256][16];
 
 /* Each x86 level includes the ones before it; dotprod is the level of ARM. */
 enum { PLAIN, DOTPROD, AVX2, AVX512, VNNI, BF16, AMX, LEVELS };
@@ -52,8 +52,8 @@ API const char *choose(const char *name) {
         kernel_table table;
         if (name && strcmp(name, names[level])) continue;
         if (fill(level, &table) != level) continue;
-        for (int scale = 0; scale < 64; scale++)
-            for (int code = 0; code < 32; code++) nf4_scaled[scale][code] = nf4[code % 16] * scale;
+        for (int byte = 0; byte < 256; byte++)
+            for (int code = 0; code < 16; code++) nf4_scaled[byte][code] = nf4[nf4_table(byte)][code] * nf4_scale(byte);
         kernels = table;
         return names[level];
     }
@@ -72,5 +72,5 @@ API int has_bfloat16_tiles(void) {
 
 /* A fingerprint of the structures, which library.py compares: a checkout can be newer than its compiled library. */
 API int64_t interface(void) {
-    return 28 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* the first number changes with the meaning of a field */
+    return 29 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* the first number changes with the meaning of a field */
 }

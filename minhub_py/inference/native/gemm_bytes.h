@@ -9,9 +9,8 @@
 /* As `pack_int`, but with the weights of all rows for groups of four inputs; the scales of NF4 go to `scales` (groups,
  * PANEL_ROWS). */
 INLINE void pack_bytes(const uint8_t *data, int64_t stride, int64_t columns, int64_t begin, int64_t end,
-                             uint8_t *panel, uint8_t *scales, int dtype) {
+                             uint8_t *panel, int8_t *scales, int dtype) {
     const __m512i signs = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
-    const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)nf4));
     for (int64_t k = begin; k < end; k += 128)
         for (int first = 0; first < PANEL_ROWS; first += LANES) {
             ints words[2][LANES]; /* of 64 inputs */
@@ -23,10 +22,16 @@ INLINE void pack_bytes(const uint8_t *data, int64_t stride, int64_t columns, int
                     const __m512i codes = _mm512_loadu_si512((const void *)(unit + 4));
                     const __m256i firsts = _mm512_cvtepi16_epi8(codes);
                     const __m256i lasts = _mm512_cvtepi16_epi8(_mm512_srli_epi16(codes, 8));
-                    for (int i = 0; i < 4; i++) scales[((k - begin) / 32 + i) * PANEL_ROWS + first + r] = unit[i] & 63;
+                    for (int i = 0; i < 4; i++) scales[((k - begin) / 32 + i) * PANEL_ROWS + first + r] = nf4_scale(unit[i]);
                     weights[0] = _mm512_inserti64x4(_mm512_castsi256_si512(firsts), _mm256_srli_epi16(firsts, 4), 1);
                     weights[1] = _mm512_inserti64x4(_mm512_castsi256_si512(lasts), _mm256_srli_epi16(lasts, 4), 1);
-                    for (int i = 0; i < 2; i++) weights[i] = _mm512_shuffle_epi8(values, _mm512_and_si512(weights[i], low));
+                    for (int i = 0; i < 2; i++) {
+                        const __m512i levels = _mm512_inserti64x4(
+                            _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)nf4[nf4_table(unit[2 * i])])),
+                            _mm256_broadcastsi128_si256(
+                                _mm_loadu_si128((const void *)nf4[nf4_table(unit[2 * i + 1])])), 1);
+                        weights[i] = _mm512_shuffle_epi8(levels, _mm512_and_si512(weights[i], low));
+                    }
                 } else
                     for (int i = 0; i < 2; i++) { /* never reads beyond the row */
                         const int64_t remaining = columns - k - 64 * i;
@@ -45,10 +50,10 @@ INLINE void pack_bytes(const uint8_t *data, int64_t stride, int64_t columns, int
 
 /* Adds the products of a panel with `groups` groups of T tokens to `totals` (T, PANEL_ROWS), or initializes them. bytes,
  * multiples, starts: of the first group; stride: bytes of a token. */
-INLINE void tile_bytes(const uint8_t *panel, const uint8_t *scales, int64_t groups, const int8_t *bytes,
+INLINE void tile_bytes(const uint8_t *panel, const int8_t *scales, int64_t groups, const int8_t *bytes,
                              const int32_t *multiples, const int32_t *starts, int64_t stride, double *totals, int begins,
                              const uint8_t *ahead, int64_t lines, int T, int dtype) {
-    /* 2^31 exceeds 32 * 32 * 127 * 31 * 127, and 8 * 32 * 127 * 31 * 31 * 63 + 2^16. */
+    /* 2^31 exceeds 32 * 32 * 127 * 31 * 127, and 8 * 32 * 127 * 31 * 31 * 64 + 2^16. */
     const int64_t bound = dtype == NF4 ? 8 : PANEL_GROUPS;
     ints sums[TILE][2], upper[TILE][2];
     UNROLL for (int t = 0; t < T; t++)
@@ -74,7 +79,7 @@ INLINE void tile_bytes(const uint8_t *panel, const uint8_t *scales, int64_t grou
                 }
             }
             UNROLL for (int half = 0; half < 2; half++) {
-                const ints scale = (ints)load_bytes(scales + g * PANEL_ROWS + half * LANES);
+                const ints scale = (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(scales + g * PANEL_ROWS + half * LANES)));
                 UNROLL for (int t = 0; t < T; t++) {
                     const int32_t factor = *(const int32_t *)((const uint8_t *)(multiples + g) + t * stride);
                     if (dtype == NF4) products[t][half] *= scale;
@@ -96,7 +101,8 @@ INLINE void tile_bytes(const uint8_t *panel, const uint8_t *scales, int64_t grou
 INLINE void gemm_bytes(const product *p, int dtype) {
     const matrix *w = p->weight;
     const int64_t tokens = p->tokens, padded = p->input_stride;
-    uint8_t *panel = (uint8_t *)(((uintptr_t)p->workspace + 63) / 64 * 64), *group_scales = panel + DEEP * PANEL_ROWS;
+    uint8_t *panel = (uint8_t *)(((uintptr_t)p->workspace + 63) / 64 * 64);
+    int8_t *group_scales = (int8_t *)(panel + DEEP * PANEL_ROWS);
     double *totals = (double *)(group_scales + PANEL_GROUPS * PANEL_ROWS);
     /* Cache lines that a tile prefetches with each group, so that the tiles prefetch all of the next rows. */
     const int64_t steps = (tokens + TILE - 1) / TILE * (padded / 32);

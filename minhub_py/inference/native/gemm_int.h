@@ -167,7 +167,7 @@ INLINE void reduce_add_wide4(const ints v[4], double *totals) {
 }
 
 /* Inputs of a lane after which its 32 bits could overflow: 2^31 exceeds 512 * 2^15 * 127 + 2^16, and
- * 64 * 2^14 * 31 * 63 + 2^16, where 2^16 is the remainder that `tile_int` keeps of earlier inputs. */
+ * 64 * 2^14 * 31 * 64 + 2^16, where 2^16 is the remainder that `tile_int` keeps of earlier inputs. */
 #define MAX_PRODUCTS(dtype) ((dtype) == INT8 ? 512 : 64)
 #define UNPACKED_NF4 ANY_BLOCK /* for the compiler: NF4 weights that have been unpacked to 16 bits */
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ ACTIVATIONS = {
     "silu": 4,
     "swish": 4,
     "tanh": 5,
+    "relu2": 7,
 }
 KINDS = {
     "embed": 0,
@@ -76,7 +77,7 @@ KINDS = {
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
-NORM_LAST, LAYER_NORM, ALIBI, NO_KEYS, REPLACES = 4, 8, 2, 4, 1
+NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES = 4, 8, 4, 1
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 # selected experts of all tokens of a call; experts of a layer
 MAX_CHOICES, MAX_EXPERTS = 2048, 1024
@@ -121,65 +122,139 @@ class Matrix(ctypes.Structure):
     ]
 
 
-def parameters(**fields: Any) -> type[ctypes.Structure]:
+def structure(**fields: Any) -> type[ctypes.Structure]:
     """A structure with these fields."""
     return type("Parameters", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-int32, int64, float32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-EmbedParameters = parameters(scale=float32)
-NormParameters = parameters(epsilon=float32, scale=float32)
-RotateParameters = parameters(
-    heads=int32, kv_heads=int32, head_size=int32, gate=int32, rotated=int32, epsilon=float32
-)
-AttendParameters = parameters(
-    heads=int32,
-    kv_heads=int32,
-    head_size=int32,
-    gate=int32,
-    reach=int32,
-    scale=float32,
-    cap=float32,
-    window=int64,
-)
-GateParameters = parameters(width=int32, sigmoid=int32)
-RouteParameters = parameters(
-    top=int32,
-    normalize=int32,
-    sigmoid=int32,
-    factor=float32,
-    epsilon=float32,
-    norm=ctypes.c_void_p,
-    factors=ctypes.c_void_p,
-)
-ExpertsParameters = parameters(
-    data=ctypes.c_void_p,
-    scales=ctypes.c_void_p,
-    experts=int32,
-    matrices=int32,
-    alpha=float32,
-    limit=float32,
-)
-DeltaRuleParameters = parameters(heads=int32, key_heads=int32, key_size=int32, epsilon=float32)
-InputsParameters = parameters(
-    size=int32, scale=float32, row_scale=float32, factor=float32, epsilon=float32
-)
-LogitsParameters = parameters(scale=float32, cap=float32)
+int32, int64, float32, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+LinearLayer = structure(weight=Matrix, low_a=Matrix, low_b=Matrix, bias=pointer)
 
 
 class Parameters(ctypes.Union):
+    """The parameters of an operation by kind; decoder.h explains them."""
+
     _fields_ = [
-        ("embed", EmbedParameters),
-        ("norm", NormParameters),
-        ("rotate", RotateParameters),
-        ("attend", AttendParameters),
-        ("gate", GateParameters),
-        ("route", RouteParameters),
-        ("experts", ExpertsParameters),
-        ("delta_rule", DeltaRuleParameters),
-        ("inputs", InputsParameters),
-        ("logits", LogitsParameters),
+        ("embed", structure(tokens=Matrix, positions=Matrix, scale=float32)),
+        ("rows", structure(table=Matrix)),
+        ("norm", structure(weight=pointer, bias=pointer, size=int64, epsilon=float32)),
+        ("linear", LinearLayer),
+        ("add", structure(linear=LinearLayer, norm=pointer, epsilon=float32, scale=float32)),
+        ("logits", structure(linear=LinearLayer, scale=float32, cap=float32)),
+        (
+            "route",
+            structure(
+                linear=LinearLayer,
+                top=int32,
+                normalize=int32,
+                sigmoid=int32,
+                factor=float32,
+                epsilon=float32,
+                choice_bias=pointer,
+                norm=pointer,
+                factors=pointer,
+            ),
+        ),
+        (
+            "experts",
+            structure(
+                weight=Matrix,
+                biases=Matrix,
+                data=pointer,
+                scales=pointer,
+                experts=int32,
+                matrices=int32,
+                alpha=float32,
+                limit=float32,
+            ),
+        ),
+        (
+            "rotate",
+            structure(
+                angles=pointer,
+                q_norm=pointer,
+                k_norm=pointer,
+                heads=int32,
+                kv_heads=int32,
+                head_size=int32,
+                gate=int32,
+                rotated=int32,
+                epsilon=float32,
+            ),
+        ),
+        (
+            "norm_values",
+            structure(ones=pointer, heads=int32, kv_heads=int32, head_size=int32, epsilon=float32),
+        ),
+        (
+            "attend",
+            structure(
+                sinks=pointer,
+                bias=pointer,
+                slopes=pointer,
+                window=int64,
+                heads=int32,
+                kv_heads=int32,
+                head_size=int32,
+                gate=int32,
+                reach=int32,
+                scale=float32,
+                cap=float32,
+            ),
+        ),
+        ("encoder_cache", structure(keys=Matrix, values=Matrix, kv_heads=int32, head_size=int32)),
+        ("gate", structure(width=int32, sigmoid=int32)),
+        ("lstm", structure(weight_ih=Matrix, weight_hh=Matrix, bias=pointer)),
+        (
+            "delta_rule",
+            structure(
+                convolution=pointer,
+                norm=pointer,
+                decay=pointer,
+                taps=int32,
+                channels=int32,
+                heads=int32,
+                key_heads=int32,
+                key_size=int32,
+                value_size=int32,
+                epsilon=float32,
+            ),
+        ),
+        (
+            "short_convolution",
+            structure(convolution=pointer, bias=pointer, taps=int32, channels=int32),
+        ),
+        (
+            "layer_inputs",
+            structure(
+                tokens=Matrix,
+                norm=pointer,
+                size=int32,
+                scale=float32,
+                row_scale=float32,
+                factor=float32,
+                epsilon=float32,
+            ),
+        ),
+        ("gate_input", structure(size=int32)),
+        ("scale", structure(factor=pointer, size=int64)),
+        (
+            "prediction_inputs",
+            structure(tokens=Matrix, token_norm=pointer, hidden_norm=pointer, epsilon=float32),
+        ),
+        ("hidden_states", structure(size=int64)),
     ]
+
+
+# Kinds with the parameters of another name.
+SHARED = {
+    "positions": "rows",
+    "types": "rows",
+    "rms_norm": "norm",
+    "join": "norm",
+    "combine": "experts",
+    "cross_attend": "attend",
+}
 
 
 class Operation(ctypes.Structure):
@@ -189,13 +264,24 @@ class Operation(ctypes.Structure):
         ("activation", int32),
         ("layer", int32),
         ("flags", int32),
-        ("weight", Matrix),
-        ("second", Matrix),
-        ("low_a", Matrix),
-        ("low_b", Matrix),
-        ("bias", ctypes.c_void_p),
         ("parameters", Parameters),
     ]
+
+
+def new_operation(
+    kind: str, activation: int = 0, layer: int = 0, flags: int = 0, **parameters: Any
+) -> Any:
+    """An operation with the parameters of its kind."""
+    operation = Operation(KINDS[kind], activation, layer, flags)
+    for name, value in parameters.items():
+        setattr(parameters_of(operation), name, value)
+    return operation
+
+
+def parameters_of(operation: Operation) -> Any:
+    """The member of the union for the operation's kind; None for a kind without parameters."""
+    kind = next(name for name, number in KINDS.items() if number == operation.kind)
+    return getattr(operation, SHARED.get(kind, kind), None)
 
 
 class Call(ctypes.Structure):
@@ -213,24 +299,49 @@ class Call(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 28 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 29 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")
 
 
+class Opened(NamedTuple):
+    """The library and the name of its kernels; or None, the reason, and what to do about it.
+
+    broken: the library exists, but cannot be used.
+    """
+
+    library: Any
+    detail: str
+    advice: str = ""
+    broken: bool = False
+
+
 @cache
-def opened() -> tuple[Any, str]:
-    """The library and the name of its kernels; or None and the reason."""
+def opened() -> Opened:
+    """Open the library, unless MINHUB_NO_DECODER disables it."""
     if os.environ.get("MINHUB_NO_DECODER"):
-        return None, "disabled by MINHUB_NO_DECODER"
+        return Opened(
+            None,
+            "disabled by MINHUB_NO_DECODER",
+            "unset MINHUB_NO_DECODER; if the decoder was not compiled, reinstall this package",
+        )
     if not PATH.exists():
-        return None, "not compiled"
+        compiler = "clang" if sys.platform == "win32" else "a C compiler"
+        advice = (
+            f"reinstall this package without MINHUB_NO_DECODER; if that fails, install {compiler}"
+            " first"
+        )
+        return Opened(None, "not compiled", advice)
     try:
         library = load(PATH)
     except UnsupportedError as error:
-        return None, str(error)
-    return library, library.choose(None).decode()
+        advice = (
+            "reinstall this package on this computer, which compiles the decoder again and checks"
+            " that it loads"
+        )
+        return Opened(None, str(error), advice, broken=True)
+    return Opened(library, library.choose(None).decode())
 
 
 def load(path: Path) -> Any:
@@ -240,25 +351,15 @@ def load(path: Path) -> Any:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # compiled on another system
-        raise UnsupportedError(f"does not load: {error}") from error
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
+        raise UnsupportedError(f"unusable: {error}") from error
     if interface := getattr(library, "interface", None):
-        interface.restype = number
+        interface.restype = int64
     if not interface or interface() != INTERFACE:
-        raise UnsupportedError("of another version of the package: install it again")
+        raise UnsupportedError("of another version of the package")
     library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
-    library.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
+    library.decode.argtypes = [ctypes.POINTER(Operation), int64, ctypes.POINTER(Call)]
     library.decode.restype = None
-    library.pack_nf4.argtypes = [
-        pointer,
-        number,
-        number,
-        pointer,
-        number,
-        pointer,
-        pointer,
-        pointer,
-    ]
+    library.pack_nf4.argtypes = [pointer, int64, int64, pointer, int64, pointer, pointer, pointer]
     library.pack_nf4.restype = None
     return library
 
@@ -280,12 +381,12 @@ def measured() -> str:
 
     ValueError: the decoder is missing, so that PyTorch would be measured unnoticed.
     """
-    compiled, detail = opened()
-    if compiled is not None:
-        return f"decoder in C, {detail} kernels"
+    state = opened()
+    if state.library is not None:
+        return f"decoder in C, {state.detail} kernels"
     if os.environ.get("MINHUB_NO_DECODER"):
         return "PyTorch without the decoder in C"
     raise ValueError(
-        f"the decoder in C is {detail}, so this would measure PyTorch: install the package again"
-        " with a C compiler, or set MINHUB_NO_DECODER=1 to measure PyTorch"
+        f"the decoder in C is {state.detail}, so this would measure PyTorch: {state.advice}; or set"
+        " MINHUB_NO_DECODER=1 to measure PyTorch"
     )

@@ -10,6 +10,7 @@
 
 typedef struct { /* shared by the chunks of one operation */
     const operation *op;
+    const linear_layer *layer; /* of a product */
     const call *c;
     float *in, *out;
     int64_t tokens, unit, chunks;
@@ -19,6 +20,16 @@ typedef struct { /* shared by the chunks of one operation */
 } task;
 
 static const int dtype_size[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
+
+/* The linear layer of an operation. */
+static const linear_layer *layer_of(const operation *op) {
+    switch (op->kind) {
+    case ADD: return &op->add.linear;
+    case LOGITS: return &op->logits.linear;
+    case ROUTE: return &op->route.linear;
+    default: return &op->linear;
+    }
+}
 
 static float *scratch(const call *c, int thread) {
     return c->scratch + thread * c->scratch_width;
@@ -31,7 +42,8 @@ static float *workspace(const call *c, int thread) {
 
 /* The first output of a chunk: chunks have equal size, rounded to complete units. */
 static int64_t first_output(const task *t, int64_t chunk) {
-    return chunk == t->chunks ? t->op->weight.rows : t->op->weight.rows * chunk / t->chunks / t->unit * t->unit;
+    const int64_t rows = t->layer->weight.rows;
+    return chunk == t->chunks ? rows : rows * chunk / t->chunks / t->unit * t->unit;
 }
 
 static int16_t *codes(const call *c) {
@@ -63,7 +75,7 @@ static void convert_chunk(void *context, int64_t chunk, int thread) {
     const int tiled = t->kernel == kernels.linear_tiles;
     int16_t *rows = tiled ? (int16_t *)scratch(t->c, thread) : codes(t->c) + first * padded;
     for (int64_t m = first; m < first + count; m++)
-        convert(&t->op->weight, t->in + m * t->c->width, padded, reads_bytes(t->kernel), rows + (m - first) * padded,
+        convert(&t->layer->weight, t->in + m * t->c->width, padded, reads_bytes(t->kernel), rows + (m - first) * padded,
                 t->c->codes + m);
     for (int64_t k = 0; tiled && k < padded; k += 64)
         for (int64_t m = 0; m < count; m++)
@@ -73,7 +85,7 @@ static void convert_chunk(void *context, int64_t chunk, int thread) {
 static void multiply(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, int thread) {
     const call *c = t->c;
     const product p = {
-        .weight = &t->op->weight, .begin = begin, .end = end, .inputs = t->in, .codes = codes(c),
+        .weight = &t->layer->weight, .begin = begin, .end = end, .inputs = t->in, .codes = codes(c),
         .input_stride = t->padded ? t->padded : c->width, .input_scales = c->codes, .outputs = out,
         .output_stride = stride, .tokens = t->tokens, .workspace = workspace(c, thread)};
     t->kernel(&p);
@@ -85,8 +97,8 @@ static int is_adapted(const call *c, int64_t token) {
 }
 
 /* Whether a layer has an adapter, which changes at least one token. */
-static int has_low_rank(const operation *op, const call *c, int64_t tokens) {
-    if (!op->low_a.data) return 0;
+static int has_low_rank(const linear_layer *layer, const call *c, int64_t tokens) {
+    if (!layer->low_a.data) return 0;
     for (int64_t m = 0; m < tokens; m++)
         if (is_adapted(c, m)) return 1;
     return 0;
@@ -96,7 +108,7 @@ static int has_low_rank(const operation *op, const call *c, int64_t tokens) {
 static void add_low_rank(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, float scale, float *sums,
                          int thread) {
     const int64_t n = end - begin;
-    const product p = {.weight = &t->op->low_b, .begin = begin, .end = end, .inputs = t->c->low,
+    const product p = {.weight = &t->layer->low_b, .begin = begin, .end = end, .inputs = t->c->low,
                        .input_stride = t->c->width, .outputs = sums, .output_stride = n, .tokens = t->tokens,
                        .workspace = workspace(t->c, thread)};
     kernels.linear(&p);
@@ -106,9 +118,9 @@ static void add_low_rank(const task *t, int64_t begin, int64_t end, float *out, 
 
 static void linear_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
-    const matrix *w = &t->op->weight;
+    const matrix *w = &t->layer->weight;
     const int64_t begin = first_output(t, chunk), end = first_output(t, chunk + 1), n = end - begin;
-    const float *bias = t->op->bias ? t->op->bias + begin : NULL;
+    const float *bias = t->layer->bias ? t->layer->bias + begin : NULL;
     if (t->op->kind != ADD) {
         const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
         multiply(t, begin, end, t->out + begin, stride, thread);
@@ -122,7 +134,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
         return;
     }
     float *sums = scratch(t->c, thread); /* (tokens, n) */
-    const float scale = t->op->norm.scale ? t->op->norm.scale : 1;
+    const float scale = t->op->add.scale ? t->op->add.scale : 1;
     multiply(t, begin, end, sums, n, thread);
     for (int64_t m = 0; m < t->tokens; m++) {
         kernels.add_bias_activate(sums + m * n, bias, n, t->op->activation);
@@ -153,16 +165,17 @@ static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
 
 /* A linear layer. Each thread has the same number of chunks, which are small, so that no thread waits long for the last. */
 static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
-    const matrix *w = &op->weight;
+    const linear_layer *layer = layer_of(op);
+    const matrix *w = &layer->weight;
     const int64_t block = w->by_columns ? TEXT_TOKENS : MAX_TOKENS;
     for (; tokens > block; tokens -= block) { /* of an encoder's prompt, which is not divided into chunks */
         linear(op, c, in, out, block, alone);
         in += block * c->width;
         out += block * c->width;
     }
-    const int low_rank = has_low_rank(op, c, tokens);
+    const int low_rank = has_low_rank(layer, c, tokens);
     if (low_rank) {
-        const operation part = {.kind = LINEAR, .weight = op->low_a};
+        const operation part = {.kind = LINEAR, .linear = {.weight = layer->low_a}};
         linear(&part, c, in, c->low, tokens, alone);
     }
     linear_kernel *kernel = select_kernel(w, tokens);
@@ -172,8 +185,8 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     most = w->transposed ? MAX_OUTPUTS : w->by_columns ? 64 : min64(most, MAX_OUTPUTS);
     const int64_t per_thread = (w->rows + c->threads - 1) / c->threads;
     const int64_t chunks = c->threads * ((per_thread + most - 1) / most);
-    task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks, .kernel = kernel,
-              .low_rank = low_rank};
+    task t = {.op = op, .layer = layer, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks,
+              .kernel = kernel, .low_rank = low_rank};
     if (kernel != kernels.linear) {
         t.padded = padded_size(w, reads_bytes(t.kernel));
         parallel((tokens + 15) / 16, convert_chunk, &t, alone);
@@ -202,8 +215,6 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const int64_t H = op->attend.heads, G = op->attend.kv_heads, D = op->attend.head_size, R = op->attend.reach, blocks = (c->tokens + QUERIES - 1) / QUERIES;
     const int64_t head = chunk / blocks, first = chunk % blocks * QUERIES; /* a head's keys stay in the L1 cache */
     const int64_t size = c->sizes[op->layer], end = first + QUERIES < c->tokens ? first + QUERIES : c->tokens;
-    const int alibi = op->flags & ALIBI && op->kind == ATTEND;
-    const float *table = alibi ? NULL : op->second.data;
     query queries[QUERIES];
     int64_t count = 0;
     for (int64_t m = first; m < end; m++) {
@@ -213,14 +224,15 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
             .q = t->in + m * c->width + head * (D + op->attend.gate), .out = t->out + m * c->width + head * D,
             .scores = scratch(c, thread) + count * (c->scratch_width / QUERIES), .position = c->positions[m],
             .first = start, .end = length,
-            .bias = table ? table + head * (2 * R + 1) + R : NULL, .sink = op->bias ? op->bias + head : NULL};
+            .bias = op->attend.bias ? op->attend.bias + head * (2 * R + 1) + R : NULL,
+            .sink = op->attend.sinks ? op->attend.sinks + head : NULL};
         count++;
         if (m + 1 < end && c->rows[m + 1] == c->rows[m]) continue;
         const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
         const kv_head kv = {
             .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
             .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
-            .slope = alibi ? ((const float *)op->second.data)[head] : 0};
+            .slope = op->attend.slopes ? op->attend.slopes[head] : 0};
         const int bf16 = kernels.attend_bf16 && c->cache_dtype == BFLOAT16 && D <= MAX_BF16_HEAD;
         (bf16 ? kernels.attend_bf16 : kernels.attend)(&kv, queries, count);
         for (int64_t i = 0; i < count && op->attend.gate; i++)
@@ -245,8 +257,8 @@ static void attend_text_chunk(void *context, int64_t chunk, int thread) {
             .q = in + head * queries, .k = k, .v = k + G * D, .stride = c->width, .D = D, .first = position,
             .queries = min64(length - position, TEXT_QUERIES), .tokens = length, .window = op->attend.window,
             .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
-            .bias = op->second.data ? (const float *)op->second.data + head * (2 * R + 1) + R : NULL,
-            .sink = op->bias ? op->bias + head : NULL, .out = t->out + start * c->width + head * D,
+            .bias = op->attend.bias ? op->attend.bias + head * (2 * R + 1) + R : NULL,
+            .sink = op->attend.sinks ? op->attend.sinks + head : NULL, .out = t->out + start * c->width + head * D,
             .out_stride = c->width, .workspace = scratch(c, thread)};
         kernels.attend_text(&text);
         for (int64_t i = position; i < position + text.queries && op->attend.gate; i++)
@@ -257,7 +269,7 @@ static void attend_text_chunk(void *context, int64_t chunk, int thread) {
 /* The norm of a query or key head v, if there is one: of each head, or of all query heads and of all key heads jointly. */
 static void norm_head(const operation *op, int64_t head, float *v) {
     const int64_t H = op->rotate.heads, G = op->rotate.kv_heads, D = op->rotate.head_size;
-    const float *norm = head < H ? op->weight.data : op->second.data, epsilon = op->rotate.epsilon;
+    const float *norm = head < H ? op->rotate.q_norm : op->rotate.k_norm, epsilon = op->rotate.epsilon;
     const int64_t first = head < H ? 0 : H, heads = head < H ? H : G;
     if (!norm) return;
     if (op->flags & LAYER_NORM) kernels.norm(v, norm + (head - first) * D, norm + heads * D, epsilon, D, v);
@@ -272,7 +284,7 @@ static void rotate(const operation *op, const call *c, float *in, int64_t m) {
     for (int64_t head = 0; head < H + G; head++) {
         float *v = in + m * c->width + head * D + (head < H ? head : H) * op->rotate.gate;
         if (!(op->flags & NORM_LAST)) norm_head(op, head, v);
-        const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
+        const float *cos = op->rotate.angles + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
         if (op->flags & INTERLEAVED)
             for (int64_t i = 0; i < half; i++) {
                 const float first = v[2 * i], second = v[2 * i + 1];
@@ -291,19 +303,19 @@ static void rotate(const operation *op, const call *c, float *in, int64_t m) {
 
 /* The inputs of all layers for token m: the norm of each layer's part of a projection, and the row of the token. */
 static void layer_inputs(const operation *op, const call *c, float *projected, int64_t m) {
-    const int64_t size = op->inputs.size, count = op->weight.columns;
+    const int64_t size = op->layer_inputs.size, count = op->layer_inputs.tokens.columns;
     float *inputs = c->inputs + m * c->width;
-    kernels.unpack_row(&op->weight, c->ids[m], inputs);
-    for (int64_t i = 0; i < count; i++) projected[i] *= op->inputs.scale;
+    kernels.unpack_row(&op->layer_inputs.tokens, c->ids[m], inputs);
+    for (int64_t i = 0; i < count; i++) projected[i] *= op->layer_inputs.scale;
     for (int64_t first = 0; first < count; first += size)
-        kernels.rms_norm(projected + first, op->second.data, op->inputs.epsilon, size, projected + first);
+        kernels.rms_norm(projected + first, op->layer_inputs.norm, op->layer_inputs.epsilon, size, projected + first);
     for (int64_t i = 0; i < count; i++)
-        inputs[i] = (projected[i] + inputs[i] * op->inputs.row_scale) * op->inputs.factor;
+        inputs[i] = (projected[i] + inputs[i] * op->layer_inputs.row_scale) * op->layer_inputs.factor;
 }
 
-/* Stores the heads (tokens, G * D) of token m as keys or values in the slot of its position. */
-static void cache_heads(const operation *op, const call *c, void *to, const float *in, int64_t m) {
-    const int64_t G = op->attend.kv_heads, D = op->attend.head_size, size = c->sizes[op->layer];
+/* Stores the G heads of D numbers of token m as keys or values of a layer in the slot of its position. */
+static void cache_heads(const call *c, int layer, int64_t G, int64_t D, void *to, const float *in, int64_t m) {
+    const int64_t size = c->sizes[layer];
     for (int64_t head = 0; head < G; head++)
         store(to, ((c->rows[m] * G + head) * size + c->positions[m] % size) * D, in + m * c->width + head * D, D,
               c->cache_dtype);
@@ -314,44 +326,47 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const operation *op = t->op;
     const call *c = t->c;
-    const int64_t last = 16 * chunk + 16 < c->tokens ? 16 * chunk + 16 : c->tokens, columns = op->weight.columns;
+    const int64_t last = 16 * chunk + 16 < c->tokens ? 16 * chunk + 16 : c->tokens;
     for (int64_t m = 16 * chunk; m < last; m++) {
         float *in = t->in + m * c->width, *x = t->out + m * c->width;
         const float *from = op->flags & FROM_SAVED ? c->saved + m * c->width : x;
         switch (op->kind) {
         case NORM:
-            kernels.norm(from, op->weight.data, op->bias, op->norm.epsilon, columns, in);
-            if (op->flags & TO_STREAM) memcpy(x, in, columns * sizeof(float));
+            kernels.norm(from, op->norm.weight, op->norm.bias, op->norm.epsilon, op->norm.size, in);
+            if (op->flags & TO_STREAM) memcpy(x, in, op->norm.size * sizeof(float));
             break;
         case RMS_NORM:
-            kernels.rms_norm(from, op->weight.data, op->norm.epsilon, columns, in);
-            if (op->flags & TO_STREAM) memcpy(x, in, columns * sizeof(float));
+            kernels.rms_norm(from, op->norm.weight, op->norm.epsilon, op->norm.size, in);
+            if (op->flags & TO_STREAM) memcpy(x, in, op->norm.size * sizeof(float));
             break;
         case JOIN:
-            kernels.rms_norm(x, op->weight.data, op->norm.epsilon, columns, in);
-            for (int64_t i = 0; i < columns; i++) x[i] = c->saved[m * c->width + i] + in[i];
+            kernels.rms_norm(x, op->norm.weight, op->norm.epsilon, op->norm.size, in);
+            for (int64_t i = 0; i < op->norm.size; i++) x[i] = c->saved[m * c->width + i] + in[i];
             break;
         case ROTATE: rotate(op, c, t->in, m); break;
         case NORM_VALUES: {
-            const int64_t G = op->rotate.kv_heads, D = op->rotate.head_size;
-            float *v = in + (op->rotate.heads + G) * D;
+            const int64_t G = op->norm_values.kv_heads, D = op->norm_values.head_size;
+            float *v = in + (op->norm_values.heads + G) * D;
             for (int64_t head = 0; head < G; head++)
-                kernels.rms_norm(v + head * D, op->weight.data, op->rotate.epsilon, D, v + head * D);
+                kernels.rms_norm(v + head * D, op->norm_values.ones, op->norm_values.epsilon, D, v + head * D);
             break;
         }
         case LAYER_INPUTS: layer_inputs(op, c, in, m); break;
-        case PREDICTION_INPUTS:
-            kernels.unpack_row(&op->weight, c->ids[m], in);
-            kernels.rms_norm(in, op->second.data, op->norm.epsilon, columns, in);
-            kernels.rms_norm(c->hidden + m * columns, op->bias, op->norm.epsilon, columns, in + columns);
+        case PREDICTION_INPUTS: {
+            const int64_t size = op->prediction_inputs.tokens.columns;
+            const float epsilon = op->prediction_inputs.epsilon;
+            kernels.unpack_row(&op->prediction_inputs.tokens, c->ids[m], in);
+            kernels.rms_norm(in, op->prediction_inputs.token_norm, epsilon, size, in);
+            kernels.rms_norm(c->hidden + m * size, op->prediction_inputs.hidden_norm, epsilon, size, in + size);
             break;
+        }
         case GATE_INPUT: {
-            const int64_t size = op->inputs.size;
+            const int64_t size = op->gate_input.size;
             kernels.gate(in, c->inputs + m * c->width + op->layer * size, in, size, op->activation);
             break;
         }
         case SCALE:
-            for (int64_t i = 0; i < columns; i++) x[i] *= *op->bias;
+            for (int64_t i = 0; i < op->scale.size; i++) x[i] *= *op->scale.factor;
             break;
         case GATE: {
             const int64_t width = op->gate.width;
@@ -361,9 +376,10 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
             break;
         }
         default: { /* ATTEND */
-            const int64_t D = op->attend.head_size, queries = op->attend.heads * (D + op->attend.gate);
-            cache_heads(op, c, c->keys[op->layer], t->in + queries, m);
-            cache_heads(op, c, c->values[op->layer], t->in + queries + op->attend.kv_heads * D, m);
+            const int64_t G = op->attend.kv_heads, D = op->attend.head_size;
+            const float *keys = t->in + op->attend.heads * (D + op->attend.gate);
+            cache_heads(c, op->layer, G, D, c->keys[op->layer], keys, m);
+            cache_heads(c, op->layer, G, D, c->values[op->layer], keys + G * D, m);
         }
         }
     }
@@ -387,22 +403,24 @@ static void attend(const operation *op, const call *c, float *in, float *out, in
 
 /* Fills the encoder cache of a layer of cross attention with its keys and values; does not change `in`. */
 static void fill_encoder_cache(const operation *op, const call *c, float *in, float *out, int alone) {
-    operation part = {.kind = LINEAR, .weight = op->weight};
-    linear(&part, c, in, out, c->tokens, alone);
-    for (int64_t m = 0; m < c->tokens; m++) cache_heads(op, c, c->keys[op->layer], out, m);
-    part.weight = op->second;
-    linear(&part, c, in, out, c->tokens, alone);
-    for (int64_t m = 0; m < c->tokens; m++) cache_heads(op, c, c->values[op->layer], out, m);
+    const matrix *weights[] = {&op->encoder_cache.keys, &op->encoder_cache.values};
+    void *to[] = {c->keys[op->layer], c->values[op->layer]};
+    for (int i = 0; i < 2; i++) {
+        const operation part = {.kind = LINEAR, .linear = {.weight = *weights[i]}};
+        linear(&part, c, in, out, c->tokens, alone);
+        for (int64_t m = 0; m < c->tokens; m++)
+            cache_heads(c, op->layer, op->encoder_cache.kv_heads, op->encoder_cache.head_size, to[i], out, m);
+    }
 }
 
 /* An LSTM layer. The tokens of a sequence run one after another, because each needs the previous state; so `rows` is divided
  * where it does not ascend, and the tokens of a part take their step together. The products with the inputs do not wait
  * for a state. The state is (B, size, H); gates (tokens, 4H) is a buffer. */
 static void lstm(const operation *op, const call *c, float *in, float *out, float *gates, int alone) {
-    const int64_t H = op->second.columns, width = c->width, size = c->sizes[op->layer];
-    operation part = {.kind = LINEAR, .weight = op->weight, .bias = op->bias};
+    const int64_t H = op->lstm.weight_hh.columns, width = c->width, size = c->sizes[op->layer];
+    operation part = {.kind = LINEAR, .linear = {.weight = op->lstm.weight_ih, .bias = op->lstm.bias}};
     linear(&part, c, in, gates, c->tokens, alone);
-    part = (operation){.kind = ADD, .weight = op->second};
+    part = (operation){.kind = ADD, .add = {.linear = {.weight = op->lstm.weight_hh}}};
     for (int64_t first = 0, end; first < c->tokens; first = end) {
         for (end = first + 1; end < c->tokens && c->rows[end] > c->rows[end - 1];) end++;
         for (int64_t m = first; m < end; m++)
@@ -421,14 +439,14 @@ static void lstm(const operation *op, const call *c, float *in, float *out, floa
 
 /* Adds the norm of a layer's outputs to x. outputs: a buffer for them. */
 static void add_normed(const operation *op, const call *c, float *in, float *x, float *outputs, int alone) {
-    operation part = *op;
-    part.kind = LINEAR;
+    const operation part = {.kind = LINEAR, .activation = op->activation, .linear = op->add.linear};
+    const int64_t rows = part.linear.weight.rows;
     linear(&part, c, in, outputs, c->tokens, alone);
     for (int64_t m = 0; m < c->tokens; m++) {
         float *y = outputs + m * c->width;
-        kernels.rms_norm(y, op->second.data, op->norm.epsilon, op->weight.rows, y);
-        const float scale = op->norm.scale ? op->norm.scale : 1;
-        for (int64_t i = 0; i < op->weight.rows; i++) x[m * c->width + i] += scale * y[i];
+        kernels.rms_norm(y, op->add.norm, op->add.epsilon, rows, y);
+        const float scale = op->add.scale ? op->add.scale : 1;
+        for (int64_t i = 0; i < rows; i++) x[m * c->width + i] += scale * y[i];
     }
 }
 
@@ -459,7 +477,7 @@ static void weigh(const operation *op, const float *row, const int32_t *selected
         for (int64_t i = top - 1; i >= 0; i--) total += weight[i] = expf(weight[i] - largest);
         if (!op->route.normalize) { /* all experts */
             total = 0;
-            for (int64_t e = 0; e < op->weight.rows; e++) total += expf(row[e] - largest);
+            for (int64_t e = 0; e < op->route.linear.weight.rows; e++) total += expf(row[e] - largest);
         }
     }
     for (int64_t i = 0; i < top; i++) weight[i] = weight[i] / total * op->route.factor;
@@ -468,8 +486,8 @@ static void weigh(const operation *op, const float *row, const int32_t *selected
 
 /* Selects the `top` experts with the largest scores for each token, the first of equal ones, and sorts by expert. */
 static void select_experts(const operation *op, float *scores, int64_t stride, int64_t tokens, choices *result) {
-    const int64_t experts = op->weight.rows, top = op->route.top;
-    const float *preference = op->second.data;
+    const int64_t experts = op->route.linear.weight.rows, top = op->route.top;
+    const float *bias = op->route.choice_bias;
     int32_t selected[MAX_CHOICES], next[MAX_EXPERTS + 1] = {0};
     result->top = top;
     result->count = tokens * top;
@@ -481,7 +499,7 @@ static void select_experts(const operation *op, float *scores, int64_t stride, i
             int64_t best = -1;
             float most = 0;
             for (int64_t e = 0; e < experts; e++) {
-                const float score = preference ? row[e] + preference[e] : row[e];
+                const float score = bias ? row[e] + bias[e] : row[e];
                 if (!taken[e] && (best < 0 || score > most || isnan(score))) best = e, most = score;
             }
             taken[best] = 1;
@@ -525,7 +543,7 @@ typedef struct { /* shared by the chunks of EXPERTS and COMBINE */
 /* Converts the inputs of 16 choices to codes. */
 static void convert_choices(void *context, int64_t chunk, int thread) {
     const expert_task *t = context;
-    const matrix *w = &t->op->weight;
+    const matrix *w = &t->op->experts.weight;
     for (int64_t i = 16 * chunk; i < min64(16 * chunk + 16, t->choices->count); i++)
         convert(w, t->in + i * w->columns, t->padded, reads_bytes(t->kernel), codes(t->c) + i * t->padded, t->c->codes + i);
 }
@@ -536,7 +554,7 @@ static void experts_chunk(void *context, int64_t chunk, int thread) {
     const operation *op = t->op;
     const int64_t which = chunk / t->parts, part = chunk % t->parts, expert = t->choices->expert[which];
     const int64_t first = t->choices->first[which], tokens = t->choices->first[which + 1] - first;
-    matrix w = op->weight;
+    matrix w = op->experts.weight;
     const int64_t begin = w.rows * part / t->parts / 64 * 64; /* even, and complete blocks of the result */
     const int64_t end = part + 1 == t->parts ? w.rows : w.rows * (part + 1) / t->parts / 64 * 64, n = end - begin;
     if (!n) return;
@@ -552,11 +570,11 @@ static void experts_chunk(void *context, int64_t chunk, int thread) {
         t->kernel(&p);
     }
     float bias[MAX_OUTPUTS + 64] = {0}, gated[(MAX_OUTPUTS + 64) / 2];
-    if (op->second.data) fetch(op->second.data, expert * w.rows + begin, bias, n, op->second.dtype);
+    if (op->experts.biases.data) fetch(op->experts.biases.data, expert * w.rows + begin, bias, n, op->experts.biases.dtype);
     for (int64_t m = 0; m < tokens; m++) {
         float *row = sums + m * n;
         if (op->kind == COMBINE) {
-            kernels.add_bias_activate(row, op->second.data ? bias : NULL, n, NONE);
+            kernels.add_bias_activate(row, op->experts.biases.data ? bias : NULL, n, NONE);
             memcpy(t->out + (first + m) * w.rows + begin, row, n * sizeof(float));
             continue;
         }
@@ -573,7 +591,7 @@ static void experts_chunk(void *context, int64_t chunk, int thread) {
 /* in, out: (choices, columns) and (choices, outputs), contiguous. */
 static void experts(const operation *op, const call *c, const choices *selected, const float *in, float *out, int unzips,
                     int alone) {
-    const matrix *w = &op->weight;
+    const matrix *w = &op->experts.weight;
     /* No chunk is larger than the space for its sums. */
     const int64_t most = op->experts.matrices == 2 ? 96 : MAX_OUTPUTS, parts = (w->rows + most - 1) / most;
     expert_task t = {.op = op, .c = c, .choices = selected, .in = in, .out = out, .parts = parts, .unzips = unzips};
@@ -589,7 +607,7 @@ static void experts(const operation *op, const call *c, const choices *selected,
 /* Adds the weighted outputs of its experts to x, for 16 tokens. */
 static void combine_chunk(void *context, int64_t chunk, int thread) {
     const expert_task *t = context;
-    const int64_t rows = t->op->weight.rows, top = t->choices->top;
+    const int64_t rows = t->op->experts.weight.rows, top = t->choices->top;
     for (int64_t m = 16 * chunk; m < min64(16 * chunk + 16, t->c->tokens); m++)
         for (int64_t j = m * top; j < (m + 1) * top; j++) {
             const float *from = t->in + t->choices->order[j] * rows, weight = t->choices->weight[j];
@@ -618,8 +636,9 @@ static void delta_chunk(void *context, int64_t group, int thread) {
     const task *t = context;
     const operation *op = t->op;
     const call *c = t->c;
-    const int64_t H = op->delta_rule.heads, G = op->delta_rule.key_heads, K = op->delta_rule.key_size, V = op->second.columns, per_group = H / G;
-    const int64_t taps = op->weight.rows, channels = op->weight.columns;
+    const int64_t H = op->delta_rule.heads, G = op->delta_rule.key_heads, K = op->delta_rule.key_size;
+    const int64_t V = op->delta_rule.value_size, per_group = H / G;
+    const int64_t taps = op->delta_rule.taps, channels = op->delta_rule.channels;
     const int64_t starts[] = {group * K, (G + group) * K, 2 * G * K + group * per_group * V}, sizes[] = {K, K, per_group * V};
     const int64_t size = c->sizes[op->layer], reach = (taps - 1) * channels;
     slots at = {0};
@@ -630,7 +649,7 @@ static void delta_chunk(void *context, int64_t group, int thread) {
         float *windows = c->keys[op->layer], *states = c->values[op->layer];
         for (int i = 0; i < 3; i++)
             kernels.convolve(windows + before * reach + starts[i], windows + after * reach + starts[i],
-                             (const float *)op->weight.data + starts[i], taps, channels, in + starts[i], sizes[i],
+                             op->delta_rule.convolution + starts[i], taps, channels, in + starts[i], sizes[i],
                              op->activation);
         float *q = in + starts[0], *k = in + starts[1];
         kernels.normalize_length(q, 1 / sqrtf(K), K);
@@ -639,11 +658,11 @@ static void delta_chunk(void *context, int64_t group, int thread) {
             float *out = t->out + m * c->width + head * V;
             const float *v = in + 2 * G * K + head * V, *z = in + channels + head * V;
             const float *numbers = in + channels + H * V + head;
-            const float speed = numbers[H] + op->bias[H + head];
-            const float decay = expf(op->bias[head] * (speed > 20 ? speed : log1pf(expf(speed)))); /* of softplus */
+            const float speed = numbers[H] + op->delta_rule.decay[H + head];
+            const float decay = expf(op->delta_rule.decay[head] * (speed > 20 ? speed : log1pf(expf(speed)))); /* of softplus */
             kernels.delta_rule(states + (before * H + head) * K * V, states + (after * H + head) * K * V, q, k, v, decay,
                                1 / (1 + expf(-numbers[0])), K, V, out);
-            kernels.rms_norm(out, op->second.data, op->delta_rule.epsilon, V, out);
+            kernels.rms_norm(out, op->delta_rule.norm, op->delta_rule.epsilon, V, out);
             kernels.gate(z, out, out, V, SILU);
         }
     }
@@ -654,8 +673,9 @@ static void short_convolution_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const operation *op = t->op;
     const call *c = t->c;
-    const int64_t taps = op->weight.rows, channels = op->weight.columns, first = 256 * chunk;
+    const int64_t taps = op->short_convolution.taps, channels = op->short_convolution.channels, first = 256 * chunk;
     const int64_t count = min64(channels - first, 256), size = c->sizes[op->layer], reach = (taps - 1) * channels;
+    const float *bias = op->short_convolution.bias;
     float *windows = (float *)c->keys[op->layer] + first;
     slots at = {0};
     for (int64_t m = 0; m < c->tokens; m++) {
@@ -664,8 +684,8 @@ static void short_convolution_chunk(void *context, int64_t chunk, int thread) {
         float *out = t->out + m * c->width + first;
         for (int64_t i = 0; i < count; i++) out[i] = b[i] * x[i];
         kernels.convolve(windows + (c->rows[m] * size + at.before) * reach, windows + (c->rows[m] * size + at.after) * reach,
-                         (const float *)op->weight.data + first, taps, channels, out, count, NONE);
-        for (int64_t i = 0; i < count; i++) out[i] = factor[i] * (op->bias ? out[i] + op->bias[first + i] : out[i]);
+                         op->short_convolution.convolution + first, taps, channels, out, count, NONE);
+        for (int64_t i = 0; i < count; i++) out[i] = factor[i] * (bias ? out[i] + bias[first + i] : out[i]);
     }
 }
 
@@ -676,32 +696,35 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
     choices selected;
     for (const operation *op = ops; op < ops + count; op++) {
         switch (op->kind) {
-        case EMBED:
+        case EMBED: {
+            const int64_t size = op->embed.tokens.columns;
             for (int64_t m = 0; m < c->tokens; m++) {
-                kernels.unpack_row(&op->weight, c->ids[m], x + m * width);
+                kernels.unpack_row(&op->embed.tokens, c->ids[m], x + m * width);
                 if (op->embed.scale)
-                    for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] *= op->embed.scale;
-                if (op->second.data) {
-                    kernels.unpack_row(&op->second, c->positions[m], out);
-                    for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] += out[i];
+                    for (int64_t i = 0; i < size; i++) x[m * width + i] *= op->embed.scale;
+                if (op->embed.positions.data) {
+                    kernels.unpack_row(&op->embed.positions, c->positions[m], out);
+                    for (int64_t i = 0; i < size; i++) x[m * width + i] += out[i];
                 }
-                memcpy(in + m * width, x + m * width, op->weight.columns * sizeof(float));
+                memcpy(in + m * width, x + m * width, size * sizeof(float));
             }
             break;
+        }
         case POSITIONS:
         case TYPES:
             for (int64_t m = 0; m < c->tokens; m++) {
                 const int64_t row = op->kind == POSITIONS ? c->positions[m] : c->types ? c->types[m] : 0;
-                kernels.unpack_row(&op->weight, row, x + m * width);
-                for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] += in[m * width + i];
-                memcpy(in + m * width, x + m * width, op->weight.columns * sizeof(float));
+                const int64_t size = op->rows.table.columns;
+                kernels.unpack_row(&op->rows.table, row, x + m * width);
+                for (int64_t i = 0; i < size; i++) x[m * width + i] += in[m * width + i];
+                memcpy(in + m * width, x + m * width, size * sizeof(float));
             }
             break;
         case SAVE: memcpy(c->saved, x, c->tokens * width * sizeof(float)); break;
         case COPY: memcpy(in, x, c->tokens * width * sizeof(float)); break;
         case STORE: memcpy(x, in, c->tokens * width * sizeof(float)); break;
         case HIDDEN_STATES: {
-            const int64_t size = op->weight.columns;
+            const int64_t size = op->hidden_states.size;
             for (int64_t i = 0; i < c->output_count; i++)
                 memcpy(c->logits + i * size, in + c->outputs[i] * width, size * sizeof(float));
             break;
@@ -722,11 +745,11 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         }
         case LINEAR:
             linear(op, c, in, out + offset, c->tokens, alone);
-            offset = op->flags & MORE_LINEAR ? offset + op->weight.rows : 0;
+            offset = op->flags & MORE_LINEAR ? offset + op->linear.weight.rows : 0;
             if (!(op->flags & MORE_LINEAR)) swap = in, in = out, out = swap;
             break;
         case ADD:
-            if (op->second.data) add_normed(op, c, in, x, out, alone);
+            if (op->add.norm) add_normed(op, c, in, x, out, alone);
             else linear(op, c, in, x, c->tokens, alone);
             break;
         case ATTEND:
@@ -734,27 +757,29 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             attend(op, c, in, out, alone);
             swap = in, in = out, out = swap;
             break;
-        case ROUTE: /* also writes the inputs of each choice, which EXPERTS reads */
+        case ROUTE: { /* also writes the inputs of each choice, which EXPERTS reads */
+            const int64_t size = op->route.linear.weight.columns;
             for (int64_t m = 0; op->route.norm && m < c->tokens; m++)
-                kernels.rms_norm(x + m * width, op->route.norm, op->route.epsilon, op->weight.columns, x + m * width);
+                kernels.rms_norm(x + m * width, op->route.norm, op->route.epsilon, size, x + m * width);
             linear(op, c, op->route.norm ? x : in, out, c->tokens, alone);
             select_experts(op, out, width, c->tokens, &selected);
             for (int64_t i = 0; i < selected.count; i++) {
                 const float *from = in + selected.token[i] * width;
-                float *to = out + i * op->weight.columns;
-                if (op[1].weight.dtype == MXFP4) unzip(from, to, op->weight.columns);
-                else memcpy(to, from, op->weight.columns * sizeof(float));
+                float *to = out + i * size;
+                if (op[1].experts.weight.dtype == MXFP4) unzip(from, to, size);
+                else memcpy(to, from, size * sizeof(float));
             }
             swap = in, in = out, out = swap;
             break;
+        }
         case EXPERTS:
-            experts(op, c, &selected, in, out, op[1].weight.dtype == MXFP4, alone);
+            experts(op, c, &selected, in, out, op[1].experts.weight.dtype == MXFP4, alone);
             swap = in, in = out, out = swap;
             break;
         case COMBINE:
             experts(op, c, &selected, in, out, 0, alone);
             for (int64_t m = 0; op->flags & REPLACES && m < c->tokens; m++)
-                memset(x + m * width, 0, op->weight.rows * sizeof(float));
+                memset(x + m * width, 0, op->experts.weight.rows * sizeof(float));
             parallel((c->tokens + 15) / 16, combine_chunk,
                      &(expert_task){.op = op, .c = c, .choices = &selected, .in = out, .out = x}, alone);
             break;
@@ -766,7 +791,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         }
         case SHORT_CONVOLUTION: {
             task t = {.op = op, .c = c, .in = in, .out = out};
-            parallel((op->weight.columns + 255) / 256, short_convolution_chunk, &t, alone);
+            parallel((op->short_convolution.channels + 255) / 256, short_convolution_chunk, &t, alone);
             swap = in, in = out, out = swap;
             break;
         }
@@ -775,16 +800,18 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             lstm(op, c, in, x, out, alone);
             swap = in, in = x, x = swap;
             break;
-        case LOGITS:
+        case LOGITS: {
+            const int64_t size = op->logits.linear.weight.columns;
             for (int64_t m = 0; c->hidden && m < c->tokens; m++)
-                memcpy(c->hidden + m * op->weight.columns, in + m * width, op->weight.columns * sizeof(float));
+                memcpy(c->hidden + m * size, in + m * width, size * sizeof(float));
             for (int64_t i = 0; i < c->output_count; i++)
                 if (c->outputs[i] != i) memcpy(in + i * width, in + c->outputs[i] * width, width * sizeof(float));
             if (op->logits.scale != 1)
                 for (int64_t i = 0; i < c->output_count; i++)
-                    for (int64_t k = 0; k < op->weight.columns; k++) in[i * width + k] *= op->logits.scale;
+                    for (int64_t k = 0; k < size; k++) in[i * width + k] *= op->logits.scale;
             if (c->output_count) linear(op, c, in, c->logits, c->output_count, alone);
             break;
+        }
         }
     }
 }

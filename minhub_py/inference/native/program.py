@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from minhub_py.inference.native.library import (
-    ALIBI,
     BIDIRECTIONAL,
     BLOCKS,
     DTYPES,
@@ -34,17 +33,12 @@ from minhub_py.inference.native.library import (
     NORM_LAST,
     REPLACES,
     TO_STREAM,
-    AttendParameters,
-    DeltaRuleParameters,
-    ExpertsParameters,
-    InputsParameters,
-    LogitsParameters,
+    LinearLayer,
     Matrix,
     Operation,
-    RotateParameters,
-    RouteParameters,
     UnsupportedError,
     code_of,
+    new_operation,
 )
 from minhub_py.inference.native.weights import FLOATS, Weights, check_memory, rounded
 from minhub_py.inference.quantize import Quantized
@@ -100,7 +94,8 @@ class Program(Weights):
     width: the largest number of values of a token.    angles: rotation table of each Rope, a row
     per position.
     ropes: of each rotation, before the choice by the size of the cache.    text_head_size: largest
-    head of bidirectional attention.    channels: of the embeddings.
+    head of bidirectional attention.    channels: of the embeddings.    has_adapter: whether a
+    product has low-rank factors.
     """
 
     def __init__(self, by_columns: bool = False) -> None:
@@ -108,6 +103,7 @@ class Program(Weights):
         self.angles: dict[Rope, Tensor] = {}
         self.ropes: list[Rope] = []
         self.outputs = self.layers = self.text_head_size = self.channels = 0
+        self.has_adapter = False
 
     def translate(self, steps: Iterable[PredictionStep]) -> Any:
         """An array of operations."""
@@ -123,80 +119,82 @@ class Program(Weights):
         return operations if isinstance(operations, list) else [operations]
 
     def embed(self, step: Embed) -> Operation:
-        second = Matrix() if step.positions is None else self.matrix(step.positions)
-        operation = Operation(kind=KINDS["embed"], weight=self.matrix(step.tokens), second=second)
-        self.channels = operation.weight.columns
+        tokens = self.matrix(step.tokens)
+        positions = Matrix() if step.positions is None else self.matrix(step.positions)
+        scale = 0 if step.scale is None else rounded(step.scale, step.tokens)
+        self.channels = tokens.columns
         self.width = max(self.width, self.channels)
-        if step.scale is not None:
-            operation.embed.scale = rounded(step.scale, step.tokens)
-        if operation.weight.transposed or operation.second.transposed:
+        if tokens.transposed or positions.transposed:
             raise UnsupportedError("an embedding whose rows are not contiguous")
-        return operation
+        return new_operation("embed", tokens=tokens, positions=positions, scale=scale)
 
     def add_positions(self, step: AddPositions) -> Operation:
-        return Operation(
-            kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :])
-        )
+        return new_operation("positions", table=self.matrix(step.positions.weight[step.first :]))
 
     def add_sinusoids(self, step: AddSinusoids) -> Operation:
         positions = torch.arange(step.first, step.first + step.count, device=CPU)
         self.references.append(sinusoidal_positions(positions, list(step.frequencies)))
-        return Operation(kind=KINDS["positions"], weight=self.matrix(self.references[-1]))
+        return new_operation("positions", table=self.matrix(self.references[-1]))
 
     def add_types(self, step: AddTypes) -> Operation:
-        return Operation(kind=KINDS["types"], weight=self.matrix(step.types))
+        return new_operation("types", table=self.matrix(step.types))
 
     def prediction_inputs(self, step: PredictionInputs) -> Operation:
-        operation = Operation(
-            kind=KINDS["prediction_inputs"],
-            weight=self.matrix(step.tokens),
-            second=self.factor(step.token_norm),
-            bias=self.factor(step.hidden_norm).data,
+        tokens = self.matrix(step.tokens)
+        self.width = max(self.width, 2 * tokens.columns)
+        return new_operation(
+            "prediction_inputs",
+            tokens=tokens,
+            token_norm=self.factor(step.token_norm),
+            hidden_norm=self.factor(step.hidden_norm),
+            epsilon=step.token_norm.eps,
         )
-        operation.norm.epsilon = step.token_norm.eps
-        self.width = max(self.width, 2 * operation.weight.columns)
-        return operation
 
     def store_residual(self, step: StoreResidual) -> Operation:
-        return Operation(kind=KINDS["store"])
+        return new_operation("store")
 
     def hidden_states(self, step: HiddenStates) -> Operation:
-        return Operation(kind=KINDS["hidden_states"], weight=Matrix(columns=step.size))
+        return new_operation("hidden_states", size=step.size)
 
     def save_residual(self, step: SaveResidual) -> Operation:
-        return Operation(kind=KINDS["save"])
+        return new_operation("save")
 
     def add_to_saved(self, step: AddToSaved) -> Operation:
-        operation = Operation(kind=KINDS["join"], weight=self.factor(step.norm))
-        operation.norm.epsilon = step.norm.eps
-        return operation
+        norm = step.norm
+        return new_operation(
+            "join", weight=self.factor(norm), size=norm.weight.numel(), epsilon=norm.eps
+        )
 
     def load_residual(self, step: LoadResidual) -> Operation:
-        return Operation(kind=KINDS["copy"])
+        return new_operation("copy")
 
     def norm(self, step: Norm) -> Operation:
         layer = step.layer
-        if isinstance(layer, RMSNorm):
-            kind, weight, bias = KINDS["rms_norm"], self.factor(layer), None
-        else:
-            shape = layer.normalized_shape
-            weight = self.vector(
-                torch.ones(shape, device=CPU) if layer.weight is None else layer.weight
-            )
-            bias = self.floats(torch.zeros(shape, device=CPU) if layer.bias is None else layer.bias)
-            kind = KINDS["norm"]
         flags = FROM_SAVED * step.saved | TO_STREAM * step.to_residual
-        operation = Operation(kind=kind, weight=weight, bias=bias, flags=flags)
-        operation.norm.epsilon = layer.eps
-        return operation
+        if isinstance(layer, RMSNorm):
+            size = layer.weight.numel()
+            return new_operation(
+                "rms_norm", flags=flags, weight=self.factor(layer), size=size, epsilon=layer.eps
+            )
+        shape = layer.normalized_shape
+        weight = self.floats(
+            torch.ones(shape, device=CPU) if layer.weight is None else layer.weight
+        )
+        bias = self.floats(torch.zeros(shape, device=CPU) if layer.bias is None else layer.bias)
+        return new_operation(
+            "norm", flags=flags, weight=weight, bias=bias, size=math.prod(shape), epsilon=layer.eps
+        )
 
     def linear(self, step: Linear) -> list[Operation]:
-        operations = [self.product(KINDS["linear"], layer, layer.bias) for layer in step.layers]
-        for operation in operations:
-            operation.activation, operation.flags = code_of(step.activation), MORE_LINEAR
-        operations[-1].flags = 0
-        self.outputs = sum(operation.weight.rows for operation in operations)
+        layers = [self.product(layer, layer.bias) for layer in step.layers]
+        self.outputs = sum(layer.weight.rows for layer in layers)
         self.width = max(self.width, self.outputs)
+        operations = [
+            new_operation("linear", code_of(step.activation), flags=MORE_LINEAR) for _ in layers
+        ]
+        for operation, layer in zip(operations, layers, strict=True):
+            operation.linear = layer
+        operations[-1].flags = 0
         return operations
 
     def head_size(self, step: Rotate | Attend | NormValues) -> int:
@@ -220,32 +218,30 @@ class Program(Weights):
             | NORM_LAST * step.norms_last
         )
         flags |= LAYER_NORM * isinstance(step.q_norm, HeadLayerNorm)
-        operation = Operation(kind=KINDS["rotate"], flags=flags, layer=self.ropes.index(rope))
-        operation.rotate = RotateParameters(
+        return new_operation(
+            "rotate",
+            layer=self.ropes.index(rope),
+            flags=flags,
+            q_norm=self.head_factor(step.q_norm),
+            k_norm=self.head_factor(step.k_norm),
             heads=step.heads,
             kv_heads=step.kv_heads,
             head_size=size,
             gate=step.gate * size,
             rotated=2 * len(rope.frequencies),
+            epsilon=0 if step.q_norm is None else step.q_norm.eps,
         )
-        if step.q_norm is not None:
-            operation.weight, operation.rotate.epsilon = (
-                self.head_factor(step.q_norm),
-                step.q_norm.eps,
-            )
-        if step.k_norm is not None:
-            operation.second = self.head_factor(step.k_norm)
-        return operation
 
     def norm_values(self, step: NormValues) -> Operation:
         size = self.head_size(step)
-        operation = Operation(
-            kind=KINDS["norm_values"], weight=self.vector(torch.ones(size, device=CPU))
+        return new_operation(
+            "norm_values",
+            ones=self.floats(torch.ones(size, device=CPU)),
+            heads=step.heads,
+            kv_heads=step.kv_heads,
+            head_size=size,
+            epsilon=step.eps,
         )
-        operation.rotate = RotateParameters(
-            heads=step.heads, kv_heads=step.kv_heads, head_size=size, epsilon=step.eps
-        )
-        return operation
 
     def update_angles(self, count: int, operations: Iterable[Operation], size: int = 0) -> None:
         """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then
@@ -267,18 +263,16 @@ class Program(Weights):
         pointers = [self.angles[rope.sized(size)].data_ptr() for rope in self.ropes]
         for operation in operations:
             if operation.kind == KINDS["rotate"]:
-                operation.bias = pointers[operation.layer]
+                operation.rotate.angles = pointers[operation.layer]
 
     def attend(self, step: Attend) -> Operation:
         """Scores and softmax are always in float32, so `upcast` has no effect."""
         size = self.head_size(step)
-        operation = Operation(
-            kind=KINDS["attend"],
-            flags=0 if step.causal else BIDIRECTIONAL,
-            bias=self.floats(step.sinks),
+        operation = new_operation(
+            "attend",
             layer=self.layers,
-        )
-        operation.attend = AttendParameters(
+            flags=0 if step.causal else BIDIRECTIONAL,
+            sinks=self.floats(step.sinks),
             heads=step.heads,
             kv_heads=step.kv_heads,
             head_size=size,
@@ -288,17 +282,16 @@ class Program(Weights):
             window=step.window or 0,
         )
         if isinstance(step.bias, ALiBi):
-            operation.second, operation.flags = (
-                self.vector(torch.tensor(step.bias.slopes, device=CPU)),
-                ALIBI,
-            )
+            if not step.causal:
+                raise UnsupportedError("bidirectional attention with ALiBi")
+            operation.attend.slopes = self.floats(torch.tensor(step.bias.slopes, device=CPU))
         elif step.bias is not None:
             weight, reach = step.bias.weight, step.bias.max_distance
             check_memory(weight)
             # larger distances equal the largest
             distances = torch.arange(-reach, reach + 1, device=CPU)
             buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
-            operation.second, operation.attend.reach = self.vector(weight[buckets].t()), reach
+            operation.attend.bias, operation.attend.reach = self.floats(weight[buckets].t()), reach
         if step.source is not None:
             operation.layer, operation.flags = step.source, operation.flags | NO_KEYS
         elif step.causal:
@@ -309,100 +302,98 @@ class Program(Weights):
 
     def cross_attend(self, step: CrossAttend) -> Operation:
         self.layers += 1
-        operation = Operation(kind=KINDS["cross_attend"], layer=self.layers - 1)
-        operation.attend = AttendParameters(
+        return new_operation(
+            "cross_attend",
+            layer=self.layers - 1,
             heads=step.heads,
             kv_heads=step.heads,
             head_size=self.outputs // step.heads,
             scale=step.scale,
         )
-        return operation
 
     def cache_encoder(self, step: CacheEncoder) -> Operation:
         keys, values = map(self.matrix, step.layers)
         self.layers += 1
         self.width = max(self.width, keys.rows)
-        operation = Operation(
-            kind=KINDS["encoder_cache"], layer=self.layers - 1, weight=keys, second=values
+        return new_operation(
+            "encoder_cache",
+            layer=self.layers - 1,
+            keys=keys,
+            values=values,
+            kv_heads=step.heads,
+            head_size=keys.rows // step.heads,
         )
-        operation.attend = AttendParameters(
-            heads=step.heads, kv_heads=step.heads, head_size=keys.rows // step.heads
-        )
-        return operation
 
     def delta_rule(self, step: DeltaRule) -> Operation:
         self.layers += 1
         channels, size = len(step.conv.weight), step.norm.weight.numel()
-        # Transposed, so that adjacent channels are computed together.
-        taps = self.vector(step.conv.weight.squeeze(1).t())
-        taps.rows, taps.columns = step.conv.weight.size(2), channels
         decay = torch.cat((-step.decay.float().exp(), step.bias.float()))
-        operation = Operation(
-            kind=KINDS["delta_rule"],
-            weight=taps,
-            second=self.vector(step.norm.weight),
-            activation=code_of(step.activation),
-            bias=self.floats(decay),
+        return new_operation(
+            "delta_rule",
+            code_of(step.activation),
             layer=self.layers - 1,
-        )
-        operation.delta_rule = DeltaRuleParameters(
+            **self.taps(step.conv),
+            norm=self.floats(step.norm.weight),
+            decay=self.floats(decay),
             heads=step.heads,
             key_heads=step.key_heads,
             key_size=(channels - step.heads * size) // (2 * step.key_heads),
+            value_size=size,
             epsilon=step.norm.eps,
         )
-        return operation
 
     def short_convolution(self, step: ShortConvolution) -> Operation:
         self.layers += 1
-        taps = self.vector(step.conv.weight.squeeze(1).t())
-        taps.rows, taps.columns = step.conv.weight.size(2), len(step.conv.weight)
-        return Operation(
-            kind=KINDS["short_convolution"],
-            weight=taps,
-            bias=self.floats(step.conv.bias),
-            layer=self.layers - 1,
+        bias = self.floats(step.conv.bias)
+        return new_operation(
+            "short_convolution", layer=self.layers - 1, **self.taps(step.conv), bias=bias
         )
 
+    def taps(self, conv: nn.Conv1d) -> dict[str, Any]:
+        """The parameters of a convolution over time, transposed, so that adjacent channels are
+        computed together.
+        """
+        channels, _, taps = conv.weight.shape
+        return {
+            "convolution": self.floats(conv.weight.squeeze(1).t()),
+            "taps": taps,
+            "channels": channels,
+        }
+
     def gate(self, step: Gate) -> Operation:
-        operation = Operation(kind=KINDS["gate"], activation=code_of(step.activation))
-        operation.gate.width, operation.gate.sigmoid = self.outputs // 2, step.sigmoid
-        return operation
+        return new_operation(
+            "gate", code_of(step.activation), width=self.outputs // 2, sigmoid=step.sigmoid
+        )
 
     def add(self, step: Add) -> Operation:
-        operation = self.product(KINDS["add"], step.layer, step.layer.bias)
-        operation.norm.scale = step.scale
+        linear = self.product(step.layer, step.layer.bias)
+        operation = new_operation(
+            "add", linear=linear, norm=self.factor(step.norm), scale=step.scale
+        )
         if step.norm is not None:
-            operation.second, operation.norm.epsilon = self.factor(step.norm), step.norm.eps
-            self.width = max(self.width, operation.weight.rows)
+            operation.add.epsilon = step.norm.eps
+            self.width = max(self.width, linear.weight.rows)
         return operation
 
     def layer_inputs(self, step: LayerInputs) -> Operation:
-        operation = Operation(
-            kind=KINDS["layer_inputs"],
-            weight=self.matrix(step.tokens),
-            second=self.factor(step.norm),
-        )
-        operation.inputs = InputsParameters(
+        return new_operation(
+            "layer_inputs",
+            tokens=self.matrix(step.tokens),
+            norm=self.factor(step.norm),
             size=step.norm.weight.numel(),
             scale=step.scale,
             row_scale=rounded(step.tokens_scale, step.tokens),
             factor=step.factor,
             epsilon=step.norm.eps,
         )
-        return operation
 
     def gate_layer_input(self, step: GateLayerInput) -> Operation:
-        operation = Operation(
-            kind=KINDS["gate_input"], activation=code_of(step.activation), layer=step.layer
+        return new_operation(
+            "gate_input", code_of(step.activation), layer=step.layer, size=step.size
         )
-        operation.inputs = InputsParameters(size=step.size)
-        return operation
 
     def scale_residual(self, step: ScaleResidual) -> Operation:
-        return Operation(
-            kind=KINDS["scale"], weight=Matrix(columns=self.channels), bias=self.floats(step.factor)
-        )
+        return new_operation("scale", factor=self.floats(step.factor), size=self.channels)
 
     def experts(self, step: Experts) -> list[Operation]:
         routing = step.routing
@@ -410,36 +401,36 @@ class Program(Weights):
             raise UnsupportedError("a router with its own norm, whose experts are added")
         if routing.top * MAX_TOKENS > MAX_CHOICES:
             raise UnsupportedError(f"{routing.top} experts per token")
-        router = self.product(KINDS["route"], step.router, step.router.bias)
-        if router.weight.rows > MAX_EXPERTS:
-            raise UnsupportedError(f"{router.weight.rows} experts")
-        router.route = RouteParameters(
+        linear = self.product(step.router, step.router.bias)
+        if linear.weight.rows > MAX_EXPERTS:
+            raise UnsupportedError(f"{linear.weight.rows} experts")
+        router = new_operation(
+            "route",
+            linear=linear,
             top=routing.top,
             normalize=routing.normalize,
             sigmoid=routing.sigmoid,
             factor=routing.factor,
+            choice_bias=self.floats(step.choice_bias),
+            factors=self.floats(step.factors),
         )
-        if step.choice_bias is not None:
-            router.second = self.vector(step.choice_bias)
-        router.route.factors = self.floats(step.factors)
-        if step.router_norm is not None:
-            norm = step.router_norm
+        if (norm := step.router_norm) is not None:
             router.route.epsilon = norm.eps
             router.route.norm = self.floats(
                 (norm.weight.float() + norm.offset) * norm.weight.numel() ** -0.5
             )
-        first = self.expert_weights(KINDS["experts"], step.gate_up, step.gate_up_bias)
-        second = self.expert_weights(KINDS["combine"], [step.down], step.down_bias)
+        first = self.expert_weights("experts", step.gate_up, step.gate_up_bias)
+        second = self.expert_weights("combine", [step.down], step.down_bias)
         first.activation, second.flags = code_of(step.activation), REPLACES * step.replaces
         first.experts.alpha, first.experts.limit = step.alpha, step.limit
         # The inputs and outputs of all selected experts use the buffers of the tokens; codes are
         # padded.
-        columns = max(first.weight.columns, second.weight.columns)
-        self.width = max(self.width, router.weight.rows, routing.top * -(-columns // 128) * 128)
+        columns = max(first.experts.weight.columns, second.experts.weight.columns)
+        self.width = max(self.width, linear.weight.rows, routing.top * -(-columns // 128) * 128)
         return [router, first, second]
 
     def expert_weights(
-        self, kind: int, weights: Sequence[ExpertWeights], biases: Tensor | None
+        self, kind: str, weights: Sequence[ExpertWeights], biases: Tensor | None
     ) -> Operation:
         """The matrices of experts, one or two of the same shape and format, with pointers to each
         expert's part.
@@ -451,8 +442,9 @@ class Program(Weights):
         data, scales = (
             [pointer for table in tables for pointer in table[part]] for part in range(2)
         )
-        operation = Operation(kind=kind, weight=matrices[0])
-        operation.experts = ExpertsParameters(
+        operation = new_operation(
+            kind,
+            weight=matrices[0],
             data=self.pointers(data),
             scales=self.pointers(scales) if scales else None,
             experts=experts,
@@ -460,8 +452,8 @@ class Program(Weights):
         )
         if biases is not None:
             bias = self.contiguous(biases, *FLOATS)
-            rows = operation.weight.rows
-            operation.second = Matrix(
+            rows = matrices[0].rows
+            operation.experts.biases = Matrix(
                 bias.data_ptr(),
                 None,
                 experts,
@@ -474,60 +466,55 @@ class Program(Weights):
 
     def recurrent(self, step: Recurrent) -> list[Operation]:
         operations = []
-        for _ in range(step.layer.num_layers):
+        for number in range(step.layer.num_layers):
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             weight_ih, weight_hh, *biases = (
-                getattr(step.layer, f"{name}_l{self.layers}") for name in names
+                getattr(step.layer, f"{name}_l{number}") for name in names
             )
-            operation = Operation(
-                kind=KINDS["lstm"],
-                weight=self.matrix(weight_ih),
-                second=self.matrix(weight_hh),
-                bias=self.floats(biases[0].float() + biases[1].float()),
-                layer=self.layers,
+            inputs, hidden = self.matrix(weight_ih), self.matrix(weight_hh)
+            bias = self.floats(biases[0].float() + biases[1].float())
+            operations.append(
+                new_operation(
+                    "lstm", layer=self.layers, weight_ih=inputs, weight_hh=hidden, bias=bias
+                )
             )
-            self.width = max(self.width, operation.weight.rows)
+            self.width = max(self.width, inputs.rows)
             self.layers += 1
-            operations.append(operation)
         return operations
 
     def logits(self, step: Logits) -> Operation:
-        operation = self.product(KINDS["logits"], step.layer, step.bias)
-        operation.logits = LogitsParameters(scale=step.scale, cap=step.softcap or 0)
+        linear = self.product(step.layer, step.bias)
         # rounding matters most in the last product (benchmarks/rounding.py)
-        operation.weight.int8_inputs = 0
-        return operation
+        linear.weight.int8_inputs = 0
+        return new_operation("logits", linear=linear, scale=step.scale, cap=step.softcap or 0)
 
-    def product(self, kind: int, layer: Any, bias: Tensor | None) -> Operation:
-        """A product with the weight of a layer."""
-        if isinstance(layer, LoRALinear):
-            return self.adapted_product(kind, layer, bias)
-        return Operation(kind=kind, weight=self.matrix(layer), bias=self.floats(bias))
-
-    def adapted_product(self, kind: int, layer: LoRALinear, bias: Tensor | None) -> Operation:
+    def product(self, layer: Any, bias: Tensor | None) -> Any:
         """A product with the weight of a layer, and one with the factors of its adapter.
 
         DoRA multiplies each output by a factor: the scales of quantized weights include it, other
         weights are merged.
         """
+        if not isinstance(layer, LoRALinear):
+            return LinearLayer(weight=self.matrix(layer), bias=self.floats(bias))
         factors, base = layer.factors, layer.base
         check_memory(factors.lora_A)
         has_scales = isinstance(base, Quantized) and base.kind not in BLOCKS
         if factors.magnitude is not None and not has_scales:
-            return Operation(kind=kind, weight=self.matrix(layer), bias=self.floats(bias))
-        operation = Operation(kind=kind, weight=self.matrix(base), bias=self.floats(bias))
+            return LinearLayer(weight=self.matrix(layer), bias=self.floats(bias))
+        linear = LinearLayer(weight=self.matrix(base), bias=self.floats(bias))
         b = layer.of_rows(factors.lora_B.detach()).float() * factors.scale
         if factors.magnitude is not None:
             gain = layer.gain().detach().float()
-            operation.weight.scales, b = self.floats(base.scales * gain), b * gain.unsqueeze(1)
+            linear.weight.scales, b = self.floats(base.scales * gain), b * gain.unsqueeze(1)
         padding = -len(factors.lora_A) % RANK_UNIT
-        operation.low_a = self.matrix(F.pad(factors.lora_A.detach().float(), (0, 0, 0, padding)))
-        operation.low_b = self.matrix(F.pad(b, (0, padding)).contiguous())
+        linear.low_a = self.matrix(F.pad(factors.lora_A.detach().float(), (0, 0, 0, padding)))
+        linear.low_b = self.matrix(F.pad(b, (0, padding)).contiguous())
         # The buffers of low-rank products have space for MAX_TOKENS tokens; `by_columns` computes
         # more at a time.
-        for matrix in (operation.weight, operation.low_a, operation.low_b):
+        for matrix in (linear.weight, linear.low_a, linear.low_b):
             matrix.by_columns = 0
-        return operation
+        self.has_adapter = True
+        return linear
 
 
 TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] = {

@@ -305,6 +305,7 @@ INLINE vec activate(vec v, int activation) {
     case SILU: return v * sigmoid(v);
     case TANH: return 2 * sigmoid(2 * v) - 1;
     case SIGMOID: return sigmoid(v);
+    case SQUARED_RELU: return blend(v < 0, (vec){0}, v * v);
     default: return v;
     }
 }

@@ -26,29 +26,27 @@ class Weights:
     by_columns: compute products with float32 weights for many tokens, as texts of an encoder have.
     references, arrays: tensors and arrays to which the pointers point.    width: the largest number
     of inputs so far.
+    formats: of the matrices, numbers of `DTYPES` and `BLOCKS`.
     """
 
     def __init__(self, by_columns: bool = False) -> None:
         self.by_columns = by_columns
         self.references: list[Tensor] = []
         self.arrays: list[Any] = []
+        self.formats: set[int] = set()
         self.width = 0
 
-    def vector(self, weight: Tensor) -> Matrix:
-        """A vector in float32."""
-        return Matrix(data=self.floats(weight), columns=weight.numel())
+    def factor(self, norm: RMSNorm | None) -> int | None:
+        """A pointer to the factor of an RMS norm."""
+        return None if norm is None else self.floats(norm.weight.float() + norm.offset)
 
-    def factor(self, norm: RMSNorm) -> Matrix:
-        """The factor of an RMS norm."""
-        return self.vector(norm.weight.float() + norm.offset)
-
-    def head_factor(self, norm: RMSNorm | HeadLayerNorm) -> Matrix:
-        """The factor of a norm of heads; a layer norm's is followed by zeros, the bias of each
-        head.
+    def head_factor(self, norm: RMSNorm | HeadLayerNorm | None) -> int | None:
+        """A pointer to the factor of a norm of heads; a layer norm's is followed by zeros, the bias
+        of each head.
         """
-        if isinstance(norm, RMSNorm):
+        if not isinstance(norm, HeadLayerNorm):
             return self.factor(norm)
-        return self.vector(F.pad(norm.weight.float().flatten(), (0, norm.weight.size(1))))
+        return self.floats(F.pad(norm.weight.float().flatten(), (0, norm.weight.size(1))))
 
     def matrix(self, source: Any) -> Matrix:
         """The weight of a layer, or a weight. The adapter of a layer is merged."""
@@ -85,6 +83,7 @@ class Weights:
         if is_quantized:
             matrix.scales = self.floats(source.scales)
             matrix.int8_inputs = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
+        self.formats.add(dtype)
         matrix.by_columns = (
             self.by_columns and weight.dtype == torch.float32 and not matrix.transposed
         )
@@ -113,6 +112,13 @@ class Weights:
         """The shape and format of the experts' matrices, and pointers to the data and scales of
         each.
         """
+        matrix, tables = self._expert_pointers(weights)
+        self.formats.add(matrix.dtype)
+        return matrix, tables
+
+    def _expert_pointers(
+        self, weights: ExpertWeights
+    ) -> tuple[Matrix, tuple[list[int], list[int]]]:
         shape = weights.shape[1:]
         if isinstance(weights, Quantized):
             rows, columns = shape

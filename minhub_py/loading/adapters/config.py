@@ -4,11 +4,13 @@ Every setting that changes the result is supported or rejected by name. Defaults
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from reprlib import repr as brief
+from typing import Annotated, Any, TypedDict
 
 from minhub_py.loading.adapters.patterns import full_match, parse
+from minhub_py.system.shapes import TokenID, Within, convert, members
 
 # Settings without an effect on the result of a saved adapter. fan_in_fan_out describes the base's
 # memory layout.
@@ -23,7 +25,7 @@ INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 # PEFT's targets if target_modules is absent, by model_type.
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
-    "gpt_neox": ("query_key_value",),
+    **dict.fromkeys(("gpt_neox", "bloom"), ("query_key_value",)),
     **dict.fromkeys(
         (
             "gptj",
@@ -31,11 +33,13 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
             "opt",
             "llama",
             "mistral",
+            "mixtral",
             "gemma",
             "gemma2",
             "gemma3_text",
             "qwen2",
             "qwen3",
+            "stablelm",
         ),
         ("q_proj", "v_proj"),
     ),
@@ -45,6 +49,24 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "distilbert": ("q_lin", "v_lin"),
 }
 ALL_LINEAR = "all-linear"
+SORTED = (
+    "target_modules",
+    "exclude_modules",
+    "modules_to_save",
+    "layers_pattern",
+    "layers_to_transform",
+)
+ADVICE = "correct the file, or save the adapter again"
+TokenIDs = Annotated[tuple[TokenID, ...], Within(1)]
+
+
+class AdapterFile(TypedDict, total=False):
+    """The members of adapter_config.json that concern the base, in the formats of PEFT and mlx-lm."""
+
+    peft_type: str
+    task_type: str
+    base_model_name_or_path: str
+    revision: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +83,7 @@ class AdapterConfig:
     always active.
     """
 
-    r: int = 8
+    r: Annotated[int, Within(1, 2**24)] = 8
     lora_alpha: float = 8
     lora_dropout: float = 0.0
     target_modules: tuple[str, ...] | str | None = None
@@ -70,35 +92,36 @@ class AdapterConfig:
     bias: str = "none"
     use_rslora: bool = False
     use_dora: bool = False
-    layers_to_transform: tuple[int, ...] | None = None
+    layers_to_transform: tuple[Annotated[int, Within(0, 2**24)], ...] | None = None
     layers_pattern: tuple[str, ...] = ()
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    rank_pattern: Mapping[str, Annotated[int, Within(1, 2**24)]] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     ensure_weight_tying: bool = False
-    trainable_token_indices: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None
-    alora_invocation_tokens: tuple[int, ...] | None = None
+    trainable_token_indices: TokenIDs | Mapping[str, TokenIDs] | None = None
+    alora_invocation_tokens: TokenIDs | None = None
     task_type: str | None = None
     base_model_name_or_path: str | None = None
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("r", "lora_alpha"):
-            value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or value <= 0
-                or not math.isfinite(value)
-            ):
+        for name, shape in members(AdapterConfig)[0].items():
+            convert(getattr(self, name), shape, path=name)
+        for name, value in (("lora_alpha", self.lora_alpha), *self.alpha_pattern.items()):
+            if value <= 0:
                 raise ValueError(f"{name} must be a number above 0, not {value!r}")
-        if not isinstance(self.r, int):
-            raise ValueError(f"r must be an integer, not {self.r!r}")
         if not 0 <= self.lora_dropout < 1:
             raise ValueError(
                 f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}"
             )
         if self.bias not in ("none", "all", "lora_only"):
             raise ValueError(f"bias must be none, all or lora_only, not {self.bias!r}")
+        indices = self.trainable_token_indices
+        for ids in indices.values() if isinstance(indices, Mapping) else [indices or ()]:
+            if len(set(ids)) < len(ids):
+                raise ValueError(
+                    "trainable_token_indices must be a list of different token IDs, or such lists"
+                    f" by module, not {brief(indices)}"
+                )
         self._check_patterns()
         if self.alora_invocation_tokens is not None:
             self._check_activated()
@@ -119,15 +142,6 @@ class AdapterConfig:
 
     def _check_activated(self) -> None:
         """ValueError: a setting that an activated adapter does not support."""
-        tokens = self.alora_invocation_tokens
-        if (
-            not isinstance(tokens, tuple)
-            or not tokens
-            or not all(type(id) is int and id >= 0 for id in tokens)
-        ):
-            raise ValueError(
-                f"alora_invocation_tokens must be a list of token IDs, at least one, not {tokens!r}"
-            )
         always = [
             name
             for name in ("use_dora", "modules_to_save", "trainable_token_indices")
@@ -221,12 +235,13 @@ def read_config(values: Mapping[str, Any], source: str) -> AdapterConfig:
     kind = values.get("peft_type")
     if kind != "LORA":
         raise ValueError(
-            f"{source}: peft_type is {kind!r}; only LORA adapters are supported, which include DoRA"
+            f"{source}: peft_type is {brief(kind)}; only LORA adapters are supported, which include"
+            " DoRA"
         )
     if values.get("init_lora_weights") not in INITIALIZATIONS:
         raise ValueError(
-            f"{source}: init_lora_weights is {values['init_lora_weights']!r}, whose adapter does"
-            " not fit the unchanged base: convert it with PEFT's save_pretrained(…,"
+            f"{source}: init_lora_weights is {brief(values['init_lora_weights'])}, whose adapter"
+            " does not fit the unchanged base: convert it with PEFT's save_pretrained(…,"
             " path_initial_model_for_weight_conversion=…)"
         )
     names = AdapterConfig.__dataclass_fields__
@@ -237,58 +252,32 @@ def read_config(values: Mapping[str, Any], source: str) -> AdapterConfig:
             f"{source}: {', '.join(unsupported)} is not supported: retrain the adapter without it"
         )
     settings = {
-        name: value for name, value in values.items() if name in names and value is not None
+        name: normal(name, value)
+        for name, value in values.items()
+        if name in names and value is not None
     }
     try:
-        return replace(
-            AdapterConfig(), **{name: tuple_of(name, value) for name, value in settings.items()}
-        )
-    except (ValueError, TypeError) as error:
+        config: AdapterConfig = convert(settings, AdapterConfig, advice=ADVICE)
+    except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
+    return config
 
 
-def tuple_of(name: str, value: Any) -> Any:
-    """A list of names or layers as a tuple. ValueError: it has another type."""
-    if name in ("target_modules", "exclude_modules") and isinstance(value, str):
-        return value
-    if name == "layers_to_transform" and isinstance(value, int):
-        return (value,)
-    if name == "layers_pattern" and isinstance(value, str):
-        return (value,)
-    if name == "layers_to_transform" and isinstance(value, list) and not value:
-        return None  # as in PEFT: all layers
-    if name == "trainable_token_indices":
-        return token_indices(value)
-    if name == "alora_invocation_tokens":
-        return tuple(value) if isinstance(value, list) else value
-    if name in (
-        "target_modules",
-        "exclude_modules",
-        "modules_to_save",
-        "layers_pattern",
-        "layers_to_transform",
-    ):
-        kind = int if name == "layers_to_transform" else str
-        if not isinstance(value, Sequence) or not all(isinstance(item, kind) for item in value):
-            raise ValueError(f"{name} must be a list, not {value!r}")
-        return tuple(sorted(value))
-    return value
-
-
-def token_indices(value: Any) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
-    """The trained token IDs, of all modules or by module. ValueError: they are not different token
-    IDs.
+def normal(name: str, value: Any) -> Any:
+    """A setting in one form: lists of names and of layers are sorted; a single layer and pattern
+    are lists.
     """
-    lists = value if isinstance(value, dict) else {"": value}
-    for ids in lists.values():
-        valid = isinstance(ids, list) and ids and all(type(id) is int and id >= 0 for id in ids)
-        if not valid or len(set(ids)) < len(ids):
-            raise ValueError(
-                "trainable_token_indices must be a list of different token IDs, or such lists by"
-                f" module, not {value!r}"
-            )
-    return (
-        {name: tuple(ids) for name, ids in value.items()}
-        if isinstance(value, dict)
-        else tuple(value)
-    )
+    if (name == "layers_to_transform" and type(value) is int) or (
+        name == "layers_pattern" and isinstance(value, str)
+    ):
+        return [value]
+    if name == "layers_to_transform" and value == []:
+        return None  # as in PEFT: all layers
+    if (
+        name in SORTED
+        and isinstance(value, list)
+        and len(set(map(type, value))) == 1
+        and type(value[0]) in (int, str)
+    ):
+        return sorted(value)
+    return value

@@ -21,12 +21,13 @@ from pathlib import Path
 from torch import Tensor
 
 from minhub_py.checkpoints.pickles import open_pickle
-from minhub_py.checkpoints.storage import open_safetensors, read_object
+from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.writing import write_safetensors
 from minhub_py.loading.adapters import mlx
-from minhub_py.loading.adapters.config import AdapterConfig, read_config
+from minhub_py.loading.adapters.config import ADVICE, AdapterConfig, AdapterFile, read_config
 from minhub_py.models.base import ModelConfig
 from minhub_py.models.lora import LoRAFactors
+from minhub_py.system.shapes import read_json
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
@@ -92,10 +93,15 @@ def stored_adapter(folder: Path) -> tuple[AdapterConfig, dict[str, Tensor]]:
         raise FileNotFoundError(
             f"{folder} is not an adapter in the format of PEFT or mlx-lm: it has no {CONFIG}"
         )
-    source, values = str(folder / CONFIG), read_object(folder / CONFIG)
+    source, values = str(folder / CONFIG), dict(read_file(folder))
     if not mlx.is_mlx(values):
         return read_config(values, source), stored_tensors(folder)[0]
     return mlx.to_peft(values, stored_tensors(folder, mlx.WEIGHTS)[0], source)
+
+
+def read_file(folder: Path) -> AdapterFile:
+    """The content of adapter_config.json. ValueError: it is corrupt."""
+    return read_json(folder / CONFIG, AdapterFile, advice=ADVICE)
 
 
 def stored_tensors(
@@ -106,7 +112,7 @@ def stored_tensors(
     FileNotFoundError: the folder has no such file. ValueError: the file is corrupt.
     """
     if (folder / weights).exists():
-        file = open_safetensors(folder / weights)
+        file = open_tensors(folder / weights)
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     if weights == WEIGHTS and (folder / PICKLE).exists():
         return open_pickle(folder / PICKLE), {}

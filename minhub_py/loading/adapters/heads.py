@@ -2,7 +2,6 @@
 other labels.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from minhub_py.checkpoints.storage import read_object
-from minhub_py.loading.adapters.files import CONFIG, PREFIX, has_weights, stored_tensors
+from minhub_py.loading.adapters.files import CONFIG, PREFIX, has_weights, read_file, stored_tensors
 from minhub_py.loading.adapters.targets import bare_model, conversions_of
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.config import changed
-from minhub_py.models.registry import architecture_of
+from minhub_py.models.registry import ARCHITECTURES, architecture_of
 from minhub_py.models.skeleton import skeleton
+from minhub_py.system.shapes import parse_json
 
 SEQUENCE_TASK = "SEQ_CLS"
 HEAD_NAMES = ("architectures", "id2label", "label2id", "problem_type")  # in config.json
@@ -28,9 +27,14 @@ def classifier_config(config: ModelConfig, labels: Sequence[str]) -> ModelConfig
     ValueError: the architecture has no classification head.
     """
     if not hasattr(config, "id2label"):
+        without = {
+            architecture.Config.TITLE
+            for architecture in ARCHITECTURES.values()
+            if not hasattr(architecture.Config, "id2label")
+        }
         raise ValueError(
-            f"{config.TITLE} has no classification head: use an encoder, or Llama, Mistral, Qwen or"
-            " Gemma"
+            f"{config.TITLE} has no classification head: use a model of any architecture except "
+            f"{', '.join(sorted(without))}"
         )
     if getattr(config, "encoder_only", False):
         raise ValueError(
@@ -104,13 +108,15 @@ def base_of(folder: Path, model: LanguageModel) -> LanguageModel:
     The labels are those that `write_adapter` stores, else LABEL_0 and so on; one label is a
     regression.
     """
-    values = read_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    if values.get("task_type") != SEQUENCE_TASK or not has_weights(folder):
+    values = read_file(folder) if (folder / CONFIG).exists() else None
+    if values is None or values.get("task_type") != SEQUENCE_TASK or not has_weights(folder):
         return model
     tensors, metadata = stored_tensors(folder)
     stored = metadata.get("labels")
     if stored is not None:
-        return with_head(model, json.loads(stored))
+        return with_head(
+            model, parse_json(stored.encode(), list[str], f"the labels in the weights of {folder}")
+        )
     targets = conversions_of(skeleton_of_head(model))
     [[output]] = [target.targets for target in targets if target.sources == ("head.out.weight",)]
     if f"{PREFIX}{output}" not in tensors:

@@ -4,13 +4,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from minhub_py.checkpoints.local import locate
 from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
 from minhub_py.loading.adapters.attach import attach
 from minhub_py.loading.adapters.config import AdapterConfig
 from minhub_py.loading.adapters.files import stored_adapter
 from minhub_py.loading.adapters.fit import read_adapter
 from minhub_py.loading.adapters.heads import base_of
-from minhub_py.loading.adapters.loading import adapter_folder, local_adapter
+from minhub_py.loading.adapters.loading import base_in, is_adapter
 from minhub_py.loading.inspection import tokenizer_problems, value_problems
 from minhub_py.loading.pretrained import read_config as read_model_config
 from minhub_py.models.skeleton import skeleton
@@ -23,7 +24,8 @@ def inspect_adapter(identifier: str) -> dict[str, Any] | None:
     FileNotFoundError: its tensors are missing.    ValueError: a setting is not supported, or a file
     is corrupt.
     """
-    if (folder := local_adapter(identifier)) is None:
+    folder = locate(identifier)
+    if folder is None or not is_adapter(folder):
         return None
     config, tensors = stored_adapter(folder)
     defaults = asdict(AdapterConfig())
@@ -58,9 +60,10 @@ def verify_adapter(identifier: str) -> dict[str, Any] | None:
 
     Checks the settings and tensors against the config of the base, all values, and the tokenizer.
     """
-    if (parts := adapter_folder(identifier)) is None:
+    folder = locate(identifier)
+    if folder is None or not is_adapter(folder):
         return None
-    base, revision, folder = parts
+    base, revision = base_in(folder)
     checked, problems = list[str](), list[str]()
     try:
         checked, problems = check_adapter(base, revision, folder)

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.checkpoints import hub
-from minhub_py.checkpoints.storage import read_object
-from minhub_py.inference.arguments import check_path
 from minhub_py.loading.adapters.attach import attach
-from minhub_py.loading.adapters.files import CONFIG, PICKLE, WEIGHTS
+from minhub_py.loading.adapters.files import CONFIG, PICKLE, WEIGHTS, read_file
 from minhub_py.loading.adapters.fit import read_adapter
 from minhub_py.loading.adapters.heads import base_of
 from minhub_py.loading.adapters.mlx import WEIGHTS as MLX_WEIGHTS
@@ -60,27 +58,23 @@ def fetch(identifier: str | os.PathLike[str], revision: str, **access: Any) -> P
     raise missing[0]
 
 
-def local_adapter(identifier: str | os.PathLike[str]) -> Path | None:
-    """The folder, if the identifier is a local folder with an adapter but without a model."""
-    check_path("the model", identifier)
-    folder = Path(os.path.expanduser(os.fspath(identifier)))
-    return folder if (folder / CONFIG).is_file() and not (folder / "config.json").exists() else None
+def is_adapter(path: Path) -> bool:
+    """Whether a path is the folder of an adapter without a model."""
+    return (path / CONFIG).is_file() and not (path / "config.json").exists()
 
 
-def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
-    """The base, its revision and the folder of a `local_adapter`. ValueError: the adapter does not
-    name its base.
+def base_in(folder: Path) -> tuple[str, str]:
+    """The identifier and revision of the base of an adapter. ValueError: the adapter does not name
+    its base.
     """
-    if (folder := local_adapter(identifier)) is None:
-        return None
-    values = read_object(folder / CONFIG)
+    values = read_file(folder)
     base = values.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
+    if not base:
         raise ValueError(
             f"{folder} is an adapter of an unknown model: load the model with"
             f" adapter={str(folder)!r}"
         )
-    return base, values.get("revision") or "main", folder
+    return base, values.get("revision") or "main"
 
 
 def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:

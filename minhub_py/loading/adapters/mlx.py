@@ -6,14 +6,42 @@ the file select the layers.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from reprlib import repr as brief
+from typing import Annotated, Any, TypedDict
 
 from torch import Tensor
 
-from minhub_py.loading.adapters.config import AdapterConfig
+from minhub_py.loading.adapters.config import ADVICE, AdapterConfig
+from minhub_py.system.shapes import Within, convert
 
 WEIGHTS = "adapters.safetensors"
 PARTS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}
+
+
+class Factors(TypedDict):
+    """The required settings of the factors."""
+
+    rank: Annotated[int, Within(1, 2**24)]
+    scale: float
+
+
+class Parameters(Factors, total=False):
+    """The settings of the factors."""
+
+    dropout: float
+
+
+class Required(TypedDict):
+    """The required members of adapter_config.json."""
+
+    lora_parameters: Parameters
+
+
+class MLXFile(Required, total=False):
+    """The members of adapter_config.json that concern the result."""
+
+    fine_tune_type: str
+    model: str
 
 
 def is_mlx(values: Mapping[str, Any]) -> bool:
@@ -25,9 +53,12 @@ def to_peft(
     values: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
 ) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """The settings and tensors in PEFT's format. ValueError: the adapter is not LoRA or DoRA."""
-    kind, settings = values.get("fine_tune_type", "lora"), values["lora_parameters"]
+    file: MLXFile = convert(values, MLXFile, source, ADVICE)
+    kind, settings = file.get("fine_tune_type", "lora"), file["lora_parameters"]
     if kind not in ("lora", "dora"):
-        raise ValueError(f"{source}: fine_tune_type is {kind!r}; only lora and dora are supported")
+        raise ValueError(
+            f"{source}: fine_tune_type is {brief(kind)}; only lora and dora are supported"
+        )
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
@@ -37,15 +68,15 @@ def to_peft(
             tensor if part == "m" else tensor.t().contiguous()
         )
     modules = tuple(sorted({name.rpartition(".")[0] for name in tensors}))
-    rank = int(settings["rank"])
+    rank = settings["rank"]
     return (
         AdapterConfig(
             r=rank,
-            lora_alpha=float(settings["scale"]) * rank,
-            lora_dropout=float(settings.get("dropout", 0.0)),
+            lora_alpha=settings["scale"] * rank,
+            lora_dropout=settings.get("dropout") or 0.0,
             target_modules=modules,
             use_dora=kind == "dora",
-            base_model_name_or_path=values.get("model"),
+            base_model_name_or_path=file.get("model"),
         ),
         renamed,
     )

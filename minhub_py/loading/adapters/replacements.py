@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+import weights_map
 from minhub_py.loading.adapters.files import Adapter
 from minhub_py.loading.adapters.targets import bare_model, conversions_of
 from minhub_py.loading.adapters.ties import module_of
-from minhub_py.loading.fitting import tied_names
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.lora import LoRAFactors
 from minhub_py.models.registry import architecture_of
@@ -27,7 +27,8 @@ class BaseTensors:
 
     def __init__(self, base: LanguageModel, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.base, self.tensors = base, base.state_dict() if tensors is None else tensors
-        pairs = tied_names(architecture_of(base.config.to_hub()["model_type"]), base.config)
+        model_type = architecture_of(base.config.to_hub()["model_type"]).model_type
+        pairs = weights_map.table_of(model_type, base.config).ties()
         self.ties = pairs if base.config.tie_word_embeddings else {}
 
     def __getitem__(self, name: str) -> Tensor:

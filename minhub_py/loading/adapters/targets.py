@@ -16,6 +16,7 @@ from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.registry import architecture_of
 from minhub_py.models.skeleton import skeleton
 from minhub_py.models.steps import Experts
+from minhub_py.system.printable import printable
 from weights_map.conversion import Conversion, Mapped
 from weights_map.engine import same, transpose
 
@@ -150,7 +151,7 @@ def select(config: AdapterConfig, targets: Mapping[str, Target], model_type: str
             f" that target_modules selects: {brief(matching)}"
         )
     if not selected:
-        shown = patterns if isinstance(patterns, str) else ", ".join(patterns)
+        shown = printable((patterns if isinstance(patterns, str) else ", ".join(patterns))[:200])
         ends = sorted({name.rpartition(".")[2] for name in targets})
         raise ValueError(
             f"target_modules {shown} matches no linear layer or embedding of the model: it has"

@@ -1,18 +1,13 @@
-# The public names of the architectures. Each name has three functions, such as llama(), llama_from_config() and
-# llama_from_pretrained(): the end of this file creates them.
-ARCHITECTURES <- c(
-  "gpt2", "gptneo", "gptbigcode", "gptneox", "gptoss", "gptj", "phi", "opt", "lstm", "sinusoidal", "llama",
-  "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4", "olmo2", "lfm2", "lfm2moe",
-  "mixtral", "olmoe", "qwen3moe", "granitemoe", "qwen35", "bloom", "xglm", "olmo3", "exaone4", "ernie45",
-  "seedoss", "internlm3", "hunyuan", "starcoder2", "glm4", "cohere", "cohere2", "stablelm", "phi3", "smollm3",
-  "granite", "granitehybrid", "qwen35moe", "qwen3next", "t5", "bert", "roberta", "xlmroberta", "camembert",
-  "distilbert", "electra", "mpnet", "modernbert"
-)
+# The architectures with functions of their names, such as llama(), llama_from_config() and llama_from_pretrained(): the
+# end of this file creates them. from_config() and from_pretrained() support all architectures.
+ARCHITECTURES <- c("gpt2", "gptneo", "lstm", "llama", "gptneox", "gptbigcode", "gptoss", "gemma3")
 
 #' Load a pretrained model
 #'
-#' `from_pretrained()` loads a model of any supported architecture. Functions
-#' such as `gpt2_from_pretrained()` load models of their architecture only. Files
+#' `from_pretrained()` loads a model of any supported architecture: the
+#' `model_type` in its config.json decides. For the architectures of the R package
+#' minhub and the LSTM, functions such as `gpt2_from_pretrained()` load models of
+#' their architecture only. Files
 #' that are not in the Hub's cache are downloaded, and their hash is verified. An
 #' interrupted download continues at the next call.
 #'
@@ -92,17 +87,25 @@ path_or_name <- function(identifier) {
 
 #' Create a model with random weights
 #'
-#' `gpt2()`, `llama()` and similar functions create a model from settings with the
-#' names of the Hub's config.json. The defaults are the settings of the first
-#' published model of the architecture. The `_from_config()` functions use the
-#' settings of a repository or a folder.
+#' `from_config()` creates a model of any supported architecture. `gpt2()`,
+#' `llama()` and similar functions create a model of their architecture from
+#' settings, and `gpt2_from_config()` and similar functions from the config.json of
+#' a repository or a folder.
+#'
+#' Settings have their names in the Hub's config.json. The defaults of a model type
+#' are the settings of its first published model.
 #'
 #' @inheritParams from_pretrained
+#' @param identifier For `from_config()`: a model type of config.json, such as
+#'   `"mixtral"` or `"xlm-roberta"`, or a repository, folder or GGUF file as in
+#'   [from_pretrained()], whose settings are used. A model type takes precedence:
+#'   `"./llama"` is the folder llama.
 #' @param vocab_size,n_embd,n_head,n_layer The vocabulary size, the number of
 #'   channels, of heads per layer, and of layers of a GPT-2.
 #' @param ... Further settings, such as `n_positions = 512` or
-#'   `resid_pdrop = 0` (GPT-2) or `hidden_size = 64` (other architectures). The
-#'   setting `architectures` selects the head of a text encoder, such as
+#'   `resid_pdrop = 0` (GPT-2) or `hidden_size = 64` (other architectures). In
+#'   `from_config()` and similar functions, they replace values of the config.json.
+#'   The setting `architectures` selects the head of a text encoder, such as
 #'   `"BertForMaskedLM"` or `"BertForSequenceClassification"`.
 #' @param max_pos,pdrop The names in the R package minhub for `n_positions`, and
 #'   for `embd_pdrop`, `attn_pdrop` and `resid_pdrop`.
@@ -115,6 +118,11 @@ path_or_name <- function(identifier) {
 #' set.seed(1)
 #' gpt2(vocab_size = 65, n_embd = 32, n_head = 2, n_layer = 2, n_positions = 16)
 #' gpt2_from_config("minhub/shakespeare-gpt2", seed = 1)
+#' from_config("minhub/shakespeare-gpt2", n_layer = 2)
+#' from_config("mixtral",
+#'   vocab_size = 65, hidden_size = 32, intermediate_size = 32, num_hidden_layers = 2,
+#'   num_attention_heads = 4, num_key_value_heads = 2
+#' )
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 gpt2 <- function(vocab_size = 50257, n_embd = 768, n_head = 12, n_layer = 12, max_pos = NULL, pdrop = NULL, ...,
@@ -136,10 +144,17 @@ random_model_of <- function(family) {
 #' @export
 llama <- random_model_of("llama")
 
+#' @rdname gpt2
+#' @export
+from_config <- function(identifier, revision = "main", ..., token = NULL, local_files_only = FALSE, seed = NULL) {
+  load_config(NULL, identifier, revision, list(...), token, local_files_only, seed)
+}
+
+# from_config() for one architecture.
 from_config_of <- function(family) {
   force(family)
-  function(identifier, revision = "main", token = NULL, local_files_only = FALSE, seed = NULL) {
-    load_config(family, identifier, revision, token, local_files_only, seed)
+  function(identifier, revision = "main", ..., token = NULL, local_files_only = FALSE, seed = NULL) {
+    load_config(family, identifier, revision, list(...), token, local_files_only, seed)
   }
 }
 
@@ -149,7 +164,6 @@ gpt2_from_config <- from_config_of("gpt2")
 
 new_random_model <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))
-  if (is.character(config$architectures)) config$architectures <- as.list(config$architectures) # a list in config.json
   new_model("fresh", list(family = family, config = config, seed = one_seed(seed)))
 }
 
@@ -166,16 +180,18 @@ plain_config <- function(config, example) {
   }
   bad <- Position(Negate(valid), config)
   if (!is.na(bad)) fail("the setting ", names(config)[[bad]], " must not be ", describe(config[[bad]]))
+  if (is.character(config$architectures)) config$architectures <- as.list(config$architectures) # a list in config.json
   config
 }
 
 # A setting as plain values, also in lists.
 plain_setting <- function(x) if (is_plain_list(x)) lapply(x, plain_setting) else plain(x, "a setting")
 
-load_config <- function(family, identifier, revision, token, local_files_only, seed) {
+load_config <- function(family, identifier, revision, config, token, local_files_only, seed) {
   new_model("from_config", list(
-    identifier = path_or_name(identifier), revision = string(revision), family = family,
-    token = optional(token, string, what = "token"), local_files_only = flag(local_files_only), seed = one_seed(seed)
+    identifier = string(identifier), path = path_or_name(identifier), revision = string(revision), family = family,
+    config = plain_config(config, 'from_config("gpt2", vocab_size = 65)'), token = optional(token, string, what = "token"),
+    local_files_only = flag(local_files_only), seed = one_seed(seed)
   ))
 }
 
@@ -184,8 +200,7 @@ one_seed <- function(seed) if (is.null(seed)) draw_seeds(1L) else whole_number(s
 
 draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 
-
-# roxygen2 tags for functions of each architecture: their aliases, and a section with the names.
+# roxygen2 tags for the functions of ARCHITECTURES: their aliases, and a section with the names.
 one_per_architecture <- function(endings) {
   functions <- paste0("`ARCHITECTURE", endings, "()`", collapse = " and ")
   c(

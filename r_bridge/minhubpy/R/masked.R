@@ -33,7 +33,7 @@
 #' @family functions for predictability
 #' @family functions for text encoders
 #' @examplesIf minhubpy:::is_ready(model = "google-bert/bert-base-uncased")
-#' model <- bert_from_pretrained("google-bert/bert-base-uncased")
+#' model <- from_pretrained("google-bert/bert-base-uncased")
 #' masked_tokens(model, "The apple doesn't fall far from the [MASK].", n = 5)
 #' masked_tokens(model, "The apple doesn't fall far from the [MASK].", targets = c("tree", "table"))
 #' \dontshow{minhubpy:::end_example()}
@@ -136,7 +136,7 @@ mask_labels <- function(x) {
 #' @family functions for predictability
 #' @family functions for text encoders
 #' @examplesIf minhubpy:::is_ready(model = "google-bert/bert-base-uncased")
-#' model <- bert_from_pretrained("google-bert/bert-base-uncased")
+#' model <- from_pretrained("google-bert/bert-base-uncased")
 #' masked_logprobs(model, "The", c("apple", "pear"), after = "doesn't fall far from the tree.")
 #'
 #' scores <- pseudo_logprobs(model, c("The keys are on the table.", "The keys is on the table."))

@@ -73,7 +73,7 @@
 #'   of lines. Or examples: a data frame, or paths of files with such columns, see
 #'   below.
 #' @param family The architecture: `"lstm"`, `"gpt2"`, `"llama"`, `"qwen3"` or
-#'   another prefix of a `_from_pretrained()` function. With `from`, the
+#'   another family, which the error for an unknown one lists. With `from`, the
 #'   architecture of that model.
 #' @param out The folder of the run, which must not contain a run. `NULL`: a folder
 #'   that is deleted at the end of the R session. For `minhub_resume()` and

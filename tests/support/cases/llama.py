@@ -53,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-gelu": {"hidden_act": "gelu"},
     "llama-tanh-gelu": {"hidden_act": "gelu_pytorch_tanh"},
     "llama-relu": {"hidden_act": "relu"},
+    "llama-relu2": {"hidden_act": "relu2"},
     "llama-theta": {"rope_theta": 37.0},
     "llama-theta-new": {"rope_parameters": {"rope_type": "default", "rope_theta": 37.0}},
     "llama-linear": {"rope_scaling": {"type": "linear", "factor": 3.0}, "rope_theta": 50.0},

@@ -121,6 +121,32 @@ CASES: dict[str, dict[str, Any]] = {
         "layer_norm_eps": 0.1,
         "tie_word_embeddings": True,
     },
+    "arcee": {},
+    "arcee-yarn": {
+        "head_dim": 12,
+        "rope_parameters": YARN,
+        "hidden_act": "relu",
+        "tie_word_embeddings": True,
+    },
+    "arcee-biases": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 0.1,
+    },
+    "jais2": {},
+    "jais2-no-biases": {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "head_dim": 12,
+        "tie_word_embeddings": True,
+    },
+    "jais2-linear": {
+        "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0},
+        "num_key_value_heads": 1,
+        "layer_norm_eps": 0.1,
+        "hidden_act": "silu",
+    },
 }
 REFUSED = (
     (
@@ -160,6 +186,8 @@ PUBLISHED: dict[str, int] = {
     "stabilityai/stablelm-3b-4e1t": 2_795_443_200,
     "stabilityai/stablelm-2-1_6b": 1_644_515_328,
     "stabilityai/stablelm-2-12b": 12_143_185_920,
+    "arcee-ai/AFM-4.5B": 4_619_184_640,
+    "inceptionai/Jais-2-8B-Chat": 8_090_401_280,
 }
 
 FAMILY = Cases(
@@ -173,8 +201,17 @@ FAMILY = Cases(
         "cohere2",
         "stablelm-parallel",
         "starcoder2-window",
+        "arcee",
     ),
-    gradients=("olmo3-types", "glm4", "cohere-norms", "stablelm-norms", "starcoder2"),
+    gradients=(
+        "olmo3-types",
+        "glm4",
+        "cohere-norms",
+        "stablelm-norms",
+        "starcoder2",
+        "arcee-biases",
+        "jais2",
+    ),
     published=PUBLISHED,
     refused=REFUSED,
 )

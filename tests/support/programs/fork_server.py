@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from typing import Any, NoReturn
 
 REAL = b"real"
@@ -41,7 +42,15 @@ START = (
 )
 # Importing torch._inductor, as the first optimizer does, sets TORCHINDUCTOR_CACHE_DIR. PyTorch
 # reads it and torchrun's variables at each use.
-APPLIED = {"PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}
+APPLIED = {
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONWARNINGS",
+    "OMP_NUM_THREADS",
+    "TORCHINDUCTOR_CACHE_DIR",
+}
+# One thread, as in the server, is no change.
+ONE = {("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1")}
 TORCHRUN = ("TORCHELASTIC_", "TORCH_NCCL_")
 CATCHABLE = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
@@ -51,7 +60,10 @@ def start_state(environment: dict[str, str]) -> dict[str, str]:
     state = {
         name: value
         for name, value in environment.items()
-        if name.startswith(START) and name not in APPLIED and not name.startswith(TORCHRUN)
+        if name.startswith(START)
+        and name not in APPLIED
+        and not name.startswith(TORCHRUN)
+        and (name, value) not in ONE
     }
     locale = environment.get("LC_CTYPE") or environment.get("LANG")
     # Python replaces the locale C by C.UTF-8, but not if LC_ALL is set. There, PYTHONUTF8 changes
@@ -186,6 +198,8 @@ def become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.orig_argv[:] = [sys.executable, *request["arguments"]]
+    sys.warnoptions[:] = filter(None, environment.get("PYTHONWARNINGS", "").split(","))
+    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
     unbuffered = bool(environment.get("PYTHONUNBUFFERED"))
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         lines = number == 2 or os.isatty(number)

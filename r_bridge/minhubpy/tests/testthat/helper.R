@@ -122,7 +122,8 @@ ENCODER_WORDS <- c(
 # The folder of a small random BERT with a WordPiece tokenizer. Large weights make the results distinct.
 encoder_folder <- function(class = "BertForMaskedLM", labels = NULL, seed = 1) {
   folder <- tempfile("encoder ")
-  model <- bert(
+  model <- from_config(
+    "bert",
     vocab_size = length(ENCODER_WORDS), hidden_size = 32, num_hidden_layers = 2, num_attention_heads = 4, intermediate_size = 48,
     max_position_embeddings = 24, initializer_range = 0.4, architectures = class, num_labels = max(1L, length(labels)), seed = seed
   )
@@ -155,7 +156,7 @@ word_piece <- function(words) {
   )
 }
 
-a_masked_model <- function() the("masked", bert_from_pretrained(encoder_folder()))
+a_masked_model <- function() the("masked", from_pretrained(encoder_folder()))
 a_classifier <- function() {
   the("classifier", from_pretrained(encoder_folder("BertForSequenceClassification", c("bad", "neutral", "good"), seed = 2)))
 }

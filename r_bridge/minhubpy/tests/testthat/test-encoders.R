@@ -17,7 +17,7 @@ expect_near <- function(object, expected) {
 test_that("the functions for masked models have transformers' and pangoling's values", {
   all <- encoder_reference()
   case <- all$masked
-  model <- bert_from_pretrained(file.path(all$folder, "masked"))
+  model <- from_pretrained(file.path(all$folder, "masked"))
   found <- masked_tokens(model, case$text, n = 5)
   expect_identical(found$id, case$id)
   expect_near(found$logprob, case$logprob)
@@ -51,7 +51,7 @@ test_that("classification and hidden states have transformers' values", {
   found <- classify_texts(model, case$texts, case$names, hypothesis = case$hypothesis)
   expect_near(unname(as.matrix(found[-(1:2)])), case$entailed)
   case <- all$states
-  model <- bert_from_pretrained(file.path(all$folder, "states"))
+  model <- from_pretrained(file.path(all$folder, "states"))
   expect_near(text_embeddings(model, case$texts), case$mean)
   expect_near(model(case$ids, token_type_ids = case$types), case$states)
   expect_gt(max(abs(model(case$ids) - case$states)), 0.01)
@@ -72,23 +72,21 @@ test_that("an encoder is called with a mask and token types in the shape of the 
   expect_refused(model(1:3, attention_mask = c(1, NA, 1)), "attention_mask must contain numbers without NA")
   expect_refused(model(1:3, token_type_ids = c(0, 0, 2)), "token_type_ids must contain whole numbers between 0 and 1")
   expect_refused(a_random_model()(1:3, attention_mask = c(1, 1, 1)), "GPT-2: this model has no attention_mask: omit the argument")
-  types <- distilbert(vocab_size = 9, hidden_size = 8, num_attention_heads = 2, num_hidden_layers = 1, intermediate_size = 8, seed = 1)
+  types <- from_config("distilbert", vocab_size = 9, hidden_size = 8, num_attention_heads = 2, num_hidden_layers = 1, intermediate_size = 8, seed = 1)
   expect_refused(types(1:3, token_type_ids = c(0, 0, 0)), "has no token_type_ids")
 })
 asplit_rows <- function(x) lapply(seq_len(nrow(x)), function(row) x[row, ])
 
-test_that("each name of an encoder creates and loads its architecture", {
+test_that("each model type of an encoder is created and loaded", {
   needs_python()
   small <- list(vocab_size = 9, hidden_size = 8, num_attention_heads = 2, num_hidden_layers = 1, intermediate_size = 8, seed = 1)
-  for (name in c("bert", "roberta", "xlmroberta", "camembert", "distilbert", "electra", "mpnet", "modernbert")) {
+  for (name in c("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "mpnet", "modernbert")) {
     extra <- if (name == "electra") list(embedding_size = 4)
-    model <- do.call(name, c(small, extra))
+    model <- do.call(from_config, c(name, small, extra))
     folder <- tempfile("saved ")
     save_pretrained(model, folder)
-    load <- getExportedValue("minhubpy", paste0(name, "_from_pretrained"))
-    expect_identical(load(folder)(1:3), model$eval()(1:3), info = name)
-    create <- getExportedValue("minhubpy", paste0(name, "_from_config"))
-    expect_identical(create(folder, seed = 1)$eval()(1:3), model(1:3), info = name)
+    expect_identical(from_pretrained(folder)(1:3), model$eval()(1:3), info = name)
+    expect_identical(from_config(folder, seed = 1)$eval()(1:3), model(1:3), info = name)
   }
 })
 

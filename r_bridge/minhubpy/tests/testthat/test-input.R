@@ -302,7 +302,7 @@ test_that("errors of numbers, flags and names contain the user's call", {
   expect_refused(from_pretrained(c("a", "b")), "identifier must be one string, not 2 strings")
   expect_refused(from_pretrained(BUILT_IN[[1]], device = "abacus"), "device 'abacus' is unknown")
   expect_refused(from_pretrained(BUILT_IN[[1]], local_files_only = NA), "local_files_only must be TRUE or FALSE")
-  expect_refused(lstm_from_pretrained(BUILT_IN[[1]]), "gpt2_from_pretrained")
+  expect_refused(lstm_from_pretrained(BUILT_IN[[1]]), "has a model of the architecture gpt2, not lstm: use from_pretrained()")
   expect_refused(gpt2_from_config(BUILT_IN[[1]], seed = -1), "seed must be at least 0")
   expect_refused(from_pretrained("nobody/nothing", local_files_only = TRUE), "nobody/nothing", class = "FileNotFoundError")
   expect_refused(tokenizer_from_pretrained(tempdir()), "tokenizer")
@@ -311,11 +311,16 @@ test_that("errors of numbers, flags and names contain the user's call", {
   expect_refused(gpt2(vocab_size = 0), "GPT-2: vocab_size cannot be 0", class = "ValueError")
   expect_refused(gpt2(vocab_size = "\xff"), "the setting vocab_size must not be")
   expect_refused(gpt2(vocab_size = mean), "the setting vocab_size must not be a function")
-  expect_refused(gpt2(wocab_size = 5), "GPT-2 has no setting wocab_size; its settings are vocab_size")
+  expect_refused(gpt2(wocab_size = 5), "GPT-2 has no setting wocab_size; did you mean vocab_size?")
+  expect_refused(gpt2(colour = 5), "GPT-2 has no setting colour; its settings are vocab_size")
+  expect_refused(from_config("mixtral", num_local_expert = 5), "Mixtral has no setting num_local_expert; did you mean num_local_experts?")
+  expect_refused(from_config("gpt2", "main", 5), 'settings must have names, such as from_config("gpt2", vocab_size = 65)')
+  expect_refused(from_config("gpt2", n_layer = NA), "the setting n_layer must not be NA")
   expect_refused(gptneo(5), "settings must have names, such as gptneo(vocab_size = 65)")
   expect_refused(gptneo(hidden_size = 8, hidden_size = 9), "settings must not be repeated: hidden_size")
   expect_refused(lstm(hidden_size = NULL), "hidden_size cannot be None", class = "ValueError")
-  small <- phi3(
+  small <- from_config(
+    "phi3",
     vocab_size = 9, hidden_size = 8, intermediate_size = 8, num_hidden_layers = 1, num_attention_heads = 2,
     pad_token_id = NULL
   )

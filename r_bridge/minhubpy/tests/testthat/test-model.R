@@ -48,6 +48,31 @@ test_that("settings have the names of the Hub or of the package minhub", {
   expect_identical(gpt2_from_config(BUILT_IN[[1L]], seed = 1)$config, a_model()$config)
 })
 
+test_that("from_config() creates a model from a model type or a config, whose settings can be replaced", {
+  needs_python()
+  small <- list(vocab_size = 9, hidden_size = 8, intermediate_size = 8, num_hidden_layers = 1, num_attention_heads = 2, seed = 1)
+  mixtral <- do.call(from_config, c("mixtral", small, list(num_local_experts = 2, num_key_value_heads = 1)))
+  expect_identical(mixtral$config$num_local_experts, 2L)
+  expect_identical(mixtral$config$model_type, "mixtral")
+  model <- from_config(BUILT_IN[[1L]], n_layer = 1, seed = 1)
+  expect_identical(model$config[names(model$config) != "n_layer"], a_model()$config[names(a_model()$config) != "n_layer"])
+  expect_identical(model$config$n_layer, 1L)
+  expect_identical(gpt2_from_config(BUILT_IN[[1L]], n_layer = 1, seed = 1)$eval()(1:3), model$eval()(1:3))
+  expect_identical(nrow(next_tokens(model, "To", n = 3)), 3L) # with the tokenizer of the folder
+  # A folder in R's working folder. A model type takes precedence over a folder of its name.
+  folder <- tempfile("from config ")
+  dir.create(folder)
+  here <- setwd(folder)
+  on.exit(setwd(here))
+  save_pretrained(mixtral, "saved")
+  save_pretrained(mixtral, "llama")
+  expect_identical(from_config("saved", seed = 1)$config, mixtral$config)
+  expect_identical(from_config("./llama", seed = 1)$config, mixtral$config)
+  expect_identical(do.call(from_config, c("llama", small))$config$model_type, "llama")
+  expect_refused(llama_from_config("./llama"), "has a model of the architecture mixtral, not llama")
+  expect_refused(from_config("mixtral", num_key_value_heads = 3), "num_attention_heads")
+})
+
 test_that("eval() and train() switch dropout, and to() moves the weights", {
   needs_python()
   model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, pdrop = 0.5, seed = 1)

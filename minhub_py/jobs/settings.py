@@ -1,0 +1,81 @@
+"""The settings of tasks in manifests, which anyone can change between a job and its replay."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from inspect import signature
+from typing import Annotated, Any, TypedDict
+
+from minhub_py.jobs.tasks import TASKS
+from minhub_py.system.shapes import Within, convert
+
+# The functions that receive a task's further settings.
+RECEIVERS = {
+    "generate": "minhub_py.inference.generate.generate",
+    "words": "minhub_py.analysis.surprisal.word_logprobs",
+    "words_by": "minhub_py.analysis.surprisal.word_logprobs",
+    "embed": "minhub_py.analysis.embeddings.embed",
+    "annotate": "minhub_py.analysis.annotate.annotate",
+}
+
+
+class GenerateSettings(TypedDict):
+    """Settings of `generate`."""
+
+    max_new_tokens: Annotated[int, Within(1)]
+    seed: int
+    stop: list[str]
+
+
+class Label(TypedDict):
+    """A label of a codebook."""
+
+    label: str
+
+
+class Codebook(TypedDict):
+    """A codebook."""
+
+    labels: Annotated[list[Label], Within(1)]
+
+
+class AnnotateSettings(TypedDict):
+    """Settings of `annotate`."""
+
+    codebook: Codebook
+
+
+class ClassifySettings(TypedDict):
+    """Settings of `classify`."""
+
+    labels: list[str]
+
+
+SHAPES: Mapping[str, Any] = {
+    "generate": GenerateSettings,
+    "annotate": AnnotateSettings,
+    "classify": ClassifySettings,
+}
+
+
+def check_settings(task: str, settings: Mapping[str, Any], where: str, path: str) -> None:
+    """ValueError: the settings are not those of a task. where, path: their file, and their location
+    in it.
+    """
+    functions: list[Any] = [TASKS[task].run]
+    if task in RECEIVERS:
+        module, _, name = RECEIVERS[task].rpartition(".")
+        functions.append(getattr(import_module(module), name))
+    names = {name for function in functions for name in signature(function).parameters}
+    required = [
+        name
+        for name, parameter in signature(TASKS[task].run).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+    ]
+    advice = "restore the file that the job wrote"
+    if unknown := sorted(settings.keys() - names):
+        raise ValueError(
+            f"{where}: {path} has {unknown[0][:64]!r}, which {task} does not have: {advice}"
+        )
+    if absent := [name for name in required if name not in settings]:
+        raise ValueError(f"{where}: {path} must have {', '.join(absent)}: {advice}")
+    convert(settings, SHAPES.get(task, dict[str, Any]), where, advice, path)

@@ -1,0 +1,214 @@
+"""The files of a model: the checkpoint of an identifier, its adapters, and the weights that remain
+to download.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import weights_map
+from minhub_py.checkpoints import hub, local
+from minhub_py.checkpoints.gguf import checkpoint_at
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.loading.adapters.loading import (
+    DEFAULT_ADAPTER,
+    AdapterSource,
+    adapter_folders,
+    base_in,
+    is_adapter,
+)
+from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.config import build, check, read
+from minhub_py.models.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of
+from minhub_py.system.extras import require
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The opened files of a model.
+
+    config: of config.json and generation_config.json; `facts.collect` compares it with the tensors.
+    adapters: the folder of each adapter by name.    adapter: the folder of the adapter that the
+    loaded model has.
+    plan: the download of the weights, if it remains.    token: for this download.
+    """
+
+    checkpoint: Checkpoint
+    architecture: Architecture
+    config: ModelConfig
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    adapter: Path | None = None
+    plan: hub.Plan | None = None
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The folder, or the GGUF file. It contains the tokenizer: `read_tokenizer(path)`."""
+        return self.checkpoint.path
+
+    @property
+    def model_class(self) -> type[LanguageModel]:
+        """The class of the model."""
+        return self.architecture.model_class(self.config)
+
+    def complete(self) -> "ModelFiles":
+        """Download the weights if they are missing."""
+        if self.plan is not None:
+            hub.download_weights(self.plan, token=self.token)
+        return self
+
+
+def open_files(
+    identifier: str | os.PathLike[str],
+    revision: str = "main",
+    *,
+    entry: Entry | None = None,
+    adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
+    weights: Literal["now", "later", "never"] = "now",
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> ModelFiles:
+    """Open the files of a model, all from the same commit: the revision is resolved once.
+
+    For a local folder with an adapter, these are the files of its base, and the adapter. The
+    architecture, `entry` and the settings are checked before any weights are downloaded (for a GGUF
+    file, after the download).
+
+    weights: when they are downloaded; "later" is the call of `ModelFiles.complete`.
+    Raises the errors of from_pretrained(). ValueError: also for the model of another entry than
+    `entry`.
+    """
+    adapters = adapter_folders(adapter, token=token, local_files_only=local_files_only)
+    found = local.locate(identifier, revision)
+    if found is not None and is_adapter(found):
+        if adapters:
+            raise ValueError(
+                f"{found} has an adapter already: omit adapter, or load its base with both adapters"
+            )
+        adapters, adapter = {DEFAULT_ADAPTER: found}, found
+        identifier, revision = base_in(found)
+        found = local.locate(identifier, revision)
+        if found is not None and is_adapter(found):
+            raise ValueError(
+                f"{adapter} is an adapter of {found}, which is an adapter, too: merge that one"
+                " first, with minhub convert"
+            )
+    plan = None
+    if found is None:
+        found, plan = repository_settings(
+            os.fspath(identifier),
+            revision,
+            weights=weights != "never",
+            token=token,
+            local_files_only=local_files_only,
+        )
+    checkpoint = checkpoint_at(found)
+    if checkpoint.config is None:
+        architecture, config = described_by_shapes(checkpoint)
+    else:
+        architecture, config = describe(checkpoint.config, checkpoint.generation_config)
+    if problem := other_architecture(config, entry):
+        raise ValueError(f"{identifier} {problem}")
+    selected = adapters[DEFAULT_ADAPTER] if isinstance(adapter, str | os.PathLike) else None
+    files = ModelFiles(checkpoint, architecture, config, adapters, selected, plan, token)
+    return files.complete() if plan is not None and weights != "later" else files
+
+
+def repository_settings(
+    name: str, revision: str, *, weights: bool, token: str | None, local_files_only: bool
+) -> tuple[Path, hub.Plan | None]:
+    """The folder of a repository with its settings, and the plan to download its weights; None if
+    none remain.
+
+    A GGUF file contains its settings: it is downloaded completely.
+    weights: whether the plan includes them.
+    """
+    if name.endswith(".gguf"):
+        require("gguf")  # before a download
+    found = hub.find(
+        name, revision, token=token, local_files_only=local_files_only, weights=weights
+    )
+    if isinstance(found, Path):
+        return found, None
+    if found.gguf:
+        return hub.download(found, token=token), None
+    hub.download_settings(found, token=token)
+    return found.path, found
+
+
+def describe(
+    settings: dict[str, Any], generation: Mapping[str, Any]
+) -> tuple[Architecture, ModelConfig]:
+    """The architecture and config of the contents of config.json and generation_config.json."""
+    settings = text_settings(settings)
+    architecture = architecture_of(settings.get("model_type"))
+    return architecture, with_token_ids(read(architecture.Config, settings), generation)
+
+
+def described_by_shapes(checkpoint: Checkpoint) -> tuple[Architecture, ModelConfig]:
+    """The architecture and config of a checkpoint without config.json. FileNotFoundError: not known
+    from its shapes.
+    """
+    for architecture in ARCHITECTURES.values():
+        if hasattr(architecture.Config, "from_shapes"):
+            table = weights_map.tables[architecture.model_type]
+            if all(table.find(name, "hub") for name in checkpoint):
+                native = weights_map.to_native(architecture.model_type, checkpoint.contents.meta)
+                shapes = {name: tuple(tensor.shape) for name, tensor in native.items()}
+                return architecture, build(
+                    architecture.Config, architecture.Config.from_shapes(shapes)
+                )
+    raise FileNotFoundError(
+        f"{checkpoint.path} has no config.json, and its tensors do not determine the config: copy"
+        " config.json there"
+    )
+
+
+def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the language model. A multimodal model has them in text_config."""
+    text = settings.get("text_config")
+    wrappers = [
+        model_type
+        for architecture in ARCHITECTURES.values()
+        for model_type in architecture.wrappers
+    ]
+    if settings.get("model_type") not in wrappers or not isinstance(text, dict):
+        return settings
+    shared = (
+        "tie_word_embeddings",
+        "quantization_config",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    )
+    return {**{name: settings[name] for name in shared if name in settings}, **text}
+
+
+def with_token_ids(config: ModelConfig, generation: Mapping[str, Any]) -> ModelConfig:
+    """The config with the special token IDs of generation_config.json, which is newer than
+    config.json.
+
+    ValueError: a token ID is invalid.
+    """
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    ids = {
+        name: generation[name]
+        for name in names
+        if generation.get(name) is not None and hasattr(config, name)
+    }
+    for name, value in ids.items():
+        check(f"generation_config.json: {config.TITLE}", config.__dataclass_fields__[name], value)
+    return replace(config, **ids) if ids else config
+
+
+def other_architecture(config: ModelConfig, entry: Entry | None) -> str:
+    """A predicate for error messages if the config does not belong to `entry`; otherwise ""."""
+    actual = entry_of(config.to_hub()["model_type"])
+    if entry is None or entry == actual:
+        return ""
+    return (
+        f"has a model of the architecture {actual.name}, not {entry.name}: use from_pretrained() or"
+        " from_config(), which accept all architectures"
+    )
