@@ -5,10 +5,9 @@ The decoder is a plain shared library that does not use Python's C API, so one w
 serves every version of Python. Its files are compiled in parallel. Without a working C compiler,
 pip installs ziglang for the build.
 
-    CC                  the command of the compiler; otherwise the first of cc, clang and gcc that
-    works, then ziglang MINHUB_PLATFORM     cross-compile for one of TARGETS with ziglang (make
-    wheels) MINHUB_NO_DECODER   any value: compile nothing; the package then computes with PyTorch
-    alone
+    CC                  the command of the compiler; otherwise the first of cc, clang and gcc that works, then ziglang
+    MINHUB_PLATFORM     cross-compile for one of TARGETS with ziglang (make wheels)
+    MINHUB_NO_DECODER   any value: compile nothing; the package then computes with PyTorch alone
 """
 
 import os

@@ -1,8 +1,7 @@
 """Text embeddings compared with other libraries: MiniLM-L6's and bert-base's sizes, long and short
 texts, interleaved.
 
-    python benchmarks/encoders.py CHECKPOINT [--threads 2] [--rounds 3] [--texts 1000] [--size
-    minilm]
+    python benchmarks/encoders.py CHECKPOINT [--threads 2] [--rounds 3] [--texts 1000] [--size minilm]
 
 CHECKPOINT is the folder of all-MiniLM-L6-v2, whose tokenizer and pooling all libraries use.
 bert-base has random weights. A library that is not installed is left out. Each library has its own

@@ -1,8 +1,7 @@
 """GGUF files of random blocks in published shapes, compared with llama.cpp: decoding and prompts.
 
-    python benchmarks/experts.py write FILE.gguf SHAPE TYPE       SHAPE: a key of SHAPES; TYPE:
-    Q4_K_M, Q8_0, ... python benchmarks/experts.py compare FILE.gguf [THREADS...]   (needs
-    llama-cpp-python)
+    python benchmarks/experts.py write FILE.gguf SHAPE TYPE       SHAPE: a key of SHAPES; TYPE: Q4_K_M, Q8_0, ...
+    python benchmarks/experts.py compare FILE.gguf [THREADS...]   (needs llama-cpp-python)
 
 Prints tokens per second: of a prompt of 256 tokens, and of decoding 32 tokens after it. The two
 sides alternate, each in a separate process; the fastest of ROUNDS rounds counts, as machines are

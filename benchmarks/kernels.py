@@ -1,8 +1,7 @@
 """Milliseconds of the C decoder for a call, by the kind of weights, the kernels and the number of
 tokens.
 
-    .venv/bin/python benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2]
-    [--ids 1,32,256]
+    .venv/bin/python benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2] [--ids 1,32,256]
 
 A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M, cut to --layers),
 mapped from a file as users have them. int8+bfloat16: inputs in 8 bits, too. All are interleaved,

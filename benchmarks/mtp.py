@@ -5,10 +5,11 @@ drafts.
     .venv/bin/python benchmarks/mtp.py time [--models Qwen3.5-0.8B,Qwen3.5-2B] [--quantize int8]
 
 train: a Qwen 3.5 with four small layers and its head, jointly on the characters of a text file;
-then acceptance rates. time: models of published sizes with random weights. The layers add nothing
-to the residual stream, so that the head can be built to be always right; with a random head, it is
-nearly always wrong. The layers are computed in both cases. The times are processor times of one
-thread, which other programs on the machine change less than wall times.
+then acceptance rates.
+time: models of published sizes with random weights. The layers add nothing to the residual stream,
+so that the head can be built to be always right; with a random head, it is nearly always wrong. The
+layers are computed in both cases. The times are processor times of one thread, which other programs
+on the machine change less than wall times.
 """
 
 import argparse

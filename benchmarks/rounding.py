@@ -1,8 +1,7 @@
 """The cost of fewer bits: the KL divergence of the decoder's predictions from float32 predictions,
 in nats per token.
 
-    .venv/bin/python benchmarks/rounding.py MODEL… [--kinds bfloat16,int8,int8+bfloat16] [--ids
-    1600]
+    .venv/bin/python benchmarks/rounding.py MODEL… [--kinds bfloat16,int8,int8+bfloat16] [--ids 1600]
 
 MODEL: a name for from_pretrained. The text is this project's README and CONTRIBUTING, which no
 model was trained on. Perplexities are misleading if differences are small: some texts become more

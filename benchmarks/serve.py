@@ -3,8 +3,7 @@ trained ones.
 
     python benchmarks/serve.py [--seconds 120] [--clients 64] [--rows 16] [--dtype bfloat16]
     python benchmarks/serve.py --model FILE.gguf [--llama-server PATH]    # and llama.cpp's server
-    python benchmarks/serve.py --cache                # the prefix cache on disk: writing, and after
-    a restart
+    python benchmarks/serve.py --cache                # the prefix cache on disk: writing, and after a restart
 
 Prints the tokens per second of one client and of many, the number of replies that failed or differ
 from the single request, the server's memory, and the time to the first token of a new prompt of

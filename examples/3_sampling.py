@@ -5,12 +5,10 @@ most likely token (*greedy*) ends in repetition, because a phrase makes itself m
 from the full distribution gives variety, but sometimes selects an unlikely token from the long
 tail, and the text does not recover. The methods differ in how they treat the tail:
 
-    temperature t   divides the logits, so p becomes p ** (1 / t), normalized: sharper below 1,
-    flatter above 1; no
+    temperature t   divides the logits, so p becomes p ** (1 / t), normalized: sharper below 1, flatter above 1; no
                     token is excluded
     top-k           keeps the k most likely tokens, however certain the model is
-    top-p           keeps the smallest set of most likely tokens with total probability p: few if
-    the model is certain
+    top-p           keeps the smallest set of most likely tokens with total probability p: few if the model is certain
 
 Sources. Ackley et al. (1985) for temperature; Fan et al. (2018) for top-k; Holtzman et al. (2020)
 for top-p, and why the most likely text is a poor one.

@@ -1,17 +1,16 @@
 """Quantized weights in GGUF's block formats. A row consists of blocks of codes with scales.
 
-    type        block                                                                           bits
-    per weight Q8_0        32 signed 8-bit codes, float16 scale: weight = scale * code
-    8.5 Q4_0, Q5_0  32 codes of 4 or 5 bits: weight = scale * (code - 8), scale * (code - 16)
-    4.5, 5.5 Q4_1, Q5_1  32 codes of 4 or 5 bits: weight = scale * code + offset
-    5, 6 IQ4_NL      32 codes of one of 16 values, float16 scale
-    4.5 MXFP4       32 codes of one of 16 values, scale 2^n (mxfp4.py; codes in another order)
-    4.25 Q2_K        256 codes; 4-bit scale and offset per 16 codes, float16 scales for both
-    2.6 Q3_K        256 codes; 6-bit scale per 16 codes, float16 scale
-    3.4 Q4_K, Q5_K  256 codes; 6-bit scale and offset per 32 codes, float16 scales for both
-    4.5, 5.5 Q6_K        256 codes; 8-bit scale per 16 codes, float16 scale
-    6.6 IQ4_XS      256 codes as IQ4_NL's; 6-bit scale per 32 codes, float16 scale
-    4.25
+    type        block                                                                           bits per weight
+    Q8_0        32 signed 8-bit codes, float16 scale: weight = scale * code                                 8.5
+    Q4_0, Q5_0  32 codes of 4 or 5 bits: weight = scale * (code - 8), scale * (code - 16)              4.5, 5.5
+    Q4_1, Q5_1  32 codes of 4 or 5 bits: weight = scale * code + offset                                    5, 6
+    IQ4_NL      32 codes of one of 16 values, float16 scale                                                 4.5
+    MXFP4       32 codes of one of 16 values, scale 2^n (mxfp4.py; codes in another order)                 4.25
+    Q2_K        256 codes; 4-bit scale and offset per 16 codes, float16 scales for both                     2.6
+    Q3_K        256 codes; 6-bit scale per 16 codes, float16 scale                                          3.4
+    Q4_K, Q5_K  256 codes; 6-bit scale and offset per 32 codes, float16 scales for both                4.5, 5.5
+    Q6_K        256 codes; 8-bit scale per 16 codes, float16 scale                                          6.6
+    IQ4_XS      256 codes as IQ4_NL's; 6-bit scale per 32 codes, float16 scale                             4.25
 
 Source: ggml/src/ggml-common.h and ggml-quants.c. The C decoder's implementation is in
 native/blocks.h and k_quants.h.

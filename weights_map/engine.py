@@ -6,8 +6,7 @@ layer; with experts, a second one is the index of the expert. Each tensor of a c
 one row, and the same table serves loading and saving (conversion.py):
 
     Row("transformer.h.{}.attn.c_attn.weight", "h.{}.attn.c_attn.weight", transpose)
-    Row("model.layers.{}.mlp.experts.{}.up_proj.weight", "layers.{}.mlp.experts.up_proj",
-    stack("num_experts"))
+    Row("model.layers.{}.mlp.experts.{}.up_proj.weight", "layers.{}.mlp.experts.up_proj", stack("num_experts"))
 """
 
 import re
@@ -176,7 +175,8 @@ def unstack(count: str, parts: int = 1) -> Operation:
     of each expert.
 
     The native templates have one more `{}`; with 2 parts there are two, and the parts are halves of
-    the rows. count: the config's name of the number of experts.
+    the rows.
+    count: the config's name of the number of experts.
     """
 
     def to_native(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:

@@ -5,8 +5,7 @@ They are in the modules of the weight tables, in a tuple `gguf`. Their rows have
 left and the Hub's canonical names on the right. The table of the model then converts the Hub's
 names to native names:
 
-    Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight",
-    pairs_to_halves("num_attention_heads"))
+    Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight", pairs_to_halves("num_attention_heads"))
 
 Source: llama.cpp, gguf-py/gguf/constants.py for the keys, tensor_mapping.py for the names, and its
 converters.

@@ -154,8 +154,9 @@ def gguf_architecture(
     template of `rows`.
 
     q, k: operations for the rows of q and k.    model_types: of the Hub, the first for reading; by
-    default the name. without: Hub templates that the model does not have.    settings: in addition
-    to Llama's.    derive, encode, required: see `GGUFArchitecture`.    flags: setting -> tensor.
+    default the name.
+    without: Hub templates that the model does not have.    settings: in addition to Llama's.
+    derive, encode, required: see `GGUFArchitecture`.    flags: setting -> tensor.
     """
     common = {
         "context_length": "max_position_embeddings",

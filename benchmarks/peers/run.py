@@ -82,8 +82,9 @@ class Peer:
     """A library that is compared with this package.
 
     weights: ours -> the peer's with as many bits, and the options of its engine; a suffix after a
-    hyphen names another way to compute with them.    families: None for all. variable: environment
-    variable that names a Python with the library, if it is incompatible with ours.
+    hyphen names another way to compute with them.    families: None for all.
+    variable: environment variable that names a Python with the library, if it is incompatible with
+    ours.
     """
 
     library: str

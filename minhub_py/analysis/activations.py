@@ -90,8 +90,8 @@ def activations(
 ) -> Activations:
     """Compute the activations of texts at named points of the model.
 
-        result = activations(model, tokenizer, "The cat sat", at=["layers.3.attn",
-        "layers.*.resid"]) result["layers.3.attn"]    # (tokens, channels)
+        result = activations(model, tokenizer, "The cat sat", at=["layers.3.attn", "layers.*.resid"])
+        result["layers.3.attn"]    # (tokens, channels)
 
     Args:
         model: A model of this package, or the result of `intervene`.

@@ -4,13 +4,12 @@ units.
 With two raters, p_o is the share of units with equal labels.
 
     Cohen's kappa       (p_o - p_e) / (1 - p_e), p_e from each rater's own marginals
-    weighted kappa      1 - sum(w o) / sum(w e), w = |i - j| (linear) or (i - j)^2 (quadratic) of
-    category numbers Fleiss' kappa       p_e from the marginals of all raters together; for two
-    raters, this is Scott's pi Gwet's AC1          p_e = sum(q (1 - q)) / (K - 1), q the mean of the
-    units' shares of each of K categories Gwet's AC2          as AC1 with weights w of partial
-    agreement; p_e is multiplied by sum(w) / K Krippendorff's alpha    1 - D_o / D_e; the pairs of a
-    unit with m labels have the weight 1 / (m - 1) macro F1            the mean over categories of 2
-    TP / (2 TP + FP + FN), without categories that no rater uses
+    weighted kappa      1 - sum(w o) / sum(w e), w = |i - j| (linear) or (i - j)^2 (quadratic) of category numbers
+    Fleiss' kappa       p_e from the marginals of all raters together; for two raters, this is Scott's pi
+    Gwet's AC1          p_e = sum(q (1 - q)) / (K - 1), q the mean of the units' shares of each of K categories
+    Gwet's AC2          as AC1 with weights w of partial agreement; p_e is multiplied by sum(w) / K
+    Krippendorff's alpha    1 - D_o / D_e; the pairs of a unit with m labels have the weight 1 / (m - 1)
+    macro F1            the mean over categories of 2 TP / (2 TP + FP + FN), without categories that no rater uses
 
 Distances of alpha: 0 or 1 (nominal), the squared difference of mid-ranks (ordinal), (a - b)^2
 (interval), ((a - b) / (a + b))^2 (ratio).
@@ -59,9 +58,10 @@ class Agreement(Result):
     """The agreement of raters.
 
     categories: the labels in order.    confusion: counts (K, K), rows for the first rater; None for
-    three or more. units: number of units with at least two labels.    values: statistics by name,
-    NaN where undefined. intervals: (lower, upper) by name.    f1: F1 of each category, for two
-    raters.
+    three or more.
+    units: number of units with at least two labels.    values: statistics by name, NaN where
+    undefined.
+    intervals: (lower, upper) by name.    f1: F1 of each category, for two raters.
     """
 
     categories: list[Any]

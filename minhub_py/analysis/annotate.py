@@ -64,8 +64,8 @@ def annotate(
     r"""Label texts: the probability of each label as the answer to a prompt.
 
         annotate(model, tokenizer, ["I enjoyed this film."], ["positive", "negative"])
-        annotate(model, tokenizer, texts, {"positive": "praises something", "negative": "criticizes
-        something"}) annotate(model, tokenizer, texts, "codebook.yaml")
+        annotate(model, tokenizer, texts, {"positive": "praises something", "negative": "criticizes something"})
+        annotate(model, tokenizer, texts, "codebook.yaml")
 
     The prompt consists of the instruction, the labels' definitions, the examples and the text. A
     model with a chat template receives it as messages. The common beginning of all prompts, and
@@ -95,8 +95,7 @@ def annotate(
 
     Returns:
         Columns with one value per text: label (the most likely; None for a missing text), prob,
-            margin
-        (the difference to the second), and `prob_LABEL` for each label. Probabilities are
+        margin (the difference to the second), and `prob_LABEL` for each label. Probabilities are
         float64 and sum to 1; they are NaN for a missing text.
 
     Raises:
@@ -170,7 +169,8 @@ class Answers:
     """The answers that mean the labels.
 
     ids: token IDs of each answer, with the end token if there is one.    labels: index of each
-    answer's label. characters: number of characters of each answer.    count: number of labels.
+    answer's label.
+    characters: number of characters of each answer.    count: number of labels.
     """
 
     ids: list[list[int]]

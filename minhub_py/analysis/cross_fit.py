@@ -12,7 +12,8 @@ variance + (estimate - median)².
 
 Sources
     Egami et al. (2023), section on sample splitting, and the R package dsl, which predicts by
-    random forests. Zrnic & Candès (2024), "Cross-prediction-powered inference".
+        random forests.
+    Zrnic & Candès (2024), "Cross-prediction-powered inference".
 """
 
 from typing import Any

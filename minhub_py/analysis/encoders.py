@@ -49,8 +49,8 @@ def inputs_of(
     """The inputs of texts, or of pairs of `texts` and `pairs`, with the tokenizer's special tokens.
 
     A longer input is truncated to `max_length` tokens, and to the model's positions: the longer
-    text of a pair first, or with `only_first` the first text. ValueError: not a tokenizer, or the
-    tokenizer of another model.
+    text of a pair first, or with `only_first` the first text.
+    ValueError: not a tokenizer, or the tokenizer of another model.
     """
     check_tokenizer(tokenizer, "encode_batch")
     limit = limit_of(model, max_length)
@@ -95,8 +95,9 @@ def windows_of_texts(
 
     A window is (input, start, first, end): the input begins with token `start` of the text, after
     special tokens; tokens `first` to `end` have more context in this window than in others. Windows
-    overlap by `stride` tokens; default: half of their tokens. ValueError: not a tokenizer, the
-    tokenizer of another model, or a stride that leaves no room for new tokens.
+    overlap by `stride` tokens; default: half of their tokens.
+    ValueError: not a tokenizer, the tokenizer of another model, or a stride that leaves no room for
+    new tokens.
     """
     check_tokenizer(tokenizer, "encode_batch")
     limit = limit_of(model, max_length)

@@ -5,12 +5,10 @@ A model's labels Ŷ are known for all N texts, human labels Y for n of them. Int
 ignore the model's errors and are too narrow and in the wrong position. All methods here are valid
 for any model, if the texts for human coding were drawn with known probabilities π > 0.
 
-    ppi, ppi++    a simple random sample of texts. Mean: λ mean(Ŷ of other texts) + mean(Y - λŶ of
-    coded texts);
+    ppi, ppi++    a simple random sample of texts. Mean: λ mean(Ŷ of other texts) + mean(Y - λŶ of coded texts);
                   ppi has λ = 1, ppi++ the λ in [0, 1] with the smallest variance
     dsl           any known π: a regression on Ỹ = Ŷ + R/π (Y - Ŷ), R = 1 for coded texts
-    confidence    as dsl, with λŶ instead of Ŷ and the λ in [0, 1] with the smallest variance; λ of
-    a text is computed
+    confidence    as dsl, with λŶ instead of Ŷ and the λ in [0, 1] with the smallest variance; λ of a text is computed
                   from the labels of other texts
     naive         Ŷ instead of Y, for comparison only
     human         the coded texts only, weighted by 1/π
@@ -31,7 +29,7 @@ Sources
     Egami et al. (2023), "Using Imperfect Surrogates for Downstream Inference" (R package dsl).
     Gligorić et al. (2024), "Can Unconfident LLM Annotations Be Used for Confident Conclusions?"
     MacKinnon & White (1985), "Some Heteroskedasticity-Consistent Covariance Matrix Estimators", for
-    HC2 and HC3.
+        HC2 and HC3.
 """
 
 import os
@@ -66,8 +64,9 @@ class Estimates(Result):
     """Coefficients with standard errors and intervals.
 
     covariance: of the coefficients.    power: λ, the weight of the model's labels.    coded: number
-    of human labels. freedom: degrees of freedom of the intervals.    naive: the same estimates from
-    the model's labels alone; None for method "naive".
+    of human labels.
+    freedom: degrees of freedom of the intervals.    naive: the same estimates from the model's
+    labels alone; None for method "naive".
     """
 
     term: list[str]

@@ -3,11 +3,10 @@ projected.
 
 Sources
     Ablation by zero and by the mean, and patching: Vig et al. (2020), "Causal Mediation Analysis";
-        Meng et al. (2022),
-    "Locating and Editing Factual Associations in GPT".    Steering: Turner et al. (2023),
-    "Activation Addition"; Rimsky et al. (2024), "Steering Llama 2 via Contrastive Activation
-    Addition".    Projection: Ravfogel et al. (2020), "Null It Out"; Arditi et al. (2024), "Refusal
-    in Language Models Is Mediated by a Single Direction".
+        Meng et al. (2022), "Locating and Editing Factual Associations in GPT".    Steering: Turner
+        et al. (2023), "Activation Addition"; Rimsky et al. (2024), "Steering Llama 2 via
+        Contrastive Activation Addition".    Projection: Ravfogel et al. (2020), "Null It Out";
+        Arditi et al. (2024), "Refusal in Language Models Is Mediated by a Single Direction".
 """
 
 from collections.abc import Iterable
@@ -30,7 +29,8 @@ class Intervention:
     """A change of the value x (B, T, size) at a point.
 
     how: one of `KINDS`.    value: (size,), or (n, size) with a row for each of n positions; None
-    for "zero". positions: the positions that change, from 0; None for all.
+    for "zero".
+    positions: the positions that change, from 0; None for all.
     """
 
     how: str

@@ -6,7 +6,7 @@ Sources
     Salazar et al. (2020), "Masked Language Model Scoring", for the pseudo-log-likelihood (PLL).
     Kauf & Ivanova (2023), "A Better Way to Do Masked Language Model Scoring", for PLL-word-l2r.
     The R package pangoling (Nicenboim, Emmerly and Cassani), for the probabilities of targets in
-    context.
+        context.
 """
 
 import warnings
@@ -167,8 +167,8 @@ def masked_logprobs(
 
     Returns:
         Columns with one value per target: tokens (their number) and logprob (nats). Missing targets
-            have 0 tokens and
-        NaN. A target beyond the model's maximum length has NaN, and a warning names it.
+        have 0 tokens and NaN. A target beyond the model's maximum length has NaN, and a warning
+        names it.
 
     Raises:
         ValueError: The model has no masked-LM head, or the columns differ in length.
@@ -253,9 +253,8 @@ def pseudo_logprobs(
 
     Returns:
         Columns with one row per token without special tokens: text (its number, from 0), token, id
-            and logprob (nats).
-        The pseudo-log-likelihood of a text is the sum of its rows. A text beyond the model's
-        maximum length has no rows, and a warning names it.
+        and logprob (nats). The pseudo-log-likelihood of a text is the sum of its rows. A text
+        beyond the model's maximum length has no rows, and a warning names it.
 
     Raises:
         ValueError: The model has no masked-LM head, or `method` is unknown.

@@ -8,10 +8,8 @@ a word's first and l its last token:
 
 Both methods compute B from the logits of the same pass. They differ in the tokens that B includes:
 
-    "pimentel"  tokens that begin with the mark, and the end tokens of the model. The first word of
-    a text has no mark
-                before it: its B(f) is the probability of the tokens without the mark, and of the
-                    end tokens.
+    "pimentel"  tokens that begin with the mark, and the end tokens of the model. The first word of a text has no mark
+                before it: its B(f) is the probability of the tokens without the mark, and of the end tokens.
     "oh"        tokens that begin with the mark. The first word of a text has no B(f).
 
 The last word of a text has B(l + 1), computed at the position after the text. If the tokenizer
@@ -19,11 +17,12 @@ marks the first word, too, its B(f) is computed as for other words.
 
 Sources
     Pimentel & Meister (2024), "How to Compute the Probability of a Word", and their package
-    wordsprobability 0.17, which counts the end token twice in B of the first word; here it counts
-    once. Oh & Schuler (2024), "Leading Whitespaces of Language Models' Subword Vocabulary Pose a
-    Confound for Calculating Word Probabilities", and their code (wt_decoding). Pimentel, Meister,
-    Wilcox, Levy & Cotterell (2023), "On the Effect of Anticipation on Reading Times", for Rényi
-    entropies.
+        wordsprobability 0.17, which counts the end token twice in B of the first word; here it
+        counts once.
+    Oh & Schuler (2024), "Leading Whitespaces of Language Models' Subword Vocabulary Pose a Confound
+        for Calculating Word Probabilities", and their code (wt_decoding).
+    Pimentel, Meister, Wilcox, Levy & Cotterell (2023), "On the Effect of Anticipation on Reading
+        Times", for Rényi entropies.
 """
 
 import math

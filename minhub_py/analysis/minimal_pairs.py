@@ -15,7 +15,8 @@ token is not scored.
 Sources
     Warstadt et al. (2020), "BLiMP: The Benchmark of Linguistic Minimal Pairs for English".
     Gauthier, Hu, Wilcox, Qian & Levy (2020), "SyntaxGym: An Online Platform for Targeted Evaluation
-    of Language Models". Wilson (1927) for the intervals of accuracies.
+        of Language Models".
+    Wilson (1927) for the intervals of accuracies.
 """
 
 import json
@@ -65,8 +66,9 @@ class MinimalPairs(Result):
     columns: one value per pair: phenomenon, good, bad (the sentences), logprob_good, logprob_bad
     (nats), difference and correct (None for a missing sentence). For test suites, one per item and
     prediction: phenomenon (the suite's name and the prediction's number), item, formula and
-    correct. accuracy: one value per phenomenon, the last for all: phenomenon, n, accuracy, lower
-    and upper (95 % interval).
+    correct.
+    accuracy: one value per phenomenon, the last for all: phenomenon, n, accuracy, lower and upper
+    (95 % interval).
     """
 
     columns: Columns = field(repr=False)

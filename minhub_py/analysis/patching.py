@@ -2,8 +2,8 @@
 
 Sources
     Vig et al. (2020), "Causal Mediation Analysis"; Meng et al. (2022), "Locating and Editing
-    Factual Associations in GPT"; Heimersheim & Nanda (2024), "How to Use and Interpret Activation
-    Patching".
+        Factual Associations in GPT"; Heimersheim & Nanda (2024), "How to Use and Interpret
+        Activation Patching".
 """
 
 import os
@@ -139,8 +139,8 @@ def patching(
     """Replace values of a corrupted run by values of a clean run, one at a time, and measure the
     result.
 
-        result = patching(model, tokenizer, "The capital of France is", "The capital of Italy is",
-        (" Paris", " Rome")) result.plot("patching.png")
+        result = patching(model, tokenizer, "The capital of France is", "The capital of Italy is", (" Paris", " Rome"))
+        result.plot("patching.png")
 
     Args:
         model: A model of this package. An encoder needs a masked-LM head. In an encoder-decoder,

@@ -178,7 +178,8 @@ def plot_logit_lens(
     (columns).
 
     probs, predicted: (layers, T), the probability and the ID of the most likely token.    names:
-    labels of these IDs. ids, tokens: the text.
+    labels of these IDs.
+    ids, tokens: the text.
     """
     count = len(ids)
     columns = range(max(0, start), min(count, start + most))

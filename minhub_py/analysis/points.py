@@ -5,19 +5,18 @@ The names are derived from `steps`, which lists the modules that write to the re
 Layers and heads count from 1, as in `attention_weights` and `logit_lens`:
 
     embeddings              the input of layer 1
-    layers.3.attn           the output of the attention of layer 3, as added to the residual stream
-    (after its norm) layers.3.mlp            the output of the MLP of layer 3, as added to the
-    residual stream layers.3.per_layer_input
-                            what layer 3 adds for the vectors that tokens have for each layer (Gemma
-                            4)
-    layers.3.resid          the output of layer 3: the residual stream after its last addition, and
-    after a factor
-                            (Gemma 4) or a norm of the stream itself (BERT). It is the input of
-                            layer 4. In an LSTM: its hidden state h, as the next layer receives it;
-                            the recurrence within the layer is not part of it
-    layers.3.heads.2        the output of a head: its weighted sum of values, before the output
-    projection layers.3.heads          all heads of the layer, concatenated layers.3.neurons.17
-    an activation of the MLP: an input of its output projection layers.3.neurons        all of them
+    layers.3.attn           the output of the attention of layer 3, as added to the residual stream (after its norm)
+    layers.3.mlp            the output of the MLP of layer 3, as added to the residual stream
+    layers.3.per_layer_input
+                            what layer 3 adds for the vectors that tokens have for each layer (Gemma 4)
+    layers.3.resid          the output of layer 3: the residual stream after its last addition, and after a factor
+                            (Gemma 4) or a norm of the stream itself (BERT). It is the input of layer 4. In an LSTM: its
+                            hidden state h, as the next layer receives it; the recurrence within the layer is not part
+                            of it
+    layers.3.heads.2        the output of a head: its weighted sum of values, before the output projection
+    layers.3.heads          all heads of the layer, concatenated
+    layers.3.neurons.17     an activation of the MLP: an input of its output projection
+    layers.3.neurons        all of them
     final                   the input of the head, after the final norm
 
 The decoder of an encoder-decoder also has `layers.3.cross` and `layers.3.cross_heads.2` for its

@@ -2,7 +2,7 @@
 
 Sources
     Alain & Bengio (2016), "Understanding intermediate layers using linear classifier probes";
-    Hewitt & Liang (2019), "Designing and Interpreting Probes with Control Tasks".
+        Hewitt & Liang (2019), "Designing and Interpreting Probes with Control Tasks".
 """
 
 from dataclasses import dataclass, field

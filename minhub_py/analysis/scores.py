@@ -46,8 +46,10 @@ class Scores:
     spans.
 
     ids, logprobs, entropies: arrays of the concatenated texts.    offsets: the start of each text
-    in them. measures: further numbers, by name, for each position of the texts and for the position
-    after each text. slots: the start of each text in them.
+    in them.
+    measures: further numbers, by name, for each position of the texts and for the position after
+    each text.
+    slots: the start of each text in them.
     """
 
     def __init__(

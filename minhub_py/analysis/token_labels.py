@@ -3,8 +3,8 @@ positions in a text.
 
 Sources
     Ramshaw & Marcus (1995), "Text Chunking using Transformation-Based Learning", for labels that
-    begin with B- and I-. The token classification pipeline of transformers, for the ways to join
-    tokens.
+        begin with B- and I-.
+    The token classification pipeline of transformers, for the ways to join tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,9 +76,8 @@ def classify_tokens(
 
     Returns:
         Columns with one row per entity, in the order of the texts: text (its number, from 0), word
-            (its characters in
-        the text), start and end (the positions of its characters: `text[start:end]`), label and
-        prob (the mean of its tokens or words).
+        (its characters in the text), start and end (the positions of its characters:
+        `text[start:end]`), label and prob (the mean of its tokens or words).
 
     Raises:
         ValueError: The model has no token classification head, `aggregation` is unknown, or

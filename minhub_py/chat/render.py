@@ -9,8 +9,7 @@ apply to `10 ** 10 ** 10` as to an endless loop.
 Standard input has one request per line, standard output one response per line, both as JSON:
 
     {"template": …, "messages": […], "variables": {…}, "marks": [begin, end] of replies, optional}
-                                                          ->   {"text": …}, {"rejected": …} or
-                                                          {"error": …}
+                                                          ->   {"text": …}, {"rejected": …} or {"error": …}
 
 Source: transformers' utils/chat_template_utils.py for the functions of templates.
 """

@@ -123,8 +123,8 @@ def encode_replies(
     """The token IDs of a conversation, and whether each token belongs to a reply.
 
     The end token of a reply is included, white space after it is not. For the arguments see
-    `reply_spans`. ValueError: as for `reply_spans`, or a token belongs to a reply and to the text
-    before it.
+    `reply_spans`.
+    ValueError: as for `reply_spans`, or a token belongs to a reply and to the text before it.
     """
     text, spans = reply_spans(template, messages, variables)
     tokenizer = template.tokenizer

@@ -32,7 +32,8 @@ def plan_deletion(
     """Find what to delete for a repository, or for one GGUF file of it ("owner/name:file.gguf").
 
     revision: a branch, a tag, or a commit (7 characters or more). None selects all cached
-    revisions. suggest: whether errors suggest names, also of local folders.
+    revisions.
+    suggest: whether errors suggest names, also of local folders.
 
     FileNotFoundError: not in the cache. ValueError: a built-in model, or an invalid name.
     """

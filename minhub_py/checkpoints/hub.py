@@ -116,10 +116,11 @@ def fetch(
     download first.
 
     local_files_only: open no connection, as with HF_HUB_OFFLINE; FileNotFoundError if a file is not
-    cached. check: called once with the folder, before weights are downloaded; may raise. files: the
-    names of the files to download instead of a model, such as an adapter's. If the Hub cannot be
-    reached, a complete cached copy is used with a warning. Raises the errors of locate(),
-    plan_download() and download().
+    cached.
+    check: called once with the folder, before weights are downloaded; may raise.
+    files: the names of the files to download instead of a model, such as an adapter's.
+    If the Hub cannot be reached, a complete cached copy is used with a warning.
+    Raises the errors of locate(), plan_download() and download().
     """
     folder = locate(identifier, revision)
     repository = os.fspath(identifier)

@@ -3,10 +3,9 @@ connection.
 
 Cached files are in huggingface_hub's cache, so both packages use each other's downloads:
 
-    models--owner--name/blobs/<hash>                     content, named by SHA-256 (LFS) or git's
-    SHA-1 (other files) models--owner--name/snapshots/<commit>/config.json   a link to its blob
-    models--owner--name/refs/main                        the commit of a branch or tag at its last
-    download
+    models--owner--name/blobs/<hash>                     content, named by SHA-256 (LFS) or git's SHA-1 (other files)
+    models--owner--name/snapshots/<commit>/config.json   a link to its blob
+    models--owner--name/refs/main                        the commit of a branch or tag at its last download
 """
 
 import os
@@ -50,7 +49,8 @@ def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path |
     Only repositories have revisions: others are ignored with a warning.
 
     FileNotFoundError: the built-in, folder or file does not exist. NotADirectoryError: a file of
-    another kind. ValueError: the identifier or revision is invalid.
+    another kind.
+    ValueError: the identifier or revision is invalid.
     """
     check_path("the model", identifier)
     check_revision(revision)

@@ -74,8 +74,10 @@ class EmbeddingSettings:
     modules.json.
 
     pooling: several are concatenated.    has_pooling: whether a module of the repository pools;
-    rerankers have none. max_length: in tokens, with special tokens; None: the model's. prompts:
-    name -> text before each text.    include_prompt: whether pooling includes the prompt's tokens.
+    rerankers have none.
+    max_length: in tokens, with special tokens; None: the model's.
+    prompts: name -> text before each text.    include_prompt: whether pooling includes the prompt's
+    tokens.
     similarity: the repository's `similarity_fn_name`, which only clients of sentence-transformers
     use.
     """

@@ -94,7 +94,8 @@ def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> 
     """Append the missing bytes of a file at `url` to `partial`. Bytes beyond `size` are not read.
 
     Resumes after a response that does not end the file, except after three in succession with less
-    than MIN_RATE. RefusedError: the Hub returns an error.
+    than MIN_RATE.
+    RefusedError: the Hub returns an error.
     """
     import httpx2
 

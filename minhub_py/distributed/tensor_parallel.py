@@ -106,8 +106,9 @@ class Plan:
     """How a model is divided, for one rank. Changes the modules of the model, but not its weights.
 
     slices: id of a parameter -> a dimension and the ranges of this rank; other parameters are
-    replicated. biases: ids of the biases of partial sums, which are zero on all ranks except rank
-    0. layout: the cache of this rank.
+    replicated.
+    biases: ids of the biases of partial sums, which are zero on all ranks except rank 0.
+    layout: the cache of this rank.
 
     ValueError: the heads cannot be divided, or the model has an operation that cannot be divided.
     """
@@ -348,7 +349,8 @@ def shard(
     the same token IDs.
 
     tensors: the weights by name; only the shard of this rank is read.    move: moves a tensor to
-    its device and dtype. ValueError: see `Plan`.
+    its device and dtype.
+    ValueError: see `Plan`.
     """
     plan = Plan(model, group)
     for name, parameter in model.state_dict(keep_vars=True).items():

@@ -104,8 +104,9 @@ def companions_of(folder: Path, adapter: Path | None = None) -> dict[str, bytes]
     """The files of the tokenizer, the chat template and generation_config.json, by name.
 
     A character vocabulary, or the tokenizer of a GGUF file (`folder`), is converted to
-    tokenizer.json. adapter: the folder of a merged adapter. Its tokenizer, which may have added
-    tokens, has precedence.
+    tokenizer.json.
+    adapter: the folder of a merged adapter. Its tokenizer, which may have added tokens, has
+    precedence.
     """
     if adapter is not None and (adapter / "tokenizer.json").exists():
         own = {

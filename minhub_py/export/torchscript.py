@@ -9,7 +9,8 @@ Limitations: PyTorch's writer ends the process when the disk is full. In R torch
 $eval() of a TorchScript module fail; model$..ptr..()$train(TRUE) or FALSE works.
 
 Sources: the TorchScript language reference, and LibTorch 2.8, the oldest supported version (R torch
-0.17). Notation: see the model files.
+0.17).
+Notation: see the model files.
 """
 
 import errno

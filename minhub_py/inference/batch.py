@@ -9,8 +9,7 @@ Determinism. These do not change the tokens and log-probabilities of a sequence,
 identical:
 
     other sequences in the batch, time of admission   native runner, every dtype
-    a prefix copied from another sequence             native runner, except bfloat16 prompts of at
-    least LONG_PROMPT
+    a prefix copied from another sequence             native runner, except bfloat16 prompts of at least LONG_PROMPT
                                                       tokens on processors with AMX
     the number of threads                             as for a copied prefix
     draft tokens                                      always: drafts are made only where this holds
@@ -53,10 +52,12 @@ class Event:
 
     row: the number that `admit` returned.
     logprob: log-probability of the token (nats) before temperature and other settings, if
-    requested. end: reason if this is the last token: "stop" (stop criteria) or "length" (maximum
-    number of tokens). top: the most likely tokens at this position with their log-probabilities, in
-    descending order, if requested. error: the error that ends this sequence only, such as NaN
-    logits. There is no token then.
+    requested.
+    end: reason if this is the last token: "stop" (stop criteria) or "length" (maximum number of
+    tokens).
+    top: the most likely tokens at this position with their log-probabilities, in descending order,
+    if requested.
+    error: the error that ends this sequence only, such as NaN logits. There is no token then.
     """
 
     row: int
@@ -71,8 +72,8 @@ class Batch:
     """Sequences that one model continues together. Requests join and leave between steps.
 
         batch = Batch(model, rows=8, max_length=1024)
-        row = batch.admit(ids, max_new_tokens=100, sampling=Sampling(temperature=0.8),
-        generator=generator) while len(batch):
+        row = batch.admit(ids, max_new_tokens=100, sampling=Sampling(temperature=0.8), generator=generator)
+        while len(batch):
             for event in batch.step():
                 ...
 
@@ -84,8 +85,10 @@ class Batch:
         of this model's weights.
     disk: the prefix cache on disk of this model, in addition; requires `prefix_bytes`.
     chunk: maximum number of prompt tokens per step (chunked prefill), so that a long prompt does
-    not delay the others. runner: an existing runner of this model. drafts: maximum number of draft
-    tokens per step of a recurrent model, whose cache has a state for each of them.
+    not delay the others.
+    runner: an existing runner of this model.
+    drafts: maximum number of draft tokens per step of a recurrent model, whose cache has a state
+    for each of them.
     """
 
     def __init__(
@@ -161,10 +164,10 @@ class Batch:
         logprobs: add log-probabilities to events; always added for `targets`.
         top: number of most likely tokens in events.
         generated: number of tokens at the end of `ids` that follow the prompt, as output of an
-        earlier batch. like: an active sequence; its cache is copied for the common prefix where
-        possible. matcher: restricts tokens to those it allows and ends the sequence when complete.
-        Log-probabilities are still
-            those computed by the model.
+        earlier batch.
+        like: an active sequence; its cache is copied for the common prefix where possible.
+        matcher: restricts tokens to those it allows and ends the sequence when complete.
+            Log-probabilities are still those computed by the model.
 
         ValueError: an empty prompt, no tokens to generate or score, an ID outside the vocabulary,
         or more tokens than the batch has room for. IndexError: all rows are in use.

@@ -8,8 +8,7 @@ model's class and config, the cache's layout and dtype, the code of this package
 the kernels and PyTorch. HASH names the first END token IDs. A file contains them, and they are
 compared:
 
-    magic, KEY, BEGIN, END (64 bytes)    token IDs (int32)    cache of positions BEGIN to END
-    SHA-256 of the above
+    magic, KEY, BEGIN, END (64 bytes)    token IDs (int32)    cache of positions BEGIN to END    SHA-256 of the above
 
 Keys and values of all positions are stored in blocks of BLOCK positions. A sequence that continues
 another one adds its new blocks only, and prompts restore the blocks that they have in common. A

@@ -163,8 +163,8 @@ class Vocabulary:
     """Compiles grammars for a tokenizer. Construction takes about a second.
 
     size: size of the model's vocabulary, which can exceed the tokenizer's.    ends: token IDs that
-    end a sequence. ValueError: llguidance is not installed, or does not support this type of
-    tokenizer.
+    end a sequence.
+    ValueError: llguidance is not installed, or does not support this type of tokenizer.
     """
 
     def __init__(self, tokenizer: Any, size: int, ends: Iterable[int]) -> None:

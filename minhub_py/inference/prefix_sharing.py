@@ -11,7 +11,8 @@ class PrefixSharing:
     """Copies the longest common prefix of a prompt with another sequence.
 
     rows: the active sequences of the batch.    cache: of the batch.    prefixes: finished
-    sequences. context: the model's context length.    invocation: of the model's activated adapter.
+    sequences.
+    context: the model's context length.    invocation: of the model's activated adapter.
     """
 
     def __init__(

@@ -54,7 +54,8 @@ class PrefixCache:
 
         adapter_start, invocation: of the activated adapter that changes `ids`; see `common_prefix`.
         known: a prefix of this length is known already; the result is (known, None) if no entry has
-        a longer one. loaded: a prefix in addition to the entries.
+        a longer one.
+        loaded: a prefix in addition to the entries.
         """
         best = None
         with self.lock:

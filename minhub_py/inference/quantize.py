@@ -2,11 +2,10 @@
 
 int8    a scale per output: weight = scale * code, code from -127 to 127. 8 bits per weight.
 nf4     NormalFloat4 for the matrices of the blocks (Dettmers et al., 2023, QLoRA): one of 16
-values, close to the
-        quantiles of a normal distribution, times a scale per 32 inputs. Values (up to 31) and
-        scales (up to 63) are integers, and each output has a scale in float32: 4.25 bits per
-        weight. Of eight candidates for a scale, the one with the smallest squared error is used.
-        Embeddings and head are int8, since every token passes through them.
+        values, close to the quantiles of a normal distribution, times a scale per 32 inputs. Values
+        (up to 31) and scales (up to 63) are integers, and each output has a scale in float32: 4.25
+        bits per weight. Of eight candidates for a scale, the one with the smallest squared error is
+        used. Embeddings and head are int8, since every token passes through them.
 blocks  the blocks of a GGUF file, in one of its types (weights_map/blocks.py).
 
 Biases, norms, positions and routers keep the model's dtype. GPT-OSS' experts stay as in the

@@ -50,9 +50,12 @@ class Runner(Protocol):
 
         texts: {row: token IDs}, at least one token per row, in ascending order of the rows.
         every: return the logits of every token (tokens, V) instead of each row's last token (rows,
-        V). exact: if `supports_drafts`, return the logits of token-by-token decoding even where
-        that is slower. hidden: of an unmodified model, receives the input of the head for every
-        token, (tokens, C) float32. ValueError: the cache has too few positions.
+        V).
+        exact: if `supports_drafts`, return the logits of token-by-token decoding even where that is
+        slower.
+        hidden: of an unmodified model, receives the input of the head for every token, (tokens, C)
+        float32.
+        ValueError: the cache has too few positions.
         """
 
 

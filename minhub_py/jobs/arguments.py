@@ -20,8 +20,9 @@ class Job:
     settings: for the task.
     loading: for the model: revision, device, dtype, quantize.
     workers: the number of processes; None means this process, or one process per node of the Ray
-    cluster. ray: the address of a Ray cluster. manifest: a file to write that describes the job;
-    see jobs/manifest.py.
+    cluster.
+    ray: the address of a Ray cluster.
+    manifest: a file to write that describes the job; see jobs/manifest.py.
     """
 
     task: str

@@ -5,14 +5,12 @@ A manifest is an in-toto Statement v1 in JSON, whose predicate follows SLSA prov
     subject                                 the output files, with SHA-256
     predicate.buildDefinition
         externalParameters                  all arguments of the job, after defaults
-        internalParameters                  chunk size, threads, runner, dtype, canonical form,
-        guarantee resolvedDependencies                the model, with its commit and files, and the
-        input files, with SHA-256
+        internalParameters                  chunk size, threads, runner, dtype, canonical form, guarantee
+        resolvedDependencies                the model, with its commit and files, and the input files, with SHA-256
     predicate.runDetails
-        builder                             versions of minhub_py, PyTorch and Python, and the build
-        of the decoder metadata                            identifier and times of the job
-        byproducts                          processor, operating system, C library, environment
-        variables
+        builder                             versions of minhub_py, PyTorch and Python, and the build of the decoder
+        metadata                            identifier and times of the job
+        byproducts                          processor, operating system, C library, environment variables
 
 Local paths are relative to the folder of the manifest, so that the folder can be moved.
 `minhub_py.jobs.replay` repeats a job. Sources: https://in-toto.io/Statement/v1,

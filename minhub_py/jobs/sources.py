@@ -86,7 +86,8 @@ def scan(
     """Read and validate an entire file.
 
     named: the command's options and the columns that they name.    texts: the number of columns
-    with texts, the first. na: see `read_batches`.
+    with texts, the first.
+    na: see `read_batches`.
 
     ValueError: the file is corrupt, or a column does not exist or does not contain texts.
     """

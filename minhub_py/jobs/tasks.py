@@ -47,13 +47,16 @@ class Task:
     """An operation on texts.
 
     run: called as run(model, tokenizer, texts, **settings); returns the rows of results for each
-    text. columns: the columns of the results. chunk: the number of texts computed together, the
-    most that is lost in a kill. verb: the label of the progress bar. exact: results are bitwise
-    identical for any number of threads. Otherwise, a resumed job requires the same number. models:
-    the models that compute the task. more_columns: further columns of the results, which depend on
-    the settings. extra: the option that names an additional input column: "target", or "by", whose
-    values identify the text to which
-        a word belongs. With "by", a chunk contains complete texts.
+    text.
+    columns: the columns of the results.
+    chunk: the number of texts computed together, the most that is lost in a kill.
+    verb: the label of the progress bar.
+    exact: results are bitwise identical for any number of threads. Otherwise, a resumed job
+    requires the same number.
+    models: the models that compute the task.
+    more_columns: further columns of the results, which depend on the settings.
+    extra: the option that names an additional input column: "target", or "by", whose values
+        identify the text to which a word belongs. With "by", a chunk contains complete texts.
     options: the command's names of the options "column" and `extra`, where they differ.
     """
 

@@ -97,8 +97,9 @@ def fit(
 
     Reads the headers only, and the values of a stored output head that config.json ties to the
     embedding. If they differ from the embedding, the head is used and the model is not tied, as in
-    transformers. A text embedding model may lack the head. mtp: with the head for multi-token
-    prediction. ValueError: lists every tensor that does not fit the table or the config.
+    transformers. A text embedding model may lack the head.
+    mtp: with the head for multi-token prediction.
+    ValueError: lists every tensor that does not fit the table or the config.
     """
     architecture, config = describe(checkpoint)
     config = with_stored_head(checkpoint, architecture, config)
@@ -134,8 +135,8 @@ def with_stored_head(
     """The config of a checkpoint, with the head that its files contain.
 
     sentence-transformers/all-mpnet-base-v2 and others were trained from a masked language model:
-    their config.json names it, but the files have no head. ValueError: the files lack a
-    classification head.
+    their config.json names it, but the files have no head.
+    ValueError: the files lack a classification head.
     """
     head = getattr(config, "head", None)
     if head is None or checkpoint.layout != "hub":

@@ -175,8 +175,9 @@ def open_checkpoint(
     after the download). The matching tokenizer is `read_tokenizer(checkpoint.path)`.
 
     check: called with the checkpoint after these checks; may raise to prevent the download of
-    weights. group: if several processes open the checkpoint, one per machine downloads it. Raises
-    the errors of from_pretrained() and check_architecture().
+    weights.
+    group: if several processes open the checkpoint, one per machine downloads it.
+    Raises the errors of from_pretrained() and check_architecture().
     """
     if (parts := adapter_folder(identifier)) is not None:
         base, base_revision, adapter = parts
@@ -256,8 +257,9 @@ def load(
     """The model of an opened checkpoint, in eval mode. On a CPU its weights are memory-mapped.
 
     group: the processes that share the weights, if there are several.    mtp: see
-    `from_pretrained`. ValueError: an unknown device, dtype or quantization, or a missing head for
-    multi-token prediction.
+    `from_pretrained`.
+    ValueError: an unknown device, dtype or quantization, or a missing head for multi-token
+    prediction.
     """
     if checkpoint.adapter is not None:
         if group is not None:

@@ -7,9 +7,9 @@ updates the cache (cache.py) and builds the masks.
 
 Sources
     Vaswani et al. (2017); KV heads: Ainslie et al. (2023), "GQA"; soft caps by tanh: Bello et al.
-    (2016), "Neural Combinatorial Optimization"; sinks: Xiao et al. (2023), "Efficient Streaming
-    Language Models with Attention Sinks";
-    windows: Child et al. (2019), "Sparse Transformers", and Beltagy et al. (2020), "Longformer".
+        (2016), "Neural Combinatorial Optimization"; sinks: Xiao et al. (2023), "Efficient Streaming
+        Language Models with Attention Sinks"; windows: Child et al. (2019), "Sparse Transformers",
+        and Beltagy et al. (2020), "Longformer".
 
 Notation
     B batch rows    T queries    S attended positions    H query heads    G KV heads    D head size
@@ -63,7 +63,8 @@ def attention(
     in the dtype of q.
 
     mask: (B or 1, H or 1, T, S): bool, True where a query attends to a key; or float, added to the
-    scores. causal: mask the keys after each query, where the last query is at the last key.
+    scores.
+    causal: mask the keys after each query, where the last query is at the last key.
     softcap: scores become softcap · tanh(score / softcap).    sinks: (H,), an additional score per
     head; its part of the softmax is dropped.    upcast: compute in float32.
     """
@@ -250,8 +251,8 @@ class Past:
         scale: factor of the scores; None for 1 / √D.    window: each query attends to its own
         position and to the window - 1 positions before it, and without `causal` to as many after
         it.    softcap, sinks, dropout, upcast: see `attention`.    bias: (B or 1, H, T, S), added
-        to the scores; S are the positions of `attended`. causal: False to attend to later
-        positions, too (an encoder, without a cache).
+        to the scores; S are the positions of `attended`.
+        causal: False to attend to later positions, too (an encoder, without a cache).
         """
         k, v, attended = keys_values
         T = self.length

@@ -3,14 +3,14 @@ and ELECTRA.
 
 Sources
     Devlin et al. (2019), "BERT"; Liu et al. (2019), "RoBERTa"; Conneau et al. (2020), "Unsupervised
-    Cross-lingual Representation Learning at Scale" (XLM-R); Martin et al. (2020), "CamemBERT"; Sanh
-    et al. (2019), "DistilBERT"; Clark et al. (2020), "ELECTRA". Hub docs: `transformers`,
-    model_types "bert", "roberta", "xlm-roberta", "camembert", "distilbert" and "electra".
+        Cross-lingual Representation Learning at Scale" (XLM-R); Martin et al. (2020), "CamemBERT";
+        Sanh et al. (2019), "DistilBERT"; Clark et al. (2020), "ELECTRA".
+    Hub docs: `transformers`, model_types "bert", "roberta", "xlm-roberta", "camembert",
+        "distilbert" and "electra".
 
 Differences from similar architectures
     GPT-2     attends to previous positions only, and norms the input of attention and MLP. Here all
-    tokens attend to
-              all tokens, and the sums with the residual stream are normed.
+              tokens attend to all tokens, and the sums with the residual stream are normed.
     roberta, xlm-roberta, camembert    count positions from the ID of the padding token, without
     padding tokens. distilbert    has no token types and no pooler.    electra    may project
     smaller embeddings to C.

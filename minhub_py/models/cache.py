@@ -82,11 +82,13 @@ class Cache:
     """Buffers for several rows, which may contain different numbers of positions.
 
     layers: the tensors of each layer: keys and values (rows, G, size, D), or the recurrent states
-    (rows, slots, …). removable: number of positions that `truncate` can remove from a row. dtype:
-    dtype of keys and values, and of a state without its own dtype. lengths: number of positions of
-    each row in use; the buffers may have room for more rows. encoder_lengths: number of encoder
-    positions of each row; 0 before the encoder has run. adapter_starts: the first position of each
-    row that an activated adapter (lora.py) changes; None: not known.
+    (rows, slots, …).
+    removable: number of positions that `truncate` can remove from a row.
+    dtype: dtype of keys and values, and of a state without its own dtype.
+    lengths: number of positions of each row in use; the buffers may have room for more rows.
+    encoder_lengths: number of encoder positions of each row; 0 before the encoder has run.
+    adapter_starts: the first position of each row that an activated adapter (lora.py) changes;
+    None: not known.
 
     The buffers start as zeros: a masked key that is NaN would make the softmax NaN. They are
     updated in place, so no gradient flows from one call to the next.

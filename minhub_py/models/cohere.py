@@ -2,7 +2,8 @@
 
 Sources
     Cohere (2024), "Command R"; Cohere (2025), "Command A". The parallel block: Wang & Komatsuzaki
-    (2021), "GPT-J". Hub docs: `transformers`, model_types "cohere" and "cohere2".
+        (2021), "GPT-J".
+    Hub docs: `transformers`, model_types "cohere" and "cohere2".
 
 Differences from similar architectures
     Phi        has biases, and rotates halves of a part of each head.

@@ -2,22 +2,18 @@
 
 A model file declares its settings as data:
 
-    class GPT2Config            a frozen dataclass. Its fields are the settings that change the
-    result, by their names
-                                on the Hub. __post_init__ contains only architecture-specific
-                                checks.
+    class GPT2Config            a frozen dataclass. Its fields are the settings that change the result, by their names
+                                on the Hub. __post_init__ contains only architecture-specific checks.
         TITLE                   name of the architecture in messages
-        ONLY_VALUE              settings that would change the result, each with the only supported
-        value NO_EFFECT               names of settings without effect, in addition to NO_EFFECT
-        below DERIVED                 properties of the dataclass that config.json may repeat but
-        not contradict ROPE_NAMES              older names of rotary settings, in addition to
-        rope_theta -> names in rope_parameters LOCAL_THETA             older name of rope_theta in
-        layers with a window, if rope_parameters are dicts per layer
+        ONLY_VALUE              settings that would change the result, each with the only supported value
+        NO_EFFECT               names of settings without effect, in addition to NO_EFFECT below
+        DERIVED                 properties of the dataclass that config.json may repeat but not contradict
+        ROPE_NAMES              older names of rotary settings, in addition to rope_theta -> names in rope_parameters
+        LOCAL_THETA             older name of rope_theta in layers with a window, if rope_parameters are dicts per layer
                                 type. Without this name, such rope_parameters have no older form
         ROPE_DEFAULT            default rope_parameters, if not rope_type "default"
-        ALIASES                 for a model_type, its names of settings -> names of fields, for
-        files and for new models DEFAULTS                defaults of each model_type, for files that
-        implement several model types
+        ALIASES                 for a model_type, its names of settings -> names of fields, for files and for new models
+        DEFAULTS                defaults of each model_type, for files that implement several model types
 
 A value must have the type of the field's annotation; an int is accepted as a float, and a bool only
 as a bool. An `int` field is a size, 1 to 2**24, and a `float` field a rate, 0 to 1, unless the
@@ -206,8 +202,8 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Older files have rope_theta, rope_scaling (with `type` for rope_type) and the names in
     Config.ROPE_NAMES. The result may contain one dict per layer type. Settings of an architecture
-    without rotary embeddings are returned unchanged. ValueError: the settings contradict each
-    other.
+    without rotary embeddings are returned unchanged.
+    ValueError: the settings contradict each other.
     """
     if not any(field.name == "rope_parameters" for field in dataclasses.fields(Config)):
         return hub

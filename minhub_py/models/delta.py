@@ -3,16 +3,17 @@ ones.
 
 Sources
     Schlag, Irie & Schmidhuber (2021), "Linear Transformers Are Secretly Fast Weight Programmers",
-    for the rule. Yang et al. (2024), "Parallelizing Linear Transformers with the Delta Rule over
-    Sequence Length", for the chunks. Yang, Kautz & Hatamizadeh (2024), "Gated Delta Networks:
-    Improving Mamba2 with Delta Rule", for the decay.
+        for the rule.
+    Yang et al. (2024), "Parallelizing Linear Transformers with the Delta Rule over Sequence
+        Length", for the chunks.
+    Yang, Kautz & Hatamizadeh (2024), "Gated Delta Networks: Improving Mamba2 with Delta Rule", for
+        the decay.
 
 The state S, a matrix (K, V), maps a key k to the value Sᵀk. At position i the state decays by α_i;
 a fraction β_i of the difference between v_i and the value of k_i is added; then the query q_i reads
 it:
 
-    S  <-  α_i S            δ_i = β_i (v_i - Sᵀk_i)            S  <-  S + k_i δ_iᵀ            o_i =
-    Sᵀq_i
+    S  <-  α_i S            δ_i = β_i (v_i - Sᵀk_i)            S  <-  S + k_i δ_iᵀ            o_i = Sᵀq_i
 
 A sequential computation would be slow. Within a chunk that starts with the state S_0, let c_i = α_1
 … α_i. Then

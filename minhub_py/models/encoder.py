@@ -67,9 +67,10 @@ class Encoder(LanguageModel):
         token classification head (B, T, labels).
 
         attention_mask: (B, T), 1 or True for tokens and 0 or False for padding; default: no
-        padding. Results at padding tokens are meaningless. token_type_ids: (B, T), the segment of
-        each token in a pair of texts; default: 0. Models without token types ignore it. TypeError,
-        ValueError: as for other models, or a mask or token types that do not fit.
+        padding. Results at padding tokens are meaningless.
+        token_type_ids: (B, T), the segment of each token in a pair of texts; default: 0. Models
+        without token types ignore it.
+        TypeError, ValueError: as for other models, or a mask or token types that do not fit.
         """
         x = self.hidden_states(idx, attention_mask, token_type_ids)
         return x if self.head is None else self.head_of(x, attention_mask)

@@ -6,8 +6,7 @@ Sources
 
 Differences from similar architectures
     OLMo 3    norms all heads of q and of k jointly, and rotates in all layers. EXAONE 4 norms each
-    head; the layers
-              without a window do not rotate, except in sizes without any window.
+              head; the layers without a window do not rotate, except in sizes without any window.
 """
 
 from dataclasses import dataclass, field

@@ -8,9 +8,10 @@ The matrices of the experts have one of two forms:
 
 Sources
     Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Jiang et al. (2024),
-    "Mixtral of Experts"; Wang et al. (2024), "Auxiliary-Loss-Free Load Balancing", for the bias of
-    the choice. Open Compute Project (2023), "OCP Microscaling Formats (MX) Specification", version
-    1.0; weights_map/mxfp4.py.
+        "Mixtral of Experts"; Wang et al. (2024), "Auxiliary-Loss-Free Load Balancing", for the bias
+        of the choice.
+    Open Compute Project (2023), "OCP Microscaling Formats (MX) Specification", version 1.0;
+        weights_map/mxfp4.py.
 
 Notation: E experts, I channels inside an expert, K experts of a token, n tokens.
 """

@@ -3,18 +3,17 @@
 Sources
     Gemma Team (2024), "Gemma"; (2024), "Gemma 2"; (2025), "Gemma 3 Technical Report".
     Su et al. (2021), "RoFormer", for rotary positions; Zhang & Sennrich (2019) for RMS norm;
-    Shazeer (2020), "GLU Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV heads;
-    Bello et al. (2016), "Neural Combinatorial Optimization", for soft caps by tanh. Hub docs:
-    `transformers`, model_types "gemma", "gemma2" and "gemma3_text".
+        Shazeer (2020), "GLU Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV
+        heads; Bello et al. (2016), "Neural Combinatorial Optimization", for soft caps by tanh.
+    Hub docs: `transformers`, model_types "gemma", "gemma2" and "gemma3_text".
 
 Differences from similar architectures
     Llama    does not scale its embeddings; its norms multiply by their weight, Gemma's by 1 +
     weight.
 
     gemma         two norms per block; global attention in all layers
-    gemma2        norms before and after attention and MLP; soft caps of scores and logits; every
-    second layer is local gemma3_text   as gemma2, with norms of q and k instead of soft caps; five
-    of six layers are local, with a smaller
+    gemma2        norms before and after attention and MLP; soft caps of scores and logits; every second layer is local
+    gemma3_text   as gemma2, with norms of q and k instead of soft caps; five of six layers are local, with a smaller
                   rope_theta
 
     EmbeddingGemma is a gemma3_text with bidirectional attention, an encoder of texts.

@@ -2,23 +2,22 @@
 
 Sources
     Gemma Team (2026), "Gemma 4"; (2025), "Gemma 3n", for embeddings per layer and shared keys and
-    values. Rotary positions: Su et al. (2021); RMS norm: Zhang & Sennrich (2019); KV heads: Ainslie
-    et al. (2023), "GQA"; soft caps by tanh: Bello et al. (2016); keys and values shared by layers:
-    Brandon et al. (2024), "Cross-Layer Attention". Hub docs: `transformers`, model_types
-    "gemma4_text" and "gemma4" (with images and sounds; only its text model).
+        values.
+    Rotary positions: Su et al. (2021); RMS norm: Zhang & Sennrich (2019); KV heads: Ainslie et al.
+        (2023), "GQA"; soft caps by tanh: Bello et al. (2016); keys and values shared by layers:
+        Brandon et al. (2024), "Cross-Layer Attention".
+    Hub docs: `transformers`, model_types "gemma4_text" and "gemma4" (with images and sounds; only
+        its text model).
 
 Differences from similar architectures
     Gemma 3    multiplies by 1 + weight in its norms, here by the weight; its v has no norm; its
-    scores have a factor.
-               Here each layer type has its own head size, and a layer ends with a product with a
-               number.
+               scores have a factor. Here each layer type has its own head size, and a layer ends
+               with a product with a number.
 
-    E2B, E4B   each token has an additional vector for each layer, from a second embedding, which is
-    only looked up; the
+    E2B, E4B   each token has an additional vector for each layer, from a second embedding, which is only looked up; the
                last layers use the keys and values of an earlier layer of their type
     31B        the values of global layers are their keys, before norm and rotation
-    26B-A4B    as 31B; the output of experts is added to the output of each MLP, and the router has
-    its own norm
+    26B-A4B    as 31B; the output of experts is added to the output of each MLP, and the router has its own norm
 
 Notation
     B batch rows    T new positions    C channels, hidden_size    H query heads    G KV heads    D

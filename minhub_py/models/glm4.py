@@ -7,8 +7,7 @@ Sources
 
 Differences from similar architectures
     Gemma 2    has the same four norms, of 1 + w, and rotates halves of all numbers. GLM-4 rotates
-    adjacent numbers in
-               half of each head.
+               adjacent numbers in half of each head.
 """
 
 from dataclasses import dataclass, field

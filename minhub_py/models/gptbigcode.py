@@ -3,7 +3,8 @@
 Sources
     Ben Allal et al. (2023), "SantaCoder"; Li et al. (2023), "StarCoder".
     Multi-query attention: Shazeer (2019), "Fast Transformer Decoding: One Write-Head is All You
-    Need". Hub docs: `transformers`, model_type "gpt_bigcode".
+        Need".
+    Hub docs: `transformers`, model_type "gpt_bigcode".
 
 Differences from similar architectures
     GPT-2    has a KV head for each query head; here there is one, so the KV cache is H times

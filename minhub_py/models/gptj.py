@@ -2,12 +2,12 @@
 
 Sources
     Wang & Komatsuzaki (2021), "GPT-J-6B"; its mesh-transformer-jax. Rotary positions: Su et al.
-    (2021), "RoFormer". Hub docs: `transformers`, model_type "gptj".
+        (2021), "RoFormer".
+    Hub docs: `transformers`, model_type "gptj".
 
 Differences from similar architectures
     GPT-NeoX    has a norm for attention and another for the MLP, and rotates the pairs (i, i +
-    R/2); GPT-J rotates
-                (2i, 2i + 1). Only the MLP and the head have biases.
+                R/2); GPT-J rotates (2i, 2i + 1). Only the MLP and the head have biases.
     Phi         has one norm, too, rotates the pairs (i, i + R/2), and has biases in all layers.
 
 Notation

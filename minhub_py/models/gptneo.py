@@ -2,8 +2,8 @@
 
 Sources
     Black et al. (2021), "GPT-Neo: Large Scale Autoregressive Language Modeling with
-    Mesh-Tensorflow". Reference implementation: EleutherAI's gpt-neo; Hub docs: `transformers`,
-    model_type "gpt_neo".
+        Mesh-Tensorflow".
+    Reference implementation: EleutherAI's gpt-neo; Hub docs: `transformers`, model_type "gpt_neo".
 
 Differences from similar architectures
     GPT-2     scales its scores by 1 / √D, has q, k and v in one matrix with biases, and attends

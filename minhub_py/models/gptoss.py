@@ -4,13 +4,13 @@ In one file.
 Sources
     OpenAI (2025), "gpt-oss-120b & gpt-oss-20b Model Card".
     Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Xiao et al. (2023),
-    "Efficient Streaming Language Models with Attention Sinks"; Peng et al. (2023), "YaRN"; Beltagy
-    et al. (2020), for alternate windows. Hub docs: `transformers`, model_type "gpt_oss".
+        "Efficient Streaming Language Models with Attention Sinks"; Peng et al. (2023), "YaRN";
+        Beltagy et al. (2020), for alternate windows.
+    Hub docs: `transformers`, model_type "gpt_oss".
 
 Differences from similar architectures
     Llama    has one MLP per layer, and attention weights that sum to 1. Here each head has a sink:
-    a learned score in
-             the softmax without a value.
+             a learned score in the softmax without a value.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)    N = B * T

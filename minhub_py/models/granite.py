@@ -3,15 +3,14 @@ the logits.
 
 Sources
     Soule & Bergmann (2024), "IBM Granite 3.0"; the factors: Yang et al. (2022), "Tensor Programs
-    V". Hub docs: `transformers`, model_types "granite" and "granitemoehybrid".
+        V".
+    Hub docs: `transformers`, model_types "granite" and "granitemoehybrid".
 
 Differences from similar architectures
     Llama    has none of the factors, and divides the scores by the root of the head size.
 
-    granitemoehybrid    Granite 4. Only the sizes with attention in all layers and without experts
-    are supported (micro,
-                        1b, 350m). Positions only with position_embedding_type "rope"; other names
-                        of the MLP.
+    granitemoehybrid    Granite 4. Only the sizes with attention in all layers and without experts are supported (micro,
+                        1b, 350m). Positions only with position_embedding_type "rope"; other names of the MLP.
 """
 
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,7 @@ Sources
 
 Differences from similar architectures
     Llama    names the settings of biases attention_bias and mlp_bias; InternLM 3's own code has
-    qkv_bias and
-             bias, which agree in the published files.
+             qkv_bias and bias, which agree in the published files.
 """
 
 from dataclasses import dataclass, field

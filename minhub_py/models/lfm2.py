@@ -3,14 +3,14 @@ mixture of experts.
 
 Sources
     Liquid AI (2025), "LFM2 Technical Report". Rotary positions: Su et al. (2021); KV heads: Ainslie
-    et al. (2023). Hub docs: `transformers`, model_types "lfm2" and "lfm2_moe".
+        et al. (2023).
+    Hub docs: `transformers`, model_types "lfm2" and "lfm2_moe".
 
 Differences from similar architectures
     Llama       has attention in every layer and no norms of q and k.
     Qwen 3.5    has a convolution, too, but before a recurrent rule; here it is the whole layer.
 
-    lfm2_moe    experts after the first layers; a sigmoid scores them, and a bias balances their
-    choice
+    lfm2_moe    experts after the first layers; a sigmoid scores them, and a bias balances their choice
 
 Notation
     B batch rows    T new positions    C channels, hidden_size    H query heads    G KV heads    D

@@ -4,18 +4,20 @@ settings only.
 Sources
     Touvron et al. (2023), "LLaMA"; Grattafiori et al. (2024), "The Llama 3 Herd of Models".
     Su et al. (2021), "RoFormer", for rotary positions; Zhang & Sennrich (2019) for RMS norm;
-    Shazeer (2020), "GLU Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV heads;
-    Peng et al. (2023), "YaRN". Jiang et al. (2023), "Mistral 7B", for the window; Yang et al.
-    (2024, 2025), "Qwen2" and "Qwen3". Hub docs: `transformers`, model_types "llama", "mistral",
-    "ministral", "ministral3", "qwen2" and "qwen3".
+        Shazeer (2020), "GLU Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV
+        heads; Peng et al. (2023), "YaRN".
+    Jiang et al. (2023), "Mistral 7B", for the window; Yang et al. (2024, 2025), "Qwen2" and
+        "Qwen3".
+    Hub docs: `transformers`, model_types "llama", "mistral", "ministral", "ministral3", "qwen2" and
+        "qwen3".
 
 Differences from similar architectures
     GPT-2     has learned positions instead of rotary embeddings, layer norm instead of RMS norm,
     and biases.
 
-    mistral      a window in every layer         qwen2    biases in q, k and v; optional windows in
-    the last layers ministral    a window in some layers         qwen3    a norm of each head of q
-    and k before the rotation ministral3   queries that grow with their position
+    mistral      a window in every layer         qwen2    biases in q, k and v; optional windows in the last layers
+    ministral    a window in some layers         qwen3    a norm of each head of q and k before the rotation
+    ministral3   queries that grow with their position
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)

@@ -4,8 +4,9 @@ Sources
     Hu et al. (2022), "LoRA": y = W x + s B A x, with s = alpha / r.
     Kalajdzievski (2023), rsLoRA: s = alpha / sqrt(r).
     Liu et al. (2024), "DoRA": W' = m / ‖W + s B A‖ · (W + s B A), with the norm of each row, a
-    constant for gradients. Greenewald et al. (2025), "Activated LoRA": y = W x for the tokens
-    before the invocation, a sequence of tokens.
+        constant for gradients.
+    Greenewald et al. (2025), "Activated LoRA": y = W x for the tokens before the invocation, a
+        sequence of tokens.
 
 Notation
     r rank    in, out sizes of the layer    R rows of the Hub's tensor

@@ -2,8 +2,9 @@
 
 Sources
     Hochreiter & Schmidhuber (1997), "Long Short-Term Memory"; Graves (2013), "Generating Sequences
-    With RNNs". Tied weights: Press & Wolf (2017), "Using the Output Embedding to Improve Language
-    Models". Not in transformers: names and settings follow PyTorch's word language model example.
+        With RNNs".
+    Tied weights: Press & Wolf (2017), "Using the Output Embedding to Improve Language Models".
+    Not in transformers: names and settings follow PyTorch's word language model example.
 
 Differences from similar architectures
     GPT-2, GPT-Neo    cache keys and values of every position and have a context length. An LSTM has

@@ -3,17 +3,17 @@ experts.
 
 Sources
     Jiang et al. (2024), "Mixtral of Experts"; Muennighoff et al. (2024), "OLMoE: Open
-    Mixture-of-Experts Language Models"; Yang et al. (2025), "Qwen3 Technical Report";
-    models/llama.py for the rest. Hub docs: `transformers`, model_types "mixtral", "olmoe",
-    "qwen3_moe" and "granitemoe".
+        Mixture-of-Experts Language Models"; Yang et al. (2025), "Qwen3 Technical Report";
+        models/llama.py for the rest.
+    Hub docs: `transformers`, model_types "mixtral", "olmoe", "qwen3_moe" and "granitemoe".
 
 Differences from similar architectures
     Llama        has one MLP per layer.
     GPT-OSS      has sinks in attention, biases, and another gate of its experts.
 
     mixtral      the weights of a token's experts sum to 1
-    olmoe        one norm over all heads of q, and one over all heads of k; the weights of all
-    experts sum to 1 qwen3_moe    a norm of each head of q and k; some layers may have one MLP
+    olmoe        one norm over all heads of q, and one over all heads of k; the weights of all experts sum to 1
+    qwen3_moe    a norm of each head of q and k; some layers may have one MLP
     granitemoe   factors of the embedding, the scores, both branches of a layer, and the logits
 
 Notation

@@ -2,19 +2,17 @@
 
 Sources
     Warner et al. (2024), "Smarter, Better, Faster, Longer" (ModernBERT); Su et al. (2021),
-    "RoFormer", for rotary positions; Shazeer (2020), "GLU Variants", for the gated MLP; Beltagy et
-    al. (2020), "Longformer", for local attention. Hub docs: `transformers`, model_type
-    "modernbert".
+        "RoFormer", for rotary positions; Shazeer (2020), "GLU Variants", for the gated MLP; Beltagy
+        et al. (2020), "Longformer", for local attention.
+    Hub docs: `transformers`, model_type "modernbert".
 
 Differences from similar architectures
     bert      has learned positions, token types and biases, and norms the sums with the residual
-    stream. ModernBERT
-              norms the input of attention and MLP; layer 0 has no norm before attention, as the
-              embeddings are normed.
+              stream. ModernBERT norms the input of attention and MLP; layer 0 has no norm before
+              attention, as the embeddings are normed.
     gemma3    is a decoder. Both alternate global and local layers with a rope_theta each; here the
-    first of three
-              layers is global, and a local layer attends to local_attention // 2 positions on both
-              sides.
+              first of three layers is global, and a local layer attends to local_attention // 2
+              positions on both sides.
 
 Notation
     B batch rows    T positions    C channels, hidden_size    H heads    D head size, C / H    V

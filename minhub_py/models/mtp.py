@@ -2,14 +2,13 @@
 
 Sources
     Gloeckle et al. (2024), "Better & Faster Large Language Models via Multi-token Prediction";
-    DeepSeek-AI (2024), "DeepSeek-V3 Technical Report", for the sequential form.
+        DeepSeek-AI (2024), "DeepSeek-V3 Technical Report", for the sequential form.
 
 At position p the model predicts token p + 1 from its hidden state h_p, the input of its output
 head. Given that token, this head predicts token p + 2 with the embedding and the output head of the
 model:
 
-    x = W [norm(embedding of token p + 1), norm(h_p)]        h' = norm(layer(x))        logits =
-    output head(h')
+    x = W [norm(embedding of token p + 1), norm(h_p)]        h' = norm(layer(x))        logits = output head(h')
 
 The layer has its own keys and values. For token p + 3, h' and token p + 2 take the place of h_p and
 token p + 1. Speculative decoding (inference/speculative.py) uses these predictions as draft tokens.

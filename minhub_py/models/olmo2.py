@@ -2,16 +2,16 @@
 
 Sources
     Team OLMo (2024), "2 OLMo 2 Furious"; Team OLMo (2025), "Olmo 3". Norms after the layers: Liu et
-    al. (2022), "Swin Transformer V2"; norms of q and k: Henry et al. (2020), "Query-Key
-    Normalization". Hub docs: `transformers`, model_types "olmo2" and "olmo3".
+        al. (2022), "Swin Transformer V2"; norms of q and k: Henry et al. (2020), "Query-Key
+        Normalization".
+    Hub docs: `transformers`, model_types "olmo2" and "olmo3".
 
 Differences from similar architectures
     Llama     has norms before attention and MLP, and no norms of q and k.
     Qwen 3    norms each head of q and k; OLMo 2 norms all heads of q together, and all heads of k.
     Gemma 2   has norms before and after attention and MLP.
 
-    olmo3     a window in all layers but each fourth; a scaled rotation only in the layers without a
-    window
+    olmo3     a window in all layers but each fourth; a scaled rotation only in the layers without a window
 """
 
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,8 @@ Sources
 
 Differences from similar architectures
     GPT-2    has norms before attention and MLP, as most OPT models; OPT 350M has them after, and an
-    embedding narrower
-             than its stream. The first two rows of OPT's position embedding are unused. ReLU.
+             embedding narrower than its stream. The first two rows of OPT's position embedding are
+             unused. ReLU.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)

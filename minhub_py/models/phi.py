@@ -3,8 +3,8 @@ In one file.
 
 Sources
     Gunasekar et al. (2023), "Textbooks Are All You Need" (phi-1); Li et al. (2023), phi-1.5;
-    Javaheripi et al. (2023), phi-2. Hub docs: `transformers`, model_type "phi". Phi-3 and Phi-4
-    have another model_type.
+        Javaheripi et al. (2023), phi-2. Hub docs: `transformers`, model_type "phi". Phi-3 and Phi-4
+        have another model_type.
 
 Differences from similar architectures
     GPT-J       has one norm, too, rotates the pairs (2i, 2i + 1), and has no biases in attention.

@@ -6,11 +6,11 @@ Sources
 
 Differences from similar architectures
     Llama    rotates all numbers of a head; Phi-4-mini rotates 3/4 of them. With rope_type longrope,
-    short_factor
-             divides the frequencies if the cache has at most original_max_position_embeddings
-             positions, otherwise long_factor. The size of the cache decides for all positions, as
-             in llama.cpp. In transformers the length of the text decides; its cache is discarded at
-             a change. The Hub's files fuse q, k and v, and gate and up.
+             short_factor divides the frequencies if the cache has at most
+             original_max_position_embeddings positions, otherwise long_factor. The size of the
+             cache decides for all positions, as in llama.cpp. In transformers the length of the
+             text decides; its cache is discarded at a change. The Hub's files fuse q, k and v, and
+             gate and up.
 """
 
 from dataclasses import dataclass, field

@@ -5,17 +5,18 @@ Qwen 3.5 MoE and Qwen 3 Next have experts, and a shared expert, in place of the 
 
 Sources
     Qwen Team (2026), "Qwen3.5". Gated DeltaNet: Yang, Kautz & Hatamizadeh (2024); the rule is in
-    delta.py. Gated attention: Qiu et al. (2025), "Gated Attention for Large Language Models".
-    Rotary positions: Su et al. (2021). Hub docs: `transformers`, model_types "qwen3_5_text",
-    "qwen3_5_moe_text" and "qwen3_next", and "qwen3_5" and "qwen3_5_moe" (with images; only their
-    text model is supported).
+        delta.py.
+    Gated attention: Qiu et al. (2025), "Gated Attention for Large Language Models". Rotary
+        positions: Su et al. (2021).
+    Hub docs: `transformers`, model_types "qwen3_5_text", "qwen3_5_moe_text" and "qwen3_next", and
+        "qwen3_5" and "qwen3_5_moe" (with images; only their text model is supported).
 
     The head for multi-token prediction (mtp.py) is loaded on request only.
 
 Differences from similar architectures
     Qwen 3    has softmax attention in every layer, without a gate, and rotates whole heads. Its
-    norms multiply by their
-              weight; here they multiply by 1 + weight, except the norm of DeltaNet.
+              norms multiply by their weight; here they multiply by 1 + weight, except the norm of
+              DeltaNet.
     LSTM      has a recurrent state of fixed size, too, and computes it sequentially.
 
 Notation

@@ -4,7 +4,7 @@
 
 Sources
     Su et al. (2021), "RoFormer". llama3: Grattafiori et al. (2024). yarn: Peng et al. (2023),
-    equations 18 to 23.
+        equations 18 to 23.
     linear: Chen et al. (2023). dynamic: equal to default within the context length, the maximum in
         this package.
     longrope: Ding et al. (2024). proportional: default, but only a part of the pairs rotates (Gemma
@@ -60,9 +60,10 @@ class Rope:
     16 bits.
 
     frequencies: the angle per position of each of the R/2 pairs.    amplitude: a factor of cosine
-    and sine. growth: queries are multiplied by 1 + growth · ln(1 + floor(position / original)), as
-    in Ministral 3. short: the angles of caches with at most `original` positions (longrope); None:
-    the same.
+    and sine.
+    growth: queries are multiplied by 1 + growth · ln(1 + floor(position / original)), as in
+    Ministral 3.
+    short: the angles of caches with at most `original` positions (longrope); None: the same.
     """
 
     frequencies: tuple[float, ...]

@@ -4,7 +4,7 @@ MLP. In one file.
 Sources
     Vaswani et al. (2017), "Attention Is All You Need": the decoder without its encoder.
     christianb93's MLLM, wiki/model.py, with blocks of torch.nn.TransformerEncoder; this model reads
-    its files.
+        its files.
 
 Differences from similar architectures
     GPT-2    has learned positions, norms before attention and MLP and one at the end, and a tied

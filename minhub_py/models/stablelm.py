@@ -2,7 +2,8 @@
 
 Sources
     Bellagente et al. (2024), "Stable LM 2 1.6B"; norms of q and k: Dehghani et al. (2023),
-    "ViT-22B". Hub docs: `transformers`, model_type "stablelm".
+        "ViT-22B".
+    Hub docs: `transformers`, model_type "stablelm".
 
 Differences from similar architectures
     Phi         also rotates a part of each head, but has no gated MLP.

@@ -52,10 +52,11 @@ class Structure:
     norm: RMS norm, or layer norm with or without bias.    eps: of all norms.
     norms: norms before attention and MLP, after them, or both.
     head_norms: norms of each head of q and k, before or after the rotation; of all heads jointly;
-    or layer norms with a weight per head. parallel: attention and MLP read one norm of the block's
-    input, and both outputs are added to it. gated: an MLP with a gate; otherwise one layer, the
-    activation, and one layer. dropout, embedding_dropout: of the outputs of attention and MLP, and
-    of the embeddings.
+    or layer norms with a weight per head.
+    parallel: attention and MLP read one norm of the block's input, and both outputs are added to
+    it.
+    gated: an MLP with a gate; otherwise one layer, the activation, and one layer.
+    dropout, embedding_dropout: of the outputs of attention and MLP, and of the embeddings.
     """
 
     windows: Sequence[int | None]

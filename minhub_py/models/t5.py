@@ -3,9 +3,11 @@ instructions.
 
 Sources
     Raffel et al. (2020), "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-    Transformer", for the model and the relative positions; Shazeer (2020), "GLU Variants", for the
-    gated MLP of T5 1.1; Chung et al. (2022), "Scaling Instruction-Finetuned Language Models", for
-    FLAN; Zhang & Sennrich (2019) for RMS norm. Hub docs: `transformers`, model_type "t5".
+        Transformer", for the model and the relative positions; Shazeer (2020), "GLU Variants", for
+        the gated MLP of T5 1.1; Chung et al.
+    (2022), "Scaling Instruction-Finetuned Language Models", for FLAN; Zhang & Sennrich (2019) for
+        RMS norm.
+    Hub docs: `transformers`, model_type "t5".
 
 Differences from similar architectures
     The others are decoders. In T5 the encoder reads the prompt with bidirectional attention; the

@@ -2,7 +2,9 @@
 
 Sources
     Lin et al. (2022), "Few-shot Learning with Multilingual Generative Language Models". Positions:
-    Vaswani et al. (2017), "Attention Is All You Need". Hub docs: `transformers`, model_type "xglm".
+        Vaswani et al.
+    (2017), "Attention Is All You Need".
+    Hub docs: `transformers`, model_type "xglm".
 
 Differences from similar architectures
     OPT           learns its positions. XGLM adds sines and cosines of position + 2, and scales its

@@ -200,7 +200,8 @@ class Engine(EngineThread[Request]):
     max_length: maximum number of tokens of a sequence, including the prompt.
     queue_size: maximum number of waiting requests.
     prefix_bytes: size of the prefix cache.    prefixes: a prefix cache that models with activated
-    adapters share. disk: the prefix cache on disk, closed with the engine.
+    adapters share.
+    disk: the prefix cache on disk, closed with the engine.
     """
 
     def __init__(

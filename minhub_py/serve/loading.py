@@ -61,7 +61,8 @@ def served_models(
     """A model, and the same model with adapters.
 
     networks: by name, the model without an adapter first.    seconds: maximum duration of a
-    request. settings: of `engine_for`.
+    request.
+    settings: of `engine_for`.
     """
     [base, *_] = networks
     shared = PrefixCache(settings.get("prefix_cache", PREFIX_BYTES))

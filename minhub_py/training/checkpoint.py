@@ -5,8 +5,7 @@
       settings.json                        all settings of the run, and their history
       losses.csv losses.png samples.txt    losses, loss curves, and generated texts
       tokens/                              the tokenized text, memory-mapped
-      checkpoints/step-00000250/           the model at the last step, optimizer.safetensors and
-      progress.json
+      checkpoints/step-00000250/           the model at the last step, optimizer.safetensors and progress.json
 
 A checkpoint is written to a temporary folder, synced to disk and renamed; then the previous one is
 removed. At least one complete checkpoint exists at any moment. No pickle is written or read.

@@ -1,16 +1,15 @@
 """Faster replacements for three PyTorch functions in CPU training. The model files are unchanged.
 
-    linear      Only on AMD with AVX-512. In float32 PyTorch calls MKL, which does not use AVX-512
-    there: 95 billion
-                operations/s on one core. oneDNN, which PyTorch includes for 16-bit dtypes, reaches
-                200. On Intel, and on AMD without AVX-512, MKL is faster, by 2 times and more for a
-                weight's gradient. Both compute in float32.
-    dropout     PyTorch draws one random number per element: 3.8 ms for 786,000 elements. Here one
-                64-bit number serves eight elements: 0.9 ms.
-    attention   The backward pass of the fused kernel is slow in bfloat16: 12 ms + 37 ms for 96
-                heads of 256 positions. Matrix products take 8 + 11 ms. In exchange, the (T, T)
-                scores stay in memory, which limits this to short sequences, and they are rounded to
-                bfloat16 before the softmax: an error of 0.5 to 1.4 % instead of 0.2 %.
+    linear      Only on AMD with AVX-512. In float32 PyTorch calls MKL, which does not use AVX-512 there: 95 billion
+                operations/s on one core. oneDNN, which PyTorch includes for 16-bit dtypes, reaches 200. On Intel, and
+                on AMD without AVX-512, MKL is faster, by 2 times and more for a weight's gradient. Both compute in
+                float32.
+    dropout     PyTorch draws one random number per element: 3.8 ms for 786,000 elements. Here one 64-bit number
+                serves eight elements: 0.9 ms.
+    attention   The backward pass of the fused kernel is slow in bfloat16: 12 ms + 37 ms for 96 heads of 256 positions.
+                Matrix products take 8 + 11 ms. In exchange, the (T, T) scores stay in memory, which limits this to
+                short sequences, and they are rounded to bfloat16 before the softmax: an error of 0.5 to 1.4 % instead
+                of 0.2 %.
 
 `CPUKernels` is active during a forward pass. benchmarks/training.py measures the gain.
 """

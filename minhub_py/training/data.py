@@ -261,8 +261,8 @@ class DataLoader:
 
     carry: False for sequences at random positions, as in nanoGPT. True for consecutive sequences:
     the text is divided into one stream per sequence of the batch, so that an LSTM carries its state
-    from step to step. The streams start at another offset in each epoch. ValueError: the text is
-    too short.
+    from step to step. The streams start at another offset in each epoch.
+    ValueError: the text is too short.
     """
 
     tokens: Tokens
@@ -319,7 +319,8 @@ def evaluation_batches(
     """The held-out text in batches of `size` sequences, in total about `max_tokens`.
 
     carry: False for independent sequences, evenly spaced over the text. True for the starts of
-    `batch` streams of consecutive sequences. ValueError: the text has fewer than 2 tokens.
+    `batch` streams of consecutive sequences.
+    ValueError: the text has fewer than 2 tokens.
     """
     last = tokens.count - 1
     if last < 1:

@@ -4,10 +4,8 @@ The columns of a file decide the objective, and rows are converted to its column
 
     messages                        chat: loss on the replies only
     prompt, completion              completion: loss on the completion only
-    prompt, chosen, rejected        preference: two sequences per example; without `prompt`, lists
-        of messages
-    text, label                     labels: classification, or regression if the labels are numbers
-        with a decimal point
+    prompt, chosen, rejected        preference: two sequences per example; without `prompt`, lists of messages
+    text, label                     labels: classification, or regression if the labels are numbers with a decimal point
     text                            text: loss on all tokens; masked words with an encoder
 
 With a column `keep`, the rows whose value is true keep the answers of the model: their loss is the
@@ -386,8 +384,9 @@ def prepare_examples(
     content of the last.
 
     held_out: the fraction of the examples, drawn by `seed`.    labels: names of the classes; () for
-    regression. na: see `read_examples`. ValueError: a row is invalid (with its number), or there
-    are too few examples.
+    regression.
+    na: see `read_examples`.
+    ValueError: a row is invalid (with its number), or there are too few examples.
     """
     rows: list[list[Encoded]] = []
     values: list[float] = []

@@ -53,8 +53,9 @@ class Batch:
     the step.
 
     mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep:
-    of the examples. adapter_starts: the first position of each sequence that an activated adapter
-    changes; None for other models.
+    of the examples.
+    adapter_starts: the first position of each sequence that an activated adapter changes; None for
+    other models.
     """
 
     idx: Tensor
@@ -86,8 +87,9 @@ class ExampleTask:
 
     objective: see examples.py.    beta: of DPO.    keep_weight: of rows with `keep`.
     mask_id, vocab_size: for masked words.    packed: whether texts are computed without padding
-    (packing.py). invocation: of an activated adapter.    skipped: whether the tokens before it need
-    no gradients (packing.py).
+    (packing.py).
+    invocation: of an activated adapter.    skipped: whether the tokens before it need no gradients
+    (packing.py).
     """
 
     def __init__(
@@ -349,7 +351,8 @@ def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, frozen: bool = Fa
     """The log-probability of each target (N,) from hidden states (N, C), with the head in slices.
 
     targets: token IDs (N,); or hidden states of a reference (N, C), for minus the divergence from
-    its distributions. frozen: the head is not trained.
+    its distributions.
+    frozen: the head is not trained.
     """
     if frozen and len(hidden) and torch.is_grad_enabled() and hidden.requires_grad:
         result: Tensor = FrozenHead.apply(hidden, targets, head)  # type: ignore[no-untyped-call]

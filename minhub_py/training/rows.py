@@ -1,12 +1,12 @@
 """Rows of training data in the common forms, and their conversion to the columns of an objective.
 
-    messages                        OpenAI's and TRL's form of chats; also tools, and weight 0 for a
-    reply as context prompt, completion              texts, or TRL's lists of messages prompt,
-    chosen, rejected        preference pairs: texts, or lists of messages (the prompt may be in both
-    lists) conversations                   ShareGPT: messages with `from` and `value`; also system,
-    tools instruction, input, output      Alpaca: one question and its reply; also system, history
-    text, label                     classification or regression text
-    plain text
+    messages                        OpenAI's and TRL's form of chats; also tools, and weight 0 for a reply as context
+    prompt, completion              texts, or TRL's lists of messages
+    prompt, chosen, rejected        preference pairs: texts, or lists of messages (the prompt may be in both lists)
+    conversations                   ShareGPT: messages with `from` and `value`; also system, tools
+    instruction, input, output      Alpaca: one question and its reply; also system, history
+    text, label                     classification or regression
+    text                            plain text
 
 Sources: https://platform.openai.com/docs/guides/supervised-fine-tuning,
 https://huggingface.co/docs/trl/dataset_formats, https://github.com/lm-sys/FastChat,

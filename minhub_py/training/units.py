@@ -8,7 +8,8 @@ class LossUnit:
     """The unit of a run's losses.
 
     objective: as in examples.py, but "regression" for labels that are numbers.    name: follows a
-    number. perplexity: whether exp(loss) is a perplexity.
+    number.
+    perplexity: whether exp(loss) is a perplexity.
     """
 
     objective: str

@@ -55,8 +55,9 @@ def reply(
     schema: a JSON Schema as text or as a list. `data` is then the parsed reply, if it is complete.
     tools: definitions of R functions, which R calls.
     steps: for each previous reply, its calls and their results, as the result `steps` of this
-    function. called, results: the result `called` of the previous call of this function, and the
-    results of its calls.
+    function.
+    called, results: the result `called` of the previous call of this function, and the results of
+    its calls.
     """
     from minhub_py.chat.functions import parse_tools
     from minhub_py.chat.turns import Turn, parse_turn

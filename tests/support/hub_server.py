@@ -2,10 +2,10 @@
 
     def test_something(hub):                         # the fixture: a server and an empty HF_HOME
         commit = hub.add("owner/name", {"config.json": "{}", "model.safetensors": weights})
-        hub.add("owner/name", Path("folder"), tag="v2")     # the next commit; main moves, the tag
-        stays hub_py.fetch("owner/name")                   # in this process: huggingface_hub uses
-        the server … subprocess.run([...], env=hub.env)           # … and in others, through
-        HF_ENDPOINT and HF_HOME assert hub.fetched() == ["config.json", "model.safetensors"]
+        hub.add("owner/name", Path("folder"), tag="v2")     # the next commit; main moves, the tag stays
+        hub_py.fetch("owner/name")                   # in this process: huggingface_hub uses the server …
+        subprocess.run([...], env=hub.env)           # … and in others, through HF_ENDPOINT and HF_HOME
+        assert hub.fetched() == ["config.json", "model.safetensors"]
 
 Without pytest: `with HubServer(home) as hub: …`, and `hub.env` for subprocesses.
 

@@ -1,10 +1,9 @@
 """Tokenizers of encoders in repositories without a tokenizer.json.
 
-    bert, distilbert, electra   WordPiece (vocab.txt): [CLS] A [SEP], [CLS] A [SEP] B [SEP] with
-    token type 1 for B mpnet                       WordPiece (vocab.txt): <s> A </s>, <s> A </s></s>
-    B </s> roberta                     byte-level BPE (vocab.json, merges.txt), with the same
-    special tokens xlm-roberta, camembert      SentencePiece unigram (sentencepiece.bpe.model), with
-    the same special tokens
+    bert, distilbert, electra   WordPiece (vocab.txt): [CLS] A [SEP], [CLS] A [SEP] B [SEP] with token type 1 for B
+    mpnet                       WordPiece (vocab.txt): <s> A </s>, <s> A </s></s> B </s>
+    roberta                     byte-level BPE (vocab.json, merges.txt), with the same special tokens
+    xlm-roberta, camembert      SentencePiece unigram (sentencepiece.bpe.model), with the same special tokens
 
 Normalization of WordPiece: control characters are removed, CJK characters are separated, and by
 default letters become lower case without accents. Words are split at whitespace and punctuation. A
@@ -88,7 +87,8 @@ def family_of(path: Path, tokenizer_class: Any, model_type: Any) -> str | None:
     """The family of a tokenizer file; None: not an encoder's.
 
     tokenizer_class: of tokenizer_config.json.    model_type: of config.json. Both are None if
-    missing. ValueError: the tokenizer_class is not supported.
+    missing.
+    ValueError: the tokenizer_class is not supported.
     """
     if isinstance(tokenizer_class, str):
         family = CLASSES.get(tokenizer_class.removesuffix("Fast").removesuffix("Tokenizer"))

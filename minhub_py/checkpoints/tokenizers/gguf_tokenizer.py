@@ -1,11 +1,10 @@
 """Tokenizers from the metadata of GGUF files, and the corresponding files on the Hub.
 
-    tokenizer.ggml.model "gpt2"     byte-level BPE with merges. The word pattern has a name only,
-    tokenizer.ggml.pre tokenizer.ggml.model "llama"    SentencePiece BPE: pieces, scores and types,
-    as in a tokenizer.model tokenizer.ggml.model "bert"     WordPiece: "\u2581" precedes the
-    beginning of a word, and a later part has no ## tokenizer.ggml.model "t5"       SentencePiece
-    unigram of T5 and XLM-RoBERTa tokenizer.ggml.model "gemma4"   BPE of characters with merges, and
-    tokens of bytes: Gemma 4
+    tokenizer.ggml.model "gpt2"     byte-level BPE with merges. The word pattern has a name only, tokenizer.ggml.pre
+    tokenizer.ggml.model "llama"    SentencePiece BPE: pieces, scores and types, as in a tokenizer.model
+    tokenizer.ggml.model "bert"     WordPiece: "\u2581" precedes the beginning of a word, and a later part has no ##
+    tokenizer.ggml.model "t5"       SentencePiece unigram of T5 and XLM-RoBERTa
+    tokenizer.ggml.model "gemma4"   BPE of characters with merges, and tokens of bytes: Gemma 4
 
 Encoders (the architectures bert and modern-bert) have "bert", "t5" or "gpt2".
 

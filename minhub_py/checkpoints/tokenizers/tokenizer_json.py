@@ -1,12 +1,11 @@
 """Checks on a tokenizer.json before it reaches the library `tokenizers`, for content that ends the
 process.
 
-    continuing_subword_prefix   BPE removes as many bytes as the prefix has from the right side of
-    each merge. If the
-                                cut is inside a character, its error message is not UTF-8, and
-                                printing it aborts (tokenizers 0.23, pull request 2398)
-    precompiled_charsmap        the first number is the size of a table, and memory is reserved for
-    it a long token of a unigram   its trie is freed recursively: the stack overflows
+    continuing_subword_prefix   BPE removes as many bytes as the prefix has from the right side of each merge. If the
+                                cut is inside a character, its error message is not UTF-8, and printing it aborts
+                                (tokenizers 0.23, pull request 2398)
+    precompiled_charsmap        the first number is the size of a table, and memory is reserved for it
+    a long token of a unigram   its trie is freed recursively: the stack overflows
 
 Other corrupt content raises an exception of the library.
 """

@@ -98,8 +98,9 @@ class Program(Weights):
     implementation.
 
     width: the largest number of values of a token.    angles: rotation table of each Rope, a row
-    per position. ropes: of each rotation, before the choice by the size of the cache.
-    text_head_size: largest head of bidirectional attention.    channels: of the embeddings.
+    per position.
+    ropes: of each rotation, before the choice by the size of the cache.    text_head_size: largest
+    head of bidirectional attention.    channels: of the embeddings.
     """
 
     def __init__(self, by_columns: bool = False) -> None:

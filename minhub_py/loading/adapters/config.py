@@ -52,10 +52,13 @@ class AdapterConfig:
     """The settings of a LoRA adapter, by their names in adapter_config.json.
 
     target_modules: names or endings of names; a text is a regular expression for the full name, or
-    "all-linear". None: PEFT's choice for the architecture. ensure_weight_tying: trained copies of a
-    tied embedding also apply to the head, and the reverse. trainable_token_indices: token IDs whose
-    rows of the embedding are trained, or such IDs by module. alora_invocation_tokens: token IDs
-    that activate the adapter (models/lora.py); None: it is always active.
+    "all-linear".
+    None: PEFT's choice for the architecture.
+    ensure_weight_tying: trained copies of a tied embedding also apply to the head, and the reverse.
+    trainable_token_indices: token IDs whose rows of the embedding are trained, or such IDs by
+    module.
+    alora_invocation_tokens: token IDs that activate the adapter (models/lora.py); None: it is
+    always active.
     """
 
     r: int = 8

@@ -3,13 +3,12 @@
 Names in the file, after "base_model.model." and the Hub name of a module
 (peft/utils/save_and_load.py, 0.21):
 
-    lora_A.weight (r, in)   lora_B.weight (out, r)   lora_magnitude_vector (out,)   factors of LoRA
-    and DoRA lora_embedding_A (r, V)   lora_embedding_B (C, r)   lora_magnitude_vector (C,)   the
-    same of an embedding token_adapter.trainable_tokens_delta (n, C)
-    rows of trainable_token_indices weight, bias
-    trained copy (modules_to_save, bias) base_layer.bias
-    trained bias of a target base_layer.weight, weight                                     weight of
-    the base, of resized or adapted embeddings
+    lora_A.weight (r, in)   lora_B.weight (out, r)   lora_magnitude_vector (out,)   factors of LoRA and DoRA
+    lora_embedding_A (r, V)   lora_embedding_B (C, r)   lora_magnitude_vector (C,)   the same of an embedding
+    token_adapter.trainable_tokens_delta (n, C)                                     rows of trainable_token_indices
+    weight, bias                                                                   trained copy (modules_to_save, bias)
+    base_layer.bias                                                                trained bias of a target
+    base_layer.weight, weight                                     weight of the base, of resized or adapted embeddings
 
 `fit.py` compares the tensors with the settings and the model.
 """
@@ -38,10 +37,13 @@ class Adapter:
     """An adapter in Hub layout. Keys are Hub names, of modules or tensors.
 
     model_config: of the model with the adapter; another one than the base's if it unties the head
-    or adds tokens. factors: of linear layers.    embeddings: of embeddings, as W' = W + s B A with
-    B (V, r) and A (r, C). tokens: the trained rows (n, C) of an embedding or head.    token_ids:
-    their n token IDs. saved: trained copies of tensors of the base (modules_to_save, biases). base:
-    untrained tensors that replace the base's.    ties: head -> embedding, if the base ties them.
+    or adds tokens.
+    factors: of linear layers.    embeddings: of embeddings, as W' = W + s B A with B (V, r) and A
+    (r, C).
+    tokens: the trained rows (n, C) of an embedding or head.    token_ids: their n token IDs.
+    saved: trained copies of tensors of the base (modules_to_save, biases).
+    base: untrained tensors that replace the base's.    ties: head -> embedding, if the base ties
+    them.
     """
 
     config: AdapterConfig

@@ -59,7 +59,8 @@ class Stored:
     """The tensors of a file.
 
     factors: by Hub module and part.    copies: by kind ("plain" or a value of WRAPPERS) and Hub
-    name. names: in the file, by Hub name and part or kind.
+    name.
+    names: in the file, by Hub name and part or kind.
     """
 
     factors: dict[str, dict[str, Tensor]] = field(default_factory=dict)

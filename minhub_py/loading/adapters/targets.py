@@ -25,8 +25,9 @@ class Target:
     """A Hub module and the native layers that contain its rows.
 
     shape: (rows, columns) of the Hub's weight as outputs and inputs; of an embedding, tokens and
-    channels. layers: the native layers, each with the Hub row of each of its outputs, or None if
-    the rows are the same.
+    channels.
+    layers: the native layers, each with the Hub row of each of its outputs, or None if the rows are
+    the same.
     """
 
     module: str

@@ -2,11 +2,12 @@
 
     python get_uv.py FOLDER PIN... [WHEEL]
 
-FOLDER: receives the program. PIN: file name, "=" and SHA-256 of a wheel. WHEEL: a local file instead of a download.
-Prints the path of the program. Runs on Python 3.6 and later, also without pip. The sources, in this order: the folders
-of UV_FIND_LINKS and PIP_FIND_LINKS, pip with its configuration, the package index of UV_DEFAULT_INDEX, UV_INDEX or
-PIP_INDEX_URL, the default package index. pip and urllib use the proxies and certificates of the environment
-(HTTPS_PROXY, SSL_CERT_FILE).
+FOLDER: receives the program. PIN: file name, "=" and SHA-256 of a wheel. WHEEL: a local file
+instead of a download. Prints the path of the program. Runs on Python 3.6 and later, also without
+pip. The sources, in this order: the folders of UV_FIND_LINKS and PIP_FIND_LINKS, pip with its
+configuration, the package index of UV_DEFAULT_INDEX, UV_INDEX or PIP_INDEX_URL, the default package
+index. pip and urllib use the proxies and certificates of the environment (HTTPS_PROXY,
+SSL_CERT_FILE).
 """
 
 import hashlib

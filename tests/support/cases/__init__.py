@@ -18,9 +18,10 @@ class Cases:
 
     small: settings of all cases, as in config.json.    cases: name -> changes, so that each setting
     is in at least one case.    few: names, one for each model_type and kind of cache, for tests
-    that do not depend on other settings. gradients: names whose gradients are compared with the
-    reference's.    published: sizes on the Hub -> parameters. refused: settings -> a part of the
-    message.
+    that do not depend on other settings.
+    gradients: names whose gradients are compared with the reference's.    published: sizes on the
+    Hub -> parameters.
+    refused: settings -> a part of the message.
     """
 
     small: Mapping[str, Any]

@@ -16,8 +16,9 @@ class EncoderCases:
     """The cases of a model file.
 
     small: settings of all cases, by model_type.    cases: name -> changes, so that each setting is
-    in at least one. published: sizes on the Hub -> parameters.    refused: model_type, settings,
-    and a part of the message.
+    in at least one.
+    published: sizes on the Hub -> parameters.    refused: model_type, settings, and a part of the
+    message.
     """
 
     small: Mapping[str, Mapping[str, Any]]

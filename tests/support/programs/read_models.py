@@ -1,8 +1,7 @@
 """Run by Pythons with another version of transformers: models of folders, and their logits.
 
 read_models.py FOLDER   FOLDER/NAME/ids.safetensors contains "ids". Prints a JSON object: name ->
-error, or None after
-                        writing FOLDER/NAME/logits.safetensors
+                        error, or None after writing FOLDER/NAME/logits.safetensors
 """
 
 import json
