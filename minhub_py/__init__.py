@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.attribution import attribution as attribution
     from minhub_py.analysis.classify import classify as classify
     from minhub_py.analysis.classify import rerank as rerank
+    from minhub_py.analysis.decisions import Decisions as Decisions
+    from minhub_py.analysis.decisions import decide as decide
     from minhub_py.analysis.directions import direction as direction
     from minhub_py.analysis.embeddings import embed as embed
     from minhub_py.analysis.estimate import choose_for_coding as choose_for_coding
@@ -117,6 +119,8 @@ _HOMES = {
     "classify_tokens": "analysis.token_labels",
     "rerank": "analysis.classify",
     "annotate": "analysis.annotate",
+    "decide": "analysis.decisions",
+    "Decisions": "analysis.decisions",
     "agreement": "analysis.agreement",
     "choose_for_coding": "analysis.estimate",
     "estimate": "analysis.estimate",

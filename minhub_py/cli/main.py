@@ -16,7 +16,7 @@ from minhub_py.cli.group import Group, remember_debug
 from minhub_py.cli.jobs import replay
 from minhub_py.cli.models import convert, delete, download, inspect, list_models, verify
 from minhub_py.cli.pairs import pairs
-from minhub_py.cli.research import activations, annotate, embed, words
+from minhub_py.cli.research import activations, annotate, decide, embed, words
 from minhub_py.cli.serving import serve
 from minhub_py.cli.system import bench, devices, doctor, run_r
 from minhub_py.cli.text import generate, score
@@ -69,6 +69,7 @@ for command in (
     embed,
     activations,
     annotate,
+    decide,
     rerank,
     classify,
     entities,

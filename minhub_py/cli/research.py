@@ -1,4 +1,4 @@
-"""The commands `words`, `embed`, `activations` and `annotate`, for texts or the rows of files."""
+"""The commands `words`, `embed`, `activations`, `annotate` and `decide`, for texts or the rows of files."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -422,6 +422,68 @@ def annotate(
         "sep": sep,
     }
     jobs.run("annotate", model, texts, table, settings, loading, as_json)
+
+
+@click.command(cls=Command)
+@model_argument
+@texts_argument
+@jobs.table_options()
+@click.option(
+    "--questions",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML or JSON file with the questions by name, each with type, instructions and criteria.",
+)
+@click.option(
+    "--orders",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of orders of the options whose mean probability is the result.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the orders.")
+@click.option("--options", is_flag=True, help="Add a column prob_OPTION for each option.")
+@loading_options
+@json_option
+def decide(
+    model: str,
+    texts: tuple[str, ...],
+    questions: Path,
+    orders: int,
+    seed: int,
+    options: bool,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
+    r"""Answer typed questions about texts with a chat model.
+
+    The arguments are texts, or names of files, whose --column contains one text per row. The result
+    has one row per text and question: question, type, answer, prob (the answer's probability),
+    confidence, score (of a score question), and spread (over --orders). A question is a choice
+    between options, a score with levels, or a noul: true or false.
+
+    \b
+      tone:
+        type: choice
+        instructions: What is the tone?
+        criteria: {calm: A polite message, angry: null}
+      refund: {type: noul, instructions: Is a refund requested?}
+
+    \b
+      minhub decide MODEL "I was charged twice." --questions q.yaml
+      minhub decide MODEL in.csv --questions q.yaml --out out.csv
+
+    Nothing is generated: answers are read from the probabilities of the next token. See `minhub
+    score --help` for supported FILEs and for interrupted jobs.
+    """
+    from minhub_py.analysis.questions import DecisionSettings, parse_questions, read_questions
+
+    asked = read_questions(questions)
+    parse_questions(asked, DecisionSettings())
+    settings = {"questions": asked, "orders": orders, "seed": seed, "options": options}
+    jobs.run("decide", model, texts, table, settings, loading, as_json)
 
 
 def read_examples(path: Path) -> list[tuple[str, str]]:

@@ -396,6 +396,44 @@ def annotate(
     ]
 
 
+def decide(
+    model: Any,
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    questions: Mapping[str, Any],
+    orders: int,
+    options: bool,
+    seed: int,
+) -> list[Results]:
+    """The answer to each question about each text, one row per question."""
+    from minhub_py.analysis.decisions import answer
+
+    result, problems = answer(
+        model, tokenizer, [text.text for text in texts], questions, orders=orders, seed=seed
+    )
+    for number, problem in problems.items():
+        note_rows([texts[number]], f"the text {problem}")
+    columns = result.table(options)
+    numbers = columns.pop("text").tolist()
+    results: list[Results] = [[] for _ in texts]
+    for number, *values in zip(numbers, *map(plain, columns.values()), strict=True):
+        if number not in problems:
+            results[number].append(dict(zip(columns, values, strict=True)))
+    return results
+
+
+def decision_options(settings: Mapping[str, Any]) -> Sequence[Column]:
+    """The columns of the options of all questions."""
+    from minhub_py.analysis.questions import DecisionSettings, parse_questions
+
+    if not settings["options"]:
+        return []
+    questions = parse_questions(settings["questions"], DecisionSettings())
+    names = dict.fromkeys(option for question in questions for option in question.options)
+    return [Column(f"prob_{name}", "float64") for name in names]
+
+
 def rerank(
     model: Any,
     tokenizer: "Tokenizer",
@@ -563,6 +601,15 @@ def plain(values: Any) -> list[Any]:
     return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
 
 
+DECISION = (
+    Column("question", "string"),
+    Column("type", "string"),
+    Column("answer", "string"),
+    Column("prob", "float64"),
+    Column("confidence", "float64"),
+    Column("score", "float64"),
+    Column("spread", "float64"),
+)
 SCORE = (
     Column("tokens", "int64"),
     Column("characters", "int64"),
@@ -641,6 +688,7 @@ TASKS: Mapping[str, Task] = {
             Column(f"prob_{label['label']}", "float64") for label in settings["codebook"]["labels"]
         ],
     ),
+    "decide": Task(decide, DECISION, 256, "Deciding", more_columns=decision_options),
     "rerank": Task(
         rerank, (Column("score", "float64"),), 256, "Reranking", exact=False, models="all"
     ),

@@ -18,6 +18,7 @@ from starlette.routing import Route, Router
 from minhub_py.serve import (
     anthropic,
     completions,
+    decisions,
     embeddings,
     management,
     ollama,
@@ -242,6 +243,7 @@ POSTS: dict[str, Endpoint] = {
     "/responses/input_tokens": responses.input_tokens,
     "/embeddings": embeddings.embeddings,
     "/rerank": embeddings.rerank,
+    "/systemone": decisions.systemone,
     "/models/load": management.load,
     "/models/unload": management.unload,
     "/tokenize": tokenization.tokenize,

@@ -42,7 +42,7 @@ _LIST: list[Callable[..., Any]] = [
     embeddings.embed, embeddings.attention_weights, embeddings.logit_lens, embeddings.tuned_lens,
     encoders.masked_tokens, encoders.masked_logprobs, encoders.pseudo_logprobs, encoders.classify,
     encoders.classify_tokens, encoders.rerank,
-    labels.annotate, labels.label_agreement, labels.choose_for_coding, labels.corrected_estimate,
+    labels.annotate, labels.decide, labels.label_agreement, labels.choose_for_coding, labels.corrected_estimate,
     interventions.activations, interventions.intervene, interventions.direction, interventions.probe,
     interventions.patching, interventions.attribution, interventions.head_scores,
     chats.chat_template, chats.reply,

@@ -51,6 +51,42 @@ def annotate(
     return {"frame": frame(columns), "labels": character(book.names)}
 
 
+def decide(
+    session: Session,
+    model: Model,
+    texts: Any,
+    questions: Any,
+    orders: int,
+    seed: int,
+    options: bool,
+    tokenizer: Tokenizer | None,
+) -> dict[str, Any]:
+    """The table of minhub_py.decide, with texts that count from 1.
+
+    questions: by name, {"type", "instructions", "options", "descriptions"}.
+    """
+    from minhub_py.analysis.decisions import decide as compute
+
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    asked = {name: question_of(dict(question)) for name, question in dict(questions).items()}
+    result = compute(
+        model.module, tok, list(texts or []), asked, orders=orders, seed=seed, progress=session.progress
+    )
+    return {"frame": frame(result.table(options), from_1=("text",))}
+
+
+def question_of(question: dict[str, Any]) -> dict[str, Any]:
+    """A question of R in the form of `decide`."""
+    value = {"type": question["type"], "instructions": question.get("instructions")}
+    options = question.get("options")
+    if options is None:
+        return value
+    descriptions = vector_values(question["descriptions"])
+    if question["type"] == "score":
+        return {**value, "criteria": descriptions}
+    return {**value, "criteria": dict(zip(vector_values(options), descriptions, strict=True))}
+
+
 def label_agreement(
     session: Session,
     raters: Any,

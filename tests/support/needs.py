@@ -121,6 +121,10 @@ REQUIREMENTS: dict[str, tuple[Callable[[], object], str]] = {
             " models/templates"
         ),
     ),
+    "transformers 5.24": (
+        lambda: find_spec("transformers.decision"),
+        "transformers before 5.24 has no decisions (pip install --upgrade transformers)",
+    ),
     "transformers 4": (
         lambda: "MINHUB_TRANSFORMERS4" in os.environ,
         "MINHUB_TRANSFORMERS4 does not name a folder with transformers 4 (pip install --target)",

@@ -109,3 +109,43 @@ test_that("choose_for_coding() adds probabilities and follows set.seed()", {
   expect_identical(found$probability[[21L]], 0)
   expect_refused(choose_for_coding(data, 21), "only 20 texts have a margin")
 })
+
+a_decider <- function() {
+  the("decider", {
+    folder <- file.path(tempfile("decider"))
+    save_pretrained(a_model(), folder, tokenizer = a_tokenizer())
+    writeLines("{% for m in messages %}{{ m.content }}{% endfor %}\nAnswer:", file.path(folder, "chat_template.jinja"))
+    writeLines('{"labels": {"noul": ["Y", "N"]}}', file.path(folder, "decision.json"))
+    from_pretrained(folder)
+  })
+}
+
+test_that("decide_texts() has a row per text and question, with NA for missing texts, and resumes", {
+  model <- a_decider()
+  questions <- list(
+    tone = list(type = "choice", instructions = "What is the tone?", criteria = c(calm = "A polite message", angry = NA)),
+    sad = list(type = "noul", instructions = "Is it sad?"),
+    urgency = list(type = "score", instructions = "How urgent is it?", criteria = c("Can wait", "Today", "Now"))
+  )
+  texts <- c(a = "O Romeo", b = NA, c = "Off with his head!")
+  found <- decide_texts(model, texts, questions, options = TRUE)
+  expect_identical(names(found)[1:8], c("text", "question", "type", "answer", "prob", "confidence", "score", "spread"))
+  expect_identical(as.character(found$text), rep(c("a", "b", "c"), each = 3L))
+  expect_identical(as.character(found$question), rep(names(questions), 3L))
+  expect_identical(is.na(found$answer), rep(c(FALSE, TRUE, FALSE), each = 3L))
+  expect_equal(found$prob_calm[c(1, 7)] + found$prob_angry[c(1, 7)], c(1, 1))
+  expect_true(all(found$score[c(3, 9)] > 0 & found$score[c(3, 9)] < 2))
+  expect_identical(found$score[1:2], c(NA_real_, NA_real_))
+  alone <- decide_texts(model, texts[["c"]], questions["sad"])
+  expect_same(alone$prob, found$prob[[8L]])
+  file <- tempfile(fileext = ".rds")
+  first <- decide_texts(model, unname(texts), questions, orders = 2, resume = file)
+  expect_identical(decide_texts(model, unname(texts), questions, orders = 2, resume = file), first)
+  expect_gt(first$spread[[1L]], 0)
+  plain <- list(tone = list(type = "choice", criteria = c("calm", "angry")))
+  expect_identical(nrow(decide_texts(model, character(), plain)), 0L)
+  expect_refused(decide_texts(model, "x", list(plain)), "questions must be a named list")
+  expect_refused(decide_texts(model, "x", list(q = list(type = "open"))), 'the type of question q must be one of')
+  expect_refused(decide_texts(model, "x", list(q = list(type = "choice"))), "criteria must contain the options")
+  expect_refused(decide_texts(a_model(), "x", plain), "no chat template. Use annotate_texts()")
+})

@@ -1,0 +1,261 @@
+"""Typed decisions: questions about a text, with a probability for every answer and no generation.
+
+A question has one of three types, as in the System One API of transformers 5.24:
+
+    choice    criteria map each option to a description or None; the answer is an option
+    score     criteria list descriptions of the levels, lowest first; the answer is a level from 0
+    noul      true or false; criteria may describe both
+
+The prompt lists the options with labels of one token (Yes and No, or A, B, C, …), and the logits of
+the labels after the prompt are the scores of the options. Probabilities are a softmax of the scores
+divided by the temperature of the question's type. A repository may contain its own labels,
+temperatures and prompt (decision.json, decision_template.jinja).
+
+Questions about one text share its prefix in the KV cache, and texts are computed in batches. A
+text's results are bitwise identical to those of a single call.
+
+Sources
+    transformers' decision/ and pipelines/decision.py for prompts, answers and files.
+    Guo et al. (2017), "On Calibration of Modern Neural Networks", for temperatures.
+    Pezeshkpour and Hruschka (2024), "Large Language Models Sensitivity to the Order of Options in
+    Multiple-Choice Questions", for the mean over orders of the options.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from minhub_py.analysis.decision_prompts import (
+    DecisionPrompts,
+    InvalidTextError,
+    Prompted,
+    State,
+)
+from minhub_py.analysis.predictions import Progress, Span, predict
+from minhub_py.analysis.questions import DecisionSettings, Question, parse_questions
+from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of
+from minhub_py.models.base import LanguageModel
+from minhub_py.system.tables import Columns, Result
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Decisions(Result):
+    """The answers of `decide`.
+
+    Attributes:
+        questions: The questions, in the order of the call.
+        probabilities: For each question, (texts, options) float64; NaN for a missing text.
+        spreads: For each question, the standard deviation of each probability over the orders of
+            the options, (texts, options); zeros for one order.
+        tokens: Number of tokens of all prompts.
+    """
+
+    questions: tuple[Question, ...]
+    probabilities: tuple[Floats, ...]
+    spreads: tuple[Floats, ...]
+    tokens: int = field(default=0, repr=False)
+
+    def table(self, options: bool = False) -> Columns:
+        """One row per text and question: text and question (number and name), type, answer (None
+        for a missing text), prob (of the answer), confidence and score (NaN where the type has
+        none), and spread (of the answer's probability over the orders of the options).
+
+        options: with a column `prob_OPTION` for each option of any question.
+        """
+        rows = [
+            (number, question, probabilities[number], spreads[number])
+            for number in range(len(self.probabilities[0]))
+            for question, probabilities, spreads in zip(
+                self.questions, self.probabilities, self.spreads, strict=True
+            )
+        ]
+        answers = [None if np.isnan(p).any() else question.answer(p) for _, question, p, _ in rows]
+        best = [
+            -1 if answer is None else int(p.argmax())
+            for answer, (_, _, p, _) in zip(answers, rows, strict=True)
+        ]
+        columns: dict[str, Any] = {
+            "text": np.array([number for number, *_ in rows]),
+            "question": [question.name for _, question, *_ in rows],
+            "type": [question.type for _, question, *_ in rows],
+            "answer": [
+                None if i < 0 else question.options[i]
+                for i, (_, question, *_) in zip(best, rows, strict=True)
+            ],
+            "prob": np.array(
+                [np.nan if i < 0 else p[i] for i, (_, _, p, _) in zip(best, rows, strict=True)]
+            ),
+        }
+        for name in ("confidence", "score"):
+            columns[name] = np.array(
+                [np.nan if answer is None else answer.get(name, np.nan) for answer in answers]
+            )
+        columns["spread"] = np.array(
+            [np.nan if i < 0 else s[i] for i, (*_, s) in zip(best, rows, strict=True)]
+        )
+        if options:
+            names = dict.fromkeys(name for question in self.questions for name in question.options)
+            for name in names:
+                columns[f"prob_{name}"] = np.array(
+                    [
+                        p[question.options.index(name)] if name in question.options else np.nan
+                        for _, question, p, _ in rows
+                    ]
+                )
+        return Columns(columns)
+
+    def answers(self, text: int = 0) -> dict[str, dict[str, Any]]:
+        """The answers about a text by question, in the form of the System One API."""
+        return {
+            question.name: question.answer(probabilities[text])
+            for question, probabilities in zip(self.questions, self.probabilities, strict=True)
+        }
+
+
+def decide(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    texts: State | Iterable[State | None] | None,
+    questions: Mapping[str, Mapping[str, Any]],
+    *,
+    settings: DecisionSettings | None = None,
+    orders: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Decisions:
+    """Answer typed questions about texts: a probability for every answer, without generating.
+
+        questions = {
+            "tone": {"type": "choice", "instructions": "What is the tone?", "criteria": {"calm": None, "angry": None}},
+            "refund": {"type": "noul", "instructions": "Is a refund requested?"},
+        }
+        decide(model, tokenizer, ["I was charged twice."], questions).table()
+
+    Args:
+        model: A chat model of this package.
+        tokenizer: The model's tokenizer, whose files contain the chat template.
+        texts: The states: a text, a dict (sent as JSON), or a list of them; None for a missing
+            text.
+        questions: The questions by name, each with type, instructions and criteria.
+        settings: Labels, temperatures and prompt. Default: those of the repository.
+        orders: Number of orders of the options whose mean probability is the result. Levels of a
+            score are reversed in every second order.
+        seed: Of the random orders.
+        progress: Called with the number of processed prompts and the total.
+
+    Raises:
+        ValueError: A question is invalid or has more options than labels; a label is not one token,
+            or two labels are the same token; the model has no chat template; a text is empty, or
+            its prompt exceeds the context length.
+    """
+    rows = [texts] if texts is None or isinstance(texts, str | Mapping) else list(texts)
+    result, problems = answer(
+        model,
+        tokenizer,
+        rows,
+        questions,
+        settings=settings,
+        orders=orders,
+        seed=seed,
+        progress=progress,
+    )
+    for number, problem in problems.items():
+        raise ValueError(f"text {number} {problem}" if len(rows) > 1 else f"the text {problem}")
+    return result
+
+
+def answer(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[State | None],
+    questions: Mapping[str, Mapping[str, Any]],
+    *,
+    settings: DecisionSettings | None = None,
+    orders: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Decisions, dict[int, str]]:
+    """The result of `decide`, with NaN for texts that have a problem, and the problem of each of
+    them by number.
+    """
+    model = decoder_of(model, "decide()")
+    check_tokenizer(tokenizer, "encode_batch")
+    if settings is None:
+        settings = DecisionSettings.of(tokenizer)
+    parsed = parse_questions(questions, settings)
+    prompts = DecisionPrompts(tokenizer, settings)
+    labels = [prompts.label_ids(question) for question in parsed]
+    index = {question.name: number for number, question in enumerate(parsed)}
+    orders = check_integer("orders", orders, 1)
+    variants = [permuted(parsed, order, seed) for order in range(orders)]
+    values = [np.full((orders, len(texts), len(question.options)), np.nan) for question in parsed]
+    spans, targets, problems = list[Span](), list[tuple[int, int, int]](), dict[int, str]()
+    tokens = 0
+    for number, state in enumerate(texts):
+        if state is None:
+            continue
+        try:
+            prompted = [
+                (order, prompt)
+                for order, (ordered, _) in enumerate(variants)
+                for prompt in prompts.prompts(state, ordered)
+            ]
+            check_lengths(model, [prompt for _, prompt in prompted])
+        except InvalidTextError as error:
+            problems[number] = str(error)
+            continue
+        for order, prompt in prompted:
+            tokens += len(prompt.ids)
+            for question, mark in zip(prompt.questions, prompt.marks, strict=True):
+                spans.append(Span(prompt.ids, mark, mark + 1))
+                targets.append((order, number, index[question.name]))
+
+    def consume(logits: Tensor, found: list[int], numbers: list[int], _: list[int]) -> None:
+        for row, span in zip(found, numbers, strict=True):
+            order, number, kind = targets[span]
+            scores = logits[row, labels[kind]].double().cpu().numpy()
+            scores = scores / settings.temperature_of(parsed[kind].type)
+            weights = np.exp(scores - scores.max())
+            values[kind][order, number, variants[order][1][kind]] = weights / weights.sum()
+
+    predict(model, spans, consume, progress)
+    means, spreads = ([f(value, axis=0) for value in values] for f in (np.mean, np.std))
+    return Decisions(tuple(parsed), tuple(means), tuple(spreads), tokens), problems
+
+
+def check_lengths(model: LanguageModel, prompts: Sequence[Prompted]) -> None:
+    """InvalidTextError: a prompt exceeds the context length."""
+    limit, longest = model.config.context_length, max(len(prompt.ids) for prompt in prompts)
+    if limit is not None and longest > limit:
+        raise InvalidTextError(
+            f"has a prompt of {longest:,} tokens, but the model's context length is {limit:,}:"
+            " shorten the text"
+        )
+
+
+def permuted(
+    questions: Sequence[Question], order: int, seed: int
+) -> tuple[list[Question], list[list[int]]]:
+    """The questions with their options in an order, and the original index of each option. The first
+    order is the given one.
+    """
+    random = np.random.default_rng([seed, order])
+    results, indices = list[Question](), list[list[int]]()
+    for question in questions:
+        count = len(question.options)
+        shuffled: Iterable[int] = range(count)
+        if order and question.type == "score":
+            shuffled = reversed(range(count)) if order % 2 else range(count)
+        elif order:
+            shuffled = random.permutation(count).tolist()
+        chosen = list(shuffled)
+        results.append(question.reordered(chosen))
+        indices.append(chosen)
+    return results, indices
