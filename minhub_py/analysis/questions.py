@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from minhub_py.checkpoints.storage import read_settings
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES
 from minhub_py.system.files import read_text
+from minhub_py.system.shapes import ShapeError, Within, convert, read_json
 
 Type = Literal["noul", "choice", "score"]
 TYPES: tuple[Type, ...] = ("noul", "choice", "score")
@@ -23,6 +23,76 @@ EXAMPLES = {
     "score": '{"type": "score", "instructions": "How urgent is it?", "criteria": ["Can wait", "Today"]}',
 }
 SETTINGS, TEMPLATE = "decision.json", "decision_template.jinja"
+Content = str | dict | list | None  # type: ignore[type-arg]
+
+
+class QuestionType(TypedDict):
+    """The type of a question, which determines its form."""
+
+    type: Type
+
+
+@dataclass(frozen=True)
+class NoulForm:
+    """A noul question of a request."""
+
+    type: Literal["noul"]
+    instructions: Content = None
+    criteria: dict[str, Content] | None = None
+
+
+@dataclass(frozen=True)
+class ChoiceForm:
+    """A choice question of a request."""
+
+    type: Literal["choice"]
+    criteria: Annotated[dict[str, Content], Within(1)]
+    instructions: Content = None
+
+
+@dataclass(frozen=True)
+class ScoreForm:
+    """A score question of a request."""
+
+    type: Literal["score"]
+    criteria: Annotated[list[Content], Within(1)]
+    instructions: Content = None
+
+
+FORMS: dict[Type, Any] = {"noul": NoulForm, "choice": ChoiceForm, "score": ScoreForm}
+Labels = list[Annotated[str, Within(1)]]
+Temperature = Annotated[float, Within(1e-6, 1e6)]
+
+
+class LabelsByType(TypedDict, total=False):
+    """Labels in a decision.json."""
+
+    noul: Labels
+    choice: Labels
+    score: Labels
+
+
+class TemperatureByType(TypedDict, total=False):
+    """Temperatures in a decision.json."""
+
+    noul: Temperature
+    choice: Temperature
+    score: Temperature
+
+
+class DecisionFile(TypedDict, total=False):
+    """The content of a decision.json."""
+
+    labels: LabelsByType
+    temperature: TemperatureByType
+    noul_options: list[str]
+    sanitize_control_tokens: bool
+    adapter: str
+
+
+def by_type(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The values that are set, by type of question."""
+    return {kind: value for kind, value in (values or {}).items() if value}
 
 
 @dataclass(frozen=True)
@@ -55,47 +125,24 @@ class DecisionSettings:
     @classmethod
     def read(cls, folder: Path) -> "DecisionSettings":
         """The settings in a folder. ValueError: decision.json is invalid."""
-        values = read_settings(folder, SETTINGS)
-        where = folder / SETTINGS
-        labels, temperature = values.get("labels") or {}, values.get("temperature") or {}
-        for name, entries in (("labels", labels), ("temperature", temperature)):
-            if not isinstance(entries, Mapping) or not entries.keys() <= set(TYPES):
-                raise ValueError(
-                    f"{where}: {name} must map {', '.join(TYPES)} to values, not {brief(entries)}"
-                )
-        for kind, value in temperature.items():
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 < value < float("inf")
-            ):
-                raise ValueError(
-                    f"{where}: temperature of {kind} must be a positive number, not {brief(value)}"
-                )
-        for kind, names in labels.items():
-            if not isinstance(names, list) or not all(
-                isinstance(name, str) and name for name in names
-            ):
-                raise ValueError(
-                    f"{where}: labels of {kind} must be a list of strings, not {brief(names)}"
-                )
-        options = values.get("noul_options", ["true", "false"])
-        if not isinstance(options, list) or sorted(map(str, options)) != ["false", "true"]:
+        path, template = folder / SETTINGS, folder / TEMPLATE
+        values = read_json(path, DecisionFile) if path.exists() else DecisionFile()
+        options = values.get("noul_options") or ["true", "false"]
+        if sorted(options) != ["false", "true"]:
             raise ValueError(
-                f'{where}: noul_options must be "true" and "false" in some order, not {brief(options)}'
+                f'{path}: noul_options must be "true" and "false", not {brief(options)}'
             )
-        if values.get("adapter"):
+        if adapter := values.get("adapter"):
             raise ValueError(
-                f"{where} names an adapter: load the model with"
-                f" adapter={str(folder / str(values['adapter']))!r}, and pass"
-                " settings=DecisionSettings(…)"
+                f"{path} names an adapter: load the model with adapter={str(folder / adapter)!r},"
+                " and pass settings=DecisionSettings(…)"
             )
-        template = folder / TEMPLATE
+        sanitize = values.get("sanitize_control_tokens")
         return cls(
-            labels,
-            temperature,
+            by_type(values.get("labels")),
+            by_type(values.get("temperature")),
             tuple(options),
-            bool(values.get("sanitize_control_tokens", True)),
+            True if sanitize is None else sanitize,
             read_text(template) if template.exists() else None,
         )
 
@@ -221,49 +268,33 @@ def parse_questions(questions: Any, settings: DecisionSettings) -> list[Question
 
 def parse_question(name: str, value: Any, settings: DecisionSettings) -> Question:
     """A question. ValueError: it is invalid, or has more options than labels."""
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind not in TYPES:
-        raise ValueError(
-            f"type must be {', '.join(TYPES[:-1])} or {TYPES[-1]}, not"
-            f" {brief(kind if isinstance(value, Mapping) else value)}"
-        )
-    if unknown := sorted(value.keys() - {"type", "instructions", "criteria"}):
-        raise ValueError(
-            f"unknown field {unknown[0]!r}: a {kind} question looks like {EXAMPLES[kind]}"
-        )
-    criteria = value.get("criteria")
-    form: type = list if kind == "score" else dict
-    if not isinstance(criteria, form | None) or (kind != "noul" and not criteria):
-        raise ValueError(
-            f"criteria must contain the {'levels' if kind == 'score' else 'options'}: a {kind}"
-            f" question looks like {EXAMPLES[kind]}"
-        )
-    contents = criteria if isinstance(criteria, list) else list((criteria or {}).values())
-    for content in (value.get("instructions"), *contents):
-        if not isinstance(content, str | dict | list | None):
-            raise ValueError(
-                f"instructions and criteria must be text or JSON objects, not {brief(content)}"
-            )
-    if kind == "noul":
-        criteria = criteria or {}
-        if unknown := sorted(criteria.keys() - {"true", "false"}):
-            raise ValueError(
-                f"criteria of a noul question describe true and false, not {unknown[0]!r}"
-            )
-        criteria = {option: criteria.get(option) for option in settings.noul_options}
-    elif kind == "score":
-        criteria = {str(level): description for level, description in enumerate(criteria)}
+    kind: Type = convert(value, QuestionType)["type"]
+    example = f"a {kind} question looks like {EXAMPLES[kind]}"
+    try:
+        question = convert(value, FORMS[kind])
+    except ShapeError as error:
+        raise ValueError(f"{error.reason}: {example}") from error
+    criteria = question.criteria
+    if isinstance(question, NoulForm):
+        described = criteria or {}
+        if unknown := sorted(described.keys() - {"true", "false"}):
+            raise ValueError(f"criteria describe true and false, not {unknown[0]!r}: {example}")
+        options = {option: described.get(option) for option in settings.noul_options}
+    elif isinstance(question, ScoreForm):
+        options = {str(level): text for level, text in enumerate(question.criteria)}
+    else:
+        options = dict(question.criteria)
     labels = settings.labels_of(kind)
-    if len(labels) < len(criteria):
+    if len(labels) < len(options):
         raise ValueError(
-            f"it has {len(criteria)} options, and this model's labels allow at most {len(labels)}:"
+            f"it has {len(options)} options, and this model's labels allow at most {len(labels)}:"
             " combine options, or ask two questions"
         )
     return Question(
         name,
         kind,
-        value.get("instructions"),
-        tuple(map(str, criteria)),
-        tuple(labels[: len(criteria)]),
-        tuple(criteria.values()),
+        question.instructions,
+        tuple(options),
+        tuple(labels[: len(options)]),
+        tuple(options.values()),
     )

@@ -13,8 +13,7 @@ from paths import TEXT
 from served_models import connected, large, served
 from tokenizers import AddedToken
 
-import minhub_py
-from minhub_py import from_pretrained, save_pretrained, tokenizer_from_pretrained
+from minhub_py import from_config, from_pretrained, save_pretrained, tokenizer_from_pretrained
 from minhub_py.analysis.decisions import decide
 from minhub_py.analysis.questions import DecisionSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
@@ -91,7 +90,8 @@ def checkpoint(folder: Path, architecture: str = "llama", template: str = "chatm
     )
     torch.manual_seed(3)
     model = large(
-        getattr(minhub_py, architecture)(
+        from_config(
+            architecture,
             **ARCHITECTURES[architecture],
             vocab_size=tokenizer.get_vocab_size(),
             max_position_embeddings=1024,
@@ -220,10 +220,10 @@ def test_orders_average_the_probabilities_of_permuted_options(chat) -> None:
     [
         ({}, "questions must map names to questions"),
         ({"q": {"type": "open"}}, "question 'q': type must be noul, choice or score, not 'open'"),
-        ({"q": {"type": "choice"}}, "criteria must contain the options"),
-        ({"q": {"type": "score", "criteria": {}}}, "criteria must contain the levels"),
+        ({"q": {"type": "choice"}}, "criteria is missing|criteria must"),
+        ({"q": {"type": "score", "criteria": {}}}, "criteria must be a list"),
         ({"q": {"type": "noul", "criteria": {"yes": "x"}}}, "describe true and false, not 'yes'"),
-        ({"q": {"type": "noul", "extra": 1}}, "unknown field 'extra'"),
+        ({"q": {"type": "noul", "extra": 1}}, "extra is unknown"),
         ({"q": {"type": "choice", "criteria": dict.fromkeys(map(str, range(27)))}}, "at most 26"),
         ({"a": 1, "b": {"type": "x"}}, "question 'a'.*\nquestion 'b'"),
     ],
@@ -275,10 +275,12 @@ def test_models_without_a_chat_template_are_rejected(chat) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"labels": {"open": ["a"]}}, "labels must map noul, choice, score"),
-        ({"labels": {"noul": "ab"}}, "labels of noul must be a list"),
-        ({"temperature": {"noul": 0}}, "temperature of noul must be a positive number"),
-        ({"noul_options": ["yes", "no"]}, 'noul_options must be "true" and "false"'),
+        (
+            {"labels": {"noul": "ab"}},
+            r"decision.json: labels.noul must be a list of strings, not 'ab'",
+        ),
+        ({"temperature": {"noul": 0}}, r"temperature.noul must be a number from"),
+        ({"noul_options": ["yes", "no"]}, 'noul_options must be "true" and "false", not'),
         ({"adapter": "lora"}, "names an adapter: load the model with adapter="),
     ],
 )
