@@ -220,7 +220,7 @@ def test_orders_average_the_probabilities_of_permuted_options(chat) -> None:
     [
         ({}, "questions must map names to questions"),
         ({"q": {"type": "open"}}, "question 'q': type must be noul, choice or score, not 'open'"),
-        ({"q": {"type": "choice"}}, "criteria is missing|criteria must"),
+        ({"q": {"type": "choice"}}, "must have criteria"),
         ({"q": {"type": "score", "criteria": {}}}, "criteria must be a list"),
         ({"q": {"type": "noul", "criteria": {"yes": "x"}}}, "describe true and false, not 'yes'"),
         ({"q": {"type": "noul", "extra": 1}}, "extra is unknown"),

@@ -146,6 +146,6 @@ test_that("decide_texts() has a row per text and question, with NA for missing t
   expect_identical(nrow(decide_texts(model, character(), plain)), 0L)
   expect_refused(decide_texts(model, "x", list(plain)), "questions must be a named list")
   expect_refused(decide_texts(model, "x", list(q = list(type = "open"))), 'the type of question q must be one of')
-  expect_refused(decide_texts(model, "x", list(q = list(type = "choice"))), "criteria must contain the options")
+  expect_refused(decide_texts(model, "x", list(q = list(type = "choice"))), "criteria")
   expect_refused(decide_texts(a_model(), "x", plain), "no chat template. Use annotate_texts()")
 })
