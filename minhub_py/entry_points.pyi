@@ -11,6 +11,7 @@ from minhub_py.models.bert import Bert
 from minhub_py.models.bloom import Bloom
 from minhub_py.models.cohere import Cohere
 from minhub_py.models.cohere import Cohere2
+from minhub_py.models.deberta import Deberta
 from minhub_py.models.ernie45 import Ernie45
 from minhub_py.models.exaone4 import Exaone4
 from minhub_py.models.gemma import Gemma
@@ -212,6 +213,12 @@ __all__ = [
     "modernbert",
     "modernbert_from_config",
     "modernbert_from_pretrained",
+    "debertav2",
+    "debertav2_from_config",
+    "debertav2_from_pretrained",
+    "deberta",
+    "deberta_from_config",
+    "deberta_from_pretrained",
 ]
 
 class GPT2Settings(TypedDict, total=False):
@@ -1208,6 +1215,7 @@ class BertSettings(TypedDict, total=False):
     hidden_dropout_prob: float
     attention_probs_dropout_prob: float
     classifier_dropout: float | None
+    qa_dropout: float
     initializer_range: float
     tie_word_embeddings: bool
     bos_token_id: int | None
@@ -1267,6 +1275,46 @@ class ModernBertSettings(TypedDict, total=False):
     pad_token_id: int | None
     rope_theta: float
     rope_scaling: dict[str, Any] | None
+
+class DebertaSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    embedding_size: int | None
+    num_hidden_layers: int
+    num_attention_heads: int
+    attention_head_size: int | None
+    intermediate_size: int
+    hidden_act: str
+    max_position_embeddings: int
+    type_vocab_size: int
+    layer_norm_eps: float
+    relative_attention: bool
+    max_relative_positions: int
+    position_buckets: int
+    share_att_key: bool
+    pos_att_type: list[str] | str | None
+    norm_rel_ebd: str
+    position_biased_input: bool
+    conv_kernel_size: int
+    conv_groups: int
+    conv_act: str
+    hidden_dropout_prob: float
+    attention_probs_dropout_prob: float
+    pooler_dropout: float
+    pooler_hidden_act: str
+    pooler_hidden_size: int | None
+    cls_dropout: float | None
+    legacy: bool
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
 
 class TrainSettings(TypedDict, total=False):
     family: str | None
@@ -2557,3 +2605,47 @@ def modernbert_from_pretrained(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> ModernBert: ...
+
+def debertav2(**config: Unpack[DebertaSettings]) -> Deberta: ...
+def debertav2_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Deberta: ...
+def debertav2_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Deberta: ...
+
+def deberta(**config: Unpack[DebertaSettings]) -> Deberta: ...
+def deberta_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Deberta: ...
+def deberta_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Deberta: ...

@@ -345,6 +345,14 @@ ARCHITECTURES = {
             "modernbert", "ModernBERT", "modernbert", ("ModernBertConfig", "ModernBert"), Training({}), "answerdotai",
             published.MODERNBERT, is_encoder=True,
         ),
+        Architecture(
+            "debertav2", "DeBERTa", "deberta-v2", ("DebertaConfig", "Deberta"), Training({}), "microsoft",
+            published.DEBERTAV2, names={"debertav2": ("deberta-v2",)}, module="deberta", is_encoder=True,
+        ),
+        Architecture(
+            "deberta", "DeBERTa", "deberta", ("DebertaConfig", "Deberta"), Training({}), "microsoft",
+            published.DEBERTA, names={"deberta": ("deberta",)}, is_encoder=True,
+        ),
     )
 }  # fmt: skip
 
@@ -357,7 +365,7 @@ ENTRIES = {
 
 
 # Encoders without a model file.
-UNSUPPORTED_ENCODERS = ("albert", "deberta", "deberta-v2")
+UNSUPPORTED_ENCODERS = ("albert", "nomic_bert", "eurobert")
 
 
 def entry_of(model_type: object) -> Entry:

@@ -61,7 +61,7 @@ def roberta_heads(prefix: str) -> tuple[Row, ...]:
         *layer("classifier.dense", "head.dense", head="sequence"),
         *layer("classifier.out_proj", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
-        *layer("qa_outputs", "head.qa", head="questions"),
+        *layer("qa_outputs", "head.out", head="questions"),
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ bert = Table(
         *layer("classifier", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
         *layer("cls.seq_relationship", "head.next", head="next_sentence"),
-        *layer("qa_outputs", "head.qa", head="questions"),
+        *layer("qa_outputs", "head.out", head="questions"),
     ),
 )  # fmt: skip
 
@@ -128,7 +128,7 @@ distilbert = Table(
         *layer("pre_classifier", "head.dense", head="sequence"),
         *layer("classifier", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
-        *layer("qa_outputs", "head.qa", head="questions"),
+        *layer("qa_outputs", "head.out", head="questions"),
     ),
 )  # fmt: skip
 
@@ -151,7 +151,7 @@ electra = Table(
         *layer("classifier.dense", "head.dense", head="sequence"),
         *layer("classifier.out_proj", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
-        *layer("qa_outputs", "head.qa", head="questions"),
+        *layer("qa_outputs", "head.out", head="questions"),
     ),
 )  # fmt: skip
 

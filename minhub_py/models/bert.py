@@ -153,6 +153,8 @@ def head_of(config: "BertConfig") -> nn.Module | None:
         name = {"distilbert": "relu", "electra": "gelu"}.get(kind, "tanh")
         first = p if kind in (*ROBERTA, "electra") else 0.0
         return SequenceHead(C, labels, ACTIVATIONS[name], dropout=p, input_dropout=first)
+    if config.head == "questions":
+        return TokenHead(C, 2, dropout=config.qa_dropout if kind == "distilbert" else 0.0)
     p = config.hidden_dropout_prob if kind == "distilbert" else p
     return TokenHead(C, labels, dropout=p) if config.head == "tokens" else None
 
@@ -167,7 +169,7 @@ class BertConfig(HeadSettings):
         """
         pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
         pooler_size_per_head pooler_type directionality gradient_checkpointing sinusoidal_pos_embds
-        qa_dropout tie_weights_ summary_type summary_use_proj summary_activation
+        tie_weights_ summary_type summary_use_proj summary_activation
         summary_last_dropout summary_first_dropout generator_size
         """.split()
     )
@@ -203,6 +205,7 @@ class BertConfig(HeadSettings):
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     classifier_dropout: float | None = None  # None: hidden_dropout_prob
+    qa_dropout: float = field(default=0.1, metadata={"model_types": ("distilbert",)})
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     bos_token_id: int | None = None
