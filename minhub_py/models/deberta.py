@@ -9,8 +9,8 @@ Differences from similar architectures
               the products of a query with the distance's key and of a key with the distance's query.
     mpnet     adds a number per distance, which does not depend on the tokens.
     deberta   has a row for each distance, and its projections of distances are separate.
-    deberta-v2    has rows of distances on a logarithmic scale (position_buckets), may share the projections of distances
-              with those of tokens (share_att_key), and may have a convolution beside the first block (v2-xlarge).
+    deberta-v2    has rows of distances on a logarithmic scale (position_buckets), may project distances and tokens
+              alike (share_att_key), and may have a convolution beside the first block (v2-xlarge).
 
 Notation
     B batch rows    T positions    C channels, hidden_size    E size of the embeddings    H heads    D head size, C / H
@@ -277,8 +277,8 @@ class DebertaConfig(HeadSettings, Positions):
             raise ValueError(f"DeBERTa: norm_rel_ebd must be none or layer_norm, not {self.norm_rel_ebd}")
         if self.buckets and not 1 <= exact < self.largest_distance - 1:
             raise ValueError(
-                f"DeBERTa: position_buckets ({self.buckets}) must be at least 2 and at most twice the largest distance, "
-                f"{self.largest_distance - 2}"
+                f"DeBERTa: position_buckets ({self.buckets}) must be at least 2, and half of it less than the largest "
+                f"distance ({self.largest_distance - 1})"
             )
         if self.conv_kernel_size and (self.conv_kernel_size % 2 == 0 or C % self.conv_groups):
             raise ValueError("DeBERTa: conv_kernel_size must be odd, and hidden_size a multiple of conv_groups")

@@ -332,8 +332,8 @@ class HiddenStates:
 
 Step = (
     Embed | AddPositions | AddSinusoids | AddTypes | StoreResidual | SaveResidual | AddToSaved | LoadResidual | Norm
-    | Linear | Rotate | NormValues | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Convolution | Gate
-    | Add | Experts | Recurrent | LayerInputs | GateLayerInput | ScaleResidual | Logits | HiddenStates
+    | Linear | Rotate | NormValues | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Convolution
+    | Gate | Add | Experts | Recurrent | LayerInputs | GateLayerInput | ScaleResidual | Logits | HiddenStates
 )  # fmt: skip
 
 

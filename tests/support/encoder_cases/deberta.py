@@ -55,7 +55,7 @@ CASES = EncoderCases(
         ("deberta-v2", {"attention_head_size": 16}, "attention_head_size must be 8, not 16"),
         ("deberta-v2", {"pooler_hidden_size": 16}, "pooler_hidden_size must be 32, not 16"),
         ("deberta-v2", {"norm_rel_ebd": "other"}, "norm_rel_ebd must be none or layer_norm, not other"),
-        ("deberta-v2", {"position_buckets": 300}, r"position_buckets \(300\) must be at least 2 and at most"),
+        ("deberta-v2", {"position_buckets": 300}, r"position_buckets \(300\) must be at least 2, and half"),
         ("deberta-v2", {"conv_kernel_size": 4}, "conv_kernel_size must be odd"),
         ("deberta-v2", {"hidden_act": "mish"}, "hidden_act 'mish' is not one of"),
     ),
