@@ -207,6 +207,9 @@ __all__ = [
     "electra",
     "electra_from_config",
     "electra_from_pretrained",
+    "albert",
+    "albert_from_config",
+    "albert_from_pretrained",
     "mpnet",
     "mpnet_from_config",
     "mpnet_from_pretrained",
@@ -1206,6 +1209,8 @@ class BertSettings(TypedDict, total=False):
     hidden_size: int
     embedding_size: int | None
     num_hidden_layers: int
+    num_hidden_groups: int
+    inner_group_num: int
     num_attention_heads: int
     intermediate_size: int
     hidden_act: str
@@ -2549,6 +2554,28 @@ def electra_from_config(
     local_files_only: bool = False,
 ) -> Bert: ...
 def electra_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Bert: ...
+
+def albert(**config: Unpack[BertSettings]) -> Bert: ...
+def albert_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Bert: ...
+def albert_from_pretrained(
     identifier: str | PathLike[str],
     revision: str = "main",
     *,

@@ -339,6 +339,10 @@ ARCHITECTURES = {
             names={"electra": ("electra",)}, module="bert", is_encoder=True,
         ),
         Architecture(
+            "albert", "ALBERT", "albert", ("BertConfig", "Bert"), Training({}), "albert", published.ALBERT,
+            names={"albert": ("albert",)}, module="bert", is_encoder=True,
+        ),
+        Architecture(
             "mpnet", "MPNet", "mpnet", ("MPNetConfig", "MPNet"), Training({}), presets=published.MPNET, is_encoder=True,
         ),
         Architecture(
@@ -365,7 +369,7 @@ ENTRIES = {
 
 
 # Encoders without a model file.
-UNSUPPORTED_ENCODERS = ("albert", "nomic_bert", "eurobert")
+UNSUPPORTED_ENCODERS = ("nomic_bert", "eurobert", "gte")
 
 
 def entry_of(model_type: object) -> Entry:

@@ -384,6 +384,15 @@ ELECTRA: Sizes = {  # without the head, which detects replaced tokens
     "google/electra-small-discriminator": {"model_type": "electra"},
     "google/electra-base-discriminator": _encoder(768, 12, 12, model_type="electra", embedding_size=768),
 }
+ALBERT: Sizes = {
+    f"albert-{size}-v2": _encoder(*shape, "AlbertForMaskedLM", model_type="albert")
+    for size, shape in {
+        "base": (768, 12, 12),
+        "large": (1024, 24, 16),
+        "xlarge": (2048, 24, 16),
+        "xxlarge": (4096, 12, 64),
+    }.items()
+}
 MPNET: Sizes = {
     "microsoft/mpnet-base": {"layer_norm_eps": 1e-5, "max_position_embeddings": 514,
                              "architectures": ["MPNetForMaskedLM"]},

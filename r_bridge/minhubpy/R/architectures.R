@@ -6,7 +6,8 @@ ARCHITECTURES <- c(
   "mixtral", "olmoe", "qwen3moe", "granitemoe", "qwen35", "bloom", "xglm", "olmo3", "exaone4", "ernie45",
   "seedoss", "internlm3", "hunyuan", "starcoder2", "glm4", "cohere", "cohere2", "stablelm", "phi3", "smollm3",
   "granite", "granitehybrid", "qwen35moe", "qwen3next", "t5", "bert", "roberta", "xlmroberta", "camembert",
-  "distilbert", "electra", "mpnet", "modernbert", "debertav2", "deberta"
+  "distilbert", "electra", "albert", "mpnet", "modernbert", "debertav2",
+  "deberta"
 )
 
 #' Load a pretrained model
