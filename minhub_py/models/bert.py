@@ -12,7 +12,7 @@ Differences from similar architectures
               all tokens, and the sums with the residual stream are normed.
     roberta, xlm-roberta, camembert    count positions from the ID of the padding token, without padding tokens.
     distilbert    has no token types and no pooler.    electra    may project smaller embeddings to C.
-    albert    projects its embeddings to C. Its layers share the weights of a few groups of blocks, usually of one block.
+    albert    projects its embeddings to C. Its layers share a few groups of blocks, usually a single block.
 
 Notation
     B batch rows    T positions    C channels, hidden_size    E size of the embeddings    H heads    D head size, C / H
