@@ -431,8 +431,10 @@ def norms_between_additions(steps: Iterable[Step]) -> bool:
 
 def apply_edits(edits: Sequence[NumberedEdit], x: Tensor) -> Tensor:
     """The value x (B, T, …) after the edits of this call, each of which receives a part of the channels."""
-    number = _thread.calls[id(edits)]
-    _thread.calls[id(edits)] += 1
+    number = None
+    if any(call is not None for call, _, _ in edits):
+        number = _thread.calls[id(edits)]
+        _thread.calls[id(edits)] += 1
     for call, part, edit in edits:
         if call not in (None, number):
             continue

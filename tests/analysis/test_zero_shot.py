@@ -41,9 +41,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("hypothesis", ["This example is {}.", "This text is about {}."])
-def test_labels_and_scores_equal_transformers(
-    loaded: tuple[Any, Any, Any], multi_label: bool, hypothesis: str
-) -> None:
+def test_labels_and_scores_equal_transformers(loaded: tuple[Any, Any, Any], multi_label: bool, hypothesis: str) -> None:
     model, tokenizer, pipeline = loaded
     for labels in (["politics", "sports", "a film"], ["weather"]):
         columns = classify(model, tokenizer, TEXTS, labels, hypothesis=hypothesis, multi_label=multi_label)
