@@ -104,7 +104,9 @@ def with_stored_head(checkpoint: Checkpoint, architecture: Architecture, config:
     if head is None or checkpoint.layout != "hub":
         return config
     table = weights_map.table_of(architecture.model_type, config)
-    if any((hit := table.find(name, "hub")) and hit[1].head == config.table_head for name in checkpoint):
+    if any(
+        (hit := table.find(name, "hub")) and hit[1].head == getattr(config, "table_head", head) for name in checkpoint
+    ):
         return config
     without: ModelConfig = changed(config, {"architectures": getattr(config, "headless", None)})
     if head != "masked_lm":

@@ -128,8 +128,8 @@ def max_length_of(model: Encoder) -> int | None:
 
 def pairs_of(question: Any, context: Any) -> tuple[list[str | None], list[str | None]]:
     """The question and the context of each pair. ValueError: their numbers differ."""
-    questions = [question] if isinstance(question, str) else as_texts("question", question)
-    contexts = [context] if isinstance(context, str) else as_texts("context", context)
+    questions = as_texts("question", [question] if isinstance(question, str) else question)
+    contexts = as_texts("context", [context] if isinstance(context, str) else context)
     if isinstance(question, str):
         questions = questions * len(contexts)
     elif isinstance(context, str):

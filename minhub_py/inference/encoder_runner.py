@@ -112,8 +112,8 @@ class NativeEncoder(NativeRunner):
         call.logits = result.data_ptr()
         if self.program.distances is not None:
             call.first_distance, call.distance_count = self.program.distances.of(max(lengths))
-            shape = (3, call.distance_count, self.program.width)
-            distances = torch.empty(shape, dtype=torch.float32, device=CPU)
+            size = (3, call.distance_count, self.program.width)
+            distances = torch.empty(size, dtype=torch.float32, device=CPU)
             call.distances = distances.data_ptr()
         self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
         return result

@@ -181,7 +181,8 @@ class Deberta(Encoder):
             attn, bias = block.attention, None
             if self.distances is not None:
                 buckets, largest = self.config.buckets, self.config.largest_distance
-                bias = Disentangled(self.distances, self.distance_norm, *attn.projections, buckets, largest, dropout=p)
+                keys, queries = attn.projections
+                bias = Disentangled(self.distances, self.distance_norm, keys, queries, buckets, largest, dropout=p)
             if block.conv is not None:
                 yield SaveResidual()
             yield Linear([attn.q, attn.k, attn.v])

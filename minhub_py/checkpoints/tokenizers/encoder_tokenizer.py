@@ -186,7 +186,7 @@ def normalized_unigram(
     tokenizer = Tokenizer(models.Unigram(entries, unknown, False))
     steps = NORMALIZERS[family](settings, [normalizers.Precompiled(charsmap)] if charsmap else [])
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
-    splits = [pre_tokenizers.WhitespaceSplit()] if family == "albert" else []
+    splits: list[Any] = [pre_tokenizers.WhitespaceSplit()] if family == "albert" else []
     if family == "deberta-v2" and flag(settings, "split_by_punct"):
         splits = [pre_tokenizers.Punctuation("isolated")]
     scheme = "always" if flag(settings, "add_prefix_space") is not False else "never"
