@@ -184,7 +184,7 @@ def windows_of(model: Encoder, tokenizer: Any, question: str, context: str, size
 
 
 def types_like(first: Any, part: Any) -> list[int]:
-    """The token types of a part, by those of the first one: the library gives type 0 to all tokens of other parts."""
+    """The token types of a part, from the first one's: the library gives type 0 to all tokens of other parts."""
     types: list[int] = first.type_ids
     count = part.sequence_ids.count(1)
     if not count:
@@ -198,7 +198,7 @@ def window_of(
 ) -> Window:
     """The window of an encoding whose part of the context begins with token `start`.
 
-    The first special token stands for "no answer". As in transformers, its other occurrences, in a text that contains
+    The first special token means "no answer". As in transformers, its other occurrences, in a text that contains
     it, are not excluded from answers.
     """
     inside = np.array([number == 1 for number in part.sequence_ids])

@@ -10,7 +10,7 @@ Differences from similar architectures
     mpnet     adds a number per distance, which does not depend on the tokens.
     deberta   has a row for each distance, and its projections of distances are separate.
     deberta-v2    has rows of distances on a logarithmic scale (position_buckets), may project distances and tokens
-              alike (share_att_key), and may have a convolution beside the first block (v2-xlarge).
+              alike (share_att_key), and may have a convolution parallel to the first block (v2-xlarge).
 
 Notation
     B batch rows    T positions    C channels, hidden_size    E size of the embeddings    H heads    D head size, C / H
@@ -91,7 +91,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """conv: beside the first block of some models, from the embeddings of the text; otherwise None."""
+    """conv: of the embeddings, added after the first block of some models; otherwise None."""
 
     def __init__(self, config: "DebertaConfig", layer: int) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class DebertaConfig(HeadSettings, Positions):
 
     @property
     def score_terms(self) -> int:
-        """The number of products in a score, by which the scale divides."""
+        """The number of products in a score; its square root divides the score."""
         return 1 + len(self.score_types if self.model_type == "deberta" else set(self.score_types))
 
     @property
