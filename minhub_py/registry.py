@@ -314,11 +314,23 @@ ARCHITECTURES = {
             names={"electra": ("electra",)}, module="bert", is_encoder=True,
         ),
         Architecture(
+            "albert", "ALBERT", "albert", ("BertConfig", "Bert"), Training({}), "albert", published.ALBERT,
+            names={"albert": ("albert",)}, module="bert", is_encoder=True,
+        ),
+        Architecture(
             "mpnet", "MPNet", "mpnet", ("MPNetConfig", "MPNet"), Training({}), presets=published.MPNET, is_encoder=True,
         ),
         Architecture(
             "modernbert", "ModernBERT", "modernbert", ("ModernBertConfig", "ModernBert"), Training({}), "answerdotai",
             published.MODERNBERT, is_encoder=True,
+        ),
+        Architecture(
+            "debertav2", "DeBERTa", "deberta-v2", ("DebertaConfig", "Deberta"), Training({}), "microsoft",
+            published.DEBERTAV2, names={"debertav2": ("deberta-v2",)}, module="deberta", is_encoder=True,
+        ),
+        Architecture(
+            "deberta", "DeBERTa", "deberta", ("DebertaConfig", "Deberta"), Training({}), "microsoft",
+            published.DEBERTA, names={"deberta": ("deberta",)}, is_encoder=True,
         ),
     )
 }  # fmt: skip
@@ -332,7 +344,7 @@ ENTRIES = {
 
 
 # Encoders without a model file.
-UNSUPPORTED_ENCODERS = ("albert", "deberta", "deberta-v2")
+UNSUPPORTED_ENCODERS = ("nomic_bert", "eurobert", "gte")
 
 
 def entry_of(model_type: object) -> Entry:

@@ -45,6 +45,8 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "t5": ("q", "v"),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), ("query", "value")),
     "distilbert": ("q_lin", "v_lin"),
+    "deberta": ("in_proj",),
+    "deberta-v2": ("query_proj", "value_proj"),
 }
 ALL_LINEAR = "all-linear"
 SORTED = ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "layers_to_transform")

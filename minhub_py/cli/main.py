@@ -10,7 +10,7 @@ import gc
 import click
 
 from minhub_py.cli.chat import chat
-from minhub_py.cli.encoders import classify, entities, masked, pll, rerank
+from minhub_py.cli.encoders import answer, classify, entities, masked, pll, rerank
 from minhub_py.cli.group import Group, remember_debug
 from minhub_py.cli.jobs import replay
 from minhub_py.cli.models import convert, delete, download, inspect, list_models, verify
@@ -47,7 +47,7 @@ def main() -> None:
 
 for command in (
     list_models, download, delete, inspect, convert, verify, generate, chat, serve, score, words, pairs, embed,
-    activations, annotate, rerank, classify, entities, masked, pll, replay, train, compare,
+    activations, annotate, rerank, classify, entities, answer, masked, pll, replay, train, compare,
     bench, devices, doctor, run_r,
 ):  # fmt: skip
     main.add_command(command)

@@ -13,7 +13,10 @@ from minhub_py.models.experts import gated_mlp, route
 from minhub_py.models.layers import (
     alibi_bias,
     counted_positions,
+    disentangled_bias,
+    distance_rows,
     head_layer_norm,
+    log_buckets,
     query_growth,
     relative_bias,
     rms_norm,
@@ -66,9 +69,9 @@ def experts(
 
 
 FUNCTIONS = (
-    alibi_bias, attention, check, counted_positions, experts, gated_delta, gated_rms_norm, head_layer_norm, merge_heads,
-    query_growth, relative_bias, rms_norm, rotary_angles, rotate, route, scaled, self_attention, sinusoidal_positions,
-    split_heads,
+    alibi_bias, attention, check, counted_positions, disentangled_bias, distance_rows, experts, gated_delta,
+    gated_rms_norm, head_layer_norm, log_buckets, merge_heads, query_growth, relative_bias, rms_norm, rotary_angles,
+    rotate, route, scaled, self_attention, sinusoidal_positions, split_heads,
 )  # fmt: skip
 
 

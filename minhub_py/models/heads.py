@@ -1,4 +1,4 @@
-"""Heads of encoders: masked language model, classification of sequences, classification of tokens.
+"""Heads of encoders: masked language model, classification of sequences and of tokens, question answering.
 
 A head is called with the hidden states (B, T, C), the token embedding, and the attention mask (B, T) or None.
 
@@ -22,9 +22,10 @@ from minhub_py.models.settings import HEAD_SETTINGS, Effective
 Activation = Callable[[Tensor], Tensor]
 # The class of a transformers model, after the architecture's name -> the head.
 HEADS = {"Model": None, "ForMaskedLM": "masked_lm", "ForPreTraining": "masked_lm",
-         "ForSequenceClassification": "sequence", "ForTokenClassification": "tokens"}  # fmt: skip
+         "ForSequenceClassification": "sequence", "ForTokenClassification": "tokens",
+         "ForQuestionAnswering": "questions"}  # fmt: skip
 SUFFIXES = {None: "Model", "masked_lm": "ForMaskedLM", "sequence": "ForSequenceClassification",
-            "tokens": "ForTokenClassification"}  # fmt: skip
+            "tokens": "ForTokenClassification", "questions": "ForQuestionAnswering"}  # fmt: skip
 
 
 class MaskedLMHead(nn.Module):
@@ -89,7 +90,10 @@ class LastTokenHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Scores (B, T, L) of the labels of each token. act, norm: of an additional layer without bias, or None."""
+    """Scores (B, T, L) of the labels of each token; for question answering (B, T, 2), of an answer's start and end.
+
+    act, norm: of an additional layer without bias, or None.
+    """
 
     def __init__(
         self, size: int, labels: int, dropout: float = 0.0, act: Activation | None = None, norm: nn.Module | None = None
@@ -136,6 +140,11 @@ class HeadSettings(Effective):
         """The head of the checkpoint, from the class of the transformers model; None for other classes."""
         name = (self.architectures or [""])[0]
         return next((head for suffix, head in HEADS.items() if name.endswith(suffix)), None)
+
+    @property
+    def table_head(self) -> str | None:
+        """The head in the weight table."""
+        return self.head
 
     @property
     def headless(self) -> list[str] | None:

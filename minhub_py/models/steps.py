@@ -151,9 +151,9 @@ class Attend:
     """h = attention of q, k and v in h, (B, T, H * D); k and v are cached.
 
     scale, window, softcap, sinks, upcast: see `Past.attend_to`.    gate: as in `Rotate`; each head is multiplied by the
-    sigmoid of its gate.    bias: a `RelativeBias` or `ALiBi`, added to the scores.    causal: False for an encoder,
-    without a cache.    source: the number, among the layers that cache, of an earlier one whose keys and values are
-    used; h contains only q.
+    sigmoid of its gate.    bias: a `RelativeBias`, `ALiBi` or `Disentangled`, added to the scores.    causal: False for
+    an encoder, without a cache.    source: the number, among the layers that cache, of an earlier one whose keys and
+    values are used; h contains only q.
     """
 
     heads: int
@@ -213,6 +213,18 @@ class ShortConvolution:
     """h = c · conv(b · x) for b, c and x side by side in h, (B, T, 3C); the nn.Conv1d is over time, with a state."""
 
     conv: nn.Conv1d
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """x = x + activation(conv(the x of `SaveResidual`)): an nn.Conv1d over the positions of a text, in an encoder.
+
+    Positions outside the text are zeros.
+    """
+
+    conv: nn.Conv1d
+    activation: str
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,8 +332,8 @@ class HiddenStates:
 
 Step = (
     Embed | AddPositions | AddSinusoids | AddTypes | StoreResidual | SaveResidual | AddToSaved | LoadResidual | Norm
-    | Linear | Rotate | NormValues | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add
-    | Experts | Recurrent | LayerInputs | GateLayerInput | ScaleResidual | Logits | HiddenStates
+    | Linear | Rotate | NormValues | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Convolution
+    | Gate | Add | Experts | Recurrent | LayerInputs | GateLayerInput | ScaleResidual | Logits | HiddenStates
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 from paths import TEXT
@@ -52,13 +53,14 @@ def write_vocabulary(folder: Path, special: list[str]) -> None:
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.__getitem__)))
 
 
-def train_unigram() -> bytes:
-    """A SentencePiece model with XLM-R's settings: NFKC, and the special tokens in its order."""
+def train_unigram(**settings: Any) -> bytes:
+    """A SentencePiece model with XLM-R's settings: NFKC, and the special tokens in its order. settings: others."""
     lines = [line for line in TEXT.read_text(encoding="utf-8").splitlines() if line][:1500]
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([*lines, *(text for text in DIFFICULT[2:7] if text.strip())]), model_writer=file,
         vocab_size=800, hard_vocab_limit=False, minloglevel=2, num_threads=1, model_type="unigram",
+        **settings,
     )  # fmt: skip
     return file.getvalue()
 
