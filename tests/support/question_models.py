@@ -46,7 +46,9 @@ def write_deberta(folder: Path, head: str, **settings: Any) -> Path:
     (folder / "spm.model").write_bytes(train_unigram(**names, pad_id=0, bos_id=1, eos_id=2, unk_id=3))
     tokenizer = minhub_py.tokenizer_from_pretrained(str(folder))
     model = minhub_py.from_config(
-        "deberta-v2", **SIZES, vocab_size=tokenizer.get_vocab_size(), architectures=[f"DebertaV2{head}"], relative_attention=True,
+        "deberta-v2",
+        **SIZES,
+        vocab_size=tokenizer.get_vocab_size(), architectures=[f"DebertaV2{head}"], relative_attention=True,
         position_biased_input=False, position_buckets=32, norm_rel_ebd="layer_norm", share_att_key=True,
         pos_att_type="p2c|c2p", **settings,
     )  # fmt: skip
