@@ -72,11 +72,11 @@ def classify(
 
     Returns:
         Columns with one value per text: label (the most likely; None for a missing text, or a text
-            without tokens),
-        prob, and one column of probabilities for each label, named `prob_LABEL`. Probabilities are
-        a softmax over the labels; for one label, for `problem_type` multi_label_classification and
-        with `multi_label`, each is a sigmoid. For a regression head (`problem_type` regression),
-        only the predicted value: `value`, or `value_LABEL` for each of several outputs.
+        without tokens), prob, and one column of probabilities for each label, named `prob_LABEL`.
+        Probabilities are a softmax over the labels; for one label, for `problem_type`
+        multi_label_classification and with `multi_label`, each is a sigmoid. For a regression head
+        (`problem_type` regression), only the predicted value: `value`, or `value_LABEL` for each of
+        several outputs.
 
     Raises:
         ValueError: The model has no sequence classification head; with `labels`, it has no label
@@ -326,6 +326,8 @@ def check_classifier(config: Any, call: str) -> None:
     solution = "use a checkpoint with an architecture …ForSequenceClassification"
     if head == "tokens":
         solution = f"use {call_name('entities')} for its token classification head"
+    if head == "questions":
+        solution = f"use {call_name('answer')} for its question answering head"
     raise ValueError(
         f"{call} needs a sequence classification head, which this checkpoint does not have:"
         f" {solution}"

@@ -2,19 +2,17 @@
 
 Sources
     Warner et al. (2024), "Smarter, Better, Faster, Longer" (ModernBERT); Su et al. (2021),
-    "RoFormer", for rotary positions; Shazeer (2020), "GLU Variants", for the gated MLP; Beltagy et
-    al. (2020), "Longformer", for local attention. Hub docs: `transformers`, model_type
-    "modernbert".
+        "RoFormer", for rotary positions; Shazeer (2020), "GLU Variants", for the gated MLP; Beltagy
+        et al. (2020), "Longformer", for local attention.
+    Hub docs: `transformers`, model_type "modernbert".
 
 Differences from similar architectures
     bert      has learned positions, token types and biases, and norms the sums with the residual
-    stream. ModernBERT
-              norms the input of attention and MLP; layer 0 has no norm before attention, as the
-              embeddings are normed.
+              stream. ModernBERT norms the input of attention and MLP; layer 0 has no norm before
+              attention, as the embeddings are normed.
     gemma3    is a decoder. Both alternate global and local layers with a rope_theta each; here the
-    first of three
-              layers is global, and a local layer attends to local_attention // 2 positions on both
-              sides.
+              first of three layers is global, and a local layer attends to local_attention // 2
+              positions on both sides.
 
 Notation
     B batch rows    T positions    C channels, hidden_size    H heads    D head size, C / H    V
@@ -179,11 +177,11 @@ def head_of(config: "ModernBertConfig") -> nn.Module | None:
     if config.head == "sequence":
         pooling: Literal["cls", "mean"] = "mean" if config.classifier_pooling == "mean" else "cls"
         return SequenceHead(C, labels, act, norm_of(config), False, pooling, dropout=p)
-    return (
-        TokenHead(C, labels, dropout=p, act=act, norm=norm_of(config))
-        if config.head == "tokens"
-        else None
-    )
+    if config.head in ("tokens", "questions"):
+        return TokenHead(
+            C, labels if config.head == "tokens" else 2, dropout=p, act=act, norm=norm_of(config)
+        )
+    return None
 
 
 @dataclass(frozen=True)

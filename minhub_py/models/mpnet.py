@@ -2,12 +2,12 @@
 
 Sources
     Song et al. (2020), "MPNet: Masked and Permuted Pre-training for Language Understanding"; Raffel
-    et al. (2020), "T5", for the relative positions. Hub docs: `transformers`, model_type "mpnet".
+        et al. (2020), "T5", for the relative positions.
+    Hub docs: `transformers`, model_type "mpnet".
 
 Differences from similar architectures
     bert      has no relative positions, but token types. MPNet adds a bias per head and distance to
-    the scores, with
-              one table for all layers.
+              the scores, with one table for all layers.
     roberta   counts positions in the same way, without padding tokens; its ID of the padding token
     is a setting.
 
@@ -152,6 +152,8 @@ def head_of(config: "MPNetConfig") -> nn.Module | None:
         )
     if config.head == "sequence":
         return SequenceHead(C, labels, ACTIVATIONS["tanh"], dropout=p, input_dropout=p)
+    if config.head == "questions":
+        return TokenHead(C, 2)
     return TokenHead(C, labels, dropout=p) if config.head == "tokens" else None
 
 
