@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.activations import activations as activations
     from minhub_py.analysis.agreement import agreement as agreement
     from minhub_py.analysis.annotate import annotate as annotate
+    from minhub_py.analysis.answers import answer_questions as answer_questions
     from minhub_py.analysis.attention import attention_weights as attention_weights
     from minhub_py.analysis.attribution import attribution as attribution
     from minhub_py.analysis.classify import classify as classify
@@ -117,6 +118,7 @@ _HOMES = {
     "pseudo_logprobs": "analysis.masked",
     "classify": "analysis.classify",
     "classify_tokens": "analysis.token_labels",
+    "answer_questions": "analysis.answers",
     "rerank": "analysis.classify",
     "annotate": "analysis.annotate",
     "decide": "analysis.decisions",

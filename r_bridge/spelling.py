@@ -43,6 +43,7 @@ class RSpelling(Spelling):
         "classify": "classify_texts()",
         "rerank": "rerank()",
         "entities": "classify_tokens()",
+        "answer": "answer_questions()",
     }
 
     def setting(self, name: str, value: Any = None) -> str:

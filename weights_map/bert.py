@@ -1,4 +1,5 @@
-"""Weight tables of BERT, RoBERTa, DistilBERT and ELECTRA. All matrices are nn.Linear on both sides.
+"""Weight tables of BERT, RoBERTa, DistilBERT, ELECTRA and ALBERT. All matrices are nn.Linear on
+both sides.
 
 Files with a head have a prefix, such as `bert.`, before the names of the body; files of the body
 alone have none. Old files call the weights of layer norms gamma and beta. XLM-RoBERTa and CamemBERT
@@ -75,7 +76,7 @@ def roberta_heads(prefix: str) -> tuple[Row, ...]:
         *layer("classifier.dense", "head.dense", head="sequence"),
         *layer("classifier.out_proj", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
-        *layer("qa_outputs", "head.qa", head="questions"),
+        *layer("qa_outputs", "head.out", head="questions"),
     )
 
 
@@ -113,7 +114,7 @@ bert = Table(
         *layer("classifier", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
         *layer("cls.seq_relationship", "head.next", head="next_sentence"),
-        *layer("qa_outputs", "head.qa", head="questions"),
+        *layer("qa_outputs", "head.out", head="questions"),
     ),
 )
 
@@ -164,7 +165,7 @@ distilbert = Table(
         *layer("pre_classifier", "head.dense", head="sequence"),
         *layer("classifier", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
-        *layer("qa_outputs", "head.qa", head="questions"),
+        *layer("qa_outputs", "head.out", head="questions"),
     ),
 )
 
@@ -191,11 +192,61 @@ electra = Table(
         *layer("classifier.dense", "head.dense", head="sequence"),
         *layer("classifier.out_proj", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
-        *layer("qa_outputs", "head.qa", head="questions"),
+        *layer("qa_outputs", "head.out", head="questions"),
     ),
 )
 
-tables = (bert, roberta, distilbert, electra)
+ALBERT_BLOCK = {
+    "attention.query": "attention.q",
+    "attention.key": "attention.k",
+    "attention.value": "attention.v",
+    "attention.dense": "attention.o",
+    "attention.LayerNorm": "attention_norm",
+    "ffn": "fc1",
+    "ffn_output": "fc2",
+    "full_layer_layer_norm": "mlp_norm",
+}
+
+albert = Table(
+    model_type="albert",
+    prefix="albert.",
+    aliases=GAMMA_BETA,
+    rows=(
+        *embeddings("word", "position", "token_type"),
+        *layer("encoder.embedding_hidden_mapping_in", "project"),
+        *(
+            row
+            for name, ours in ALBERT_BLOCK.items()
+            for row in layer(
+                f"encoder.albert_layer_groups.{{}}.albert_layers.{{}}.{name}",
+                f"layers.{{}}.{{}}.{ours}",
+            )
+        ),
+        *layer("albert.pooler", "head.dense", head="sequence"),
+        *layer("pooler", "head.dense", head="pooler"),
+        *layer("predictions.dense", "head.transform", head="masked_lm"),
+        *layer("predictions.LayerNorm", "head.norm", head="masked_lm"),
+        Row("predictions.bias", "head.bias", same, head="masked_lm"),
+        Row(
+            "predictions.decoder.weight",
+            "head.decoder.weight",
+            tie("albert.embeddings.word_embeddings.weight"),
+            head="masked_lm",
+        ),
+        Row(
+            "predictions.decoder.bias",
+            "head.decoder.bias",
+            tie("predictions.bias"),
+            head="masked_lm",
+        ),
+        *layer("classifier", "head.out", head="sequence"),
+        *layer("classifier", "head.out", head="tokens"),
+        *layer("sop_classifier.classifier", "head.order", head="sentence_order"),
+        *layer("qa_outputs", "head.out", head="questions"),
+    ),
+)
+
+tables = (bert, roberta, distilbert, electra, albert)
 
 GGUF_BLOCK = {
     "attn_q": "attention.self.query",

@@ -291,7 +291,7 @@ class Table:
     def for_model(self, config: Any) -> "Table":
         """The table of a model with this config. config: None for a model without a head."""
         table = self.without_decoder() if getattr(config, "encoder_only", False) else self
-        return table.for_head(getattr(config, "head", None))
+        return table.for_head(getattr(config, "table_head", None))
 
     def without_decoder(self) -> "Table":
         """The table of the encoder of an encoder-decoder. Tensors of the decoder are unused, as in

@@ -34,7 +34,7 @@ table = Table(
         Row("decoder.bias", "head.bias", same, head="masked_lm"),
         *(
             row
-            for head in ("sequence", "tokens")
+            for head in ("sequence", "tokens", "questions")
             for row in (
                 Row("head.dense.weight", "head.dense.weight", same, head=head),
                 Row("head.norm.weight", "head.norm.weight", same, head=head),

@@ -326,6 +326,8 @@ def check_classifier(config: Any, call: str) -> None:
     solution = "use a checkpoint with an architecture …ForSequenceClassification"
     if head == "tokens":
         solution = f"use {call_name('entities')} for its token classification head"
+    if head == "questions":
+        solution = f"use {call_name('answer')} for its question answering head"
     raise ValueError(
         f"{call} needs a sequence classification head, which this checkpoint does not have:"
         f" {solution}"

@@ -30,10 +30,10 @@ same time.
 
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -67,6 +67,8 @@ ENCODER = "encoder."
 # Receives the value (B, T, size) at a point and the positions (B or 1, T); returns the new value,
 # or None.
 Edit = Callable[[Tensor, Tensor], Tensor | None]
+# the number of the module's call and the channels; None: all
+NumberedEdit = tuple[int | None, slice | None, Edit]
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Point:
     path: name of the module within the model.    size: number of channels.    layer: number, from
     1; 0 for the embeddings.    part: the channels of the module's value; None for all.    scale:
     the value at the point is the module's value times this factor, as Granite adds its outputs to
-    the residual stream.
+    the residual stream.    call: number of the module's call in a forward call, if layers share
+    modules (ALBERT); otherwise None.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Point:
     layer: int
     part: slice | None = None
     scale: float = 1.0
+    call: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Source:
     """A module whose value is a point. units: number of heads or neurons, which divide the value
     equally.
 
-    scale: see `Point`.
+    scale, call: see `Point`.
     """
 
     path: str
@@ -102,6 +106,7 @@ class Source:
     layer: int
     units: int = 0
     scale: float = 1.0
+    call: int | None = None
 
 
 class Points:
@@ -173,6 +178,12 @@ class Points:
         self.sources[f"{prefix}final"] = Source(
             tail[0] if tail else blocks[-1], "output", last, len(blocks)
         )
+        for name, source in self.sources.items():
+            block = blocks[max(source.layer, 1) - 1] if source.layer <= len(blocks) else ""
+            if blocks.count(block) > 1 and source.path.startswith(block):
+                self.sources[name] = replace(
+                    source, call=blocks[: max(source.layer, 1) - 1].count(block)
+                )
         if not (prefix == "" and self.encoder_decoder):
             self.layers = len(blocks)
 
@@ -236,15 +247,28 @@ class Points:
         for point, source in self.sources.items():
             if pattern.fullmatch(point):
                 yield Point(
-                    point, source.path, source.side, source.size, source.layer, scale=source.scale
+                    point,
+                    source.path,
+                    source.side,
+                    source.size,
+                    source.layer,
+                    scale=source.scale,
+                    call=source.call,
                 )
             elif units is not None and source.units and units.fullmatch(point):
                 for unit in range(1, source.units + 1) if number == "*" else [int(number)]:
                     if 1 <= unit <= source.units:
                         size = source.size // source.units
                         part = slice((unit - 1) * size, unit * size)
+                        name = f"{point}.{unit}"
                         yield Point(
-                            f"{point}.{unit}", source.path, source.side, size, source.layer, part
+                            name,
+                            source.path,
+                            source.side,
+                            size,
+                            source.layer,
+                            part,
+                            call=source.call,
                         )
 
     def describe(self) -> str:
@@ -335,12 +359,12 @@ _thread = threading.local()
 @contextmanager
 def positions_of(past: Past) -> Iterator[None]:
     """Make the positions of a forward call available to the edits in this thread."""
-    outer = getattr(_thread, "positions", None)
-    _thread.positions = past.positions
+    outer = getattr(_thread, "positions", None), getattr(_thread, "calls", None)
+    _thread.positions, _thread.calls = past.positions, Counter()
     try:
         yield
     finally:
-        _thread.positions = outer
+        _thread.positions, _thread.calls = outer
 
 
 class Edited:
@@ -412,10 +436,10 @@ def edited(model: LanguageModel, edits: Sequence[tuple[Point, Edit]], call: str)
     copy = eval_copy(model)
     layered(copy)
     modules = dict(copy.named_modules())
-    groups: dict[tuple[str, str], list[tuple[slice | None, Edit]]] = {}
+    groups: dict[tuple[str, str], list[NumberedEdit]] = {}
     for point, edit in edits:
         scaled = edit if point.scale == 1.0 else rescaled(edit, point.scale)
-        groups.setdefault((point.path, point.side), []).append((point.part, scaled))
+        groups.setdefault((point.path, point.side), []).append((point.call, point.part, scaled))
     for (path, side), group in groups.items():
         module = modules[path]
         # The copy shares these attributes with the model.
@@ -438,12 +462,12 @@ def layered(copy: nn.Module) -> None:
             setattr(copy, name, LayeredLSTM(child))
 
 
-def on_output(edits: Sequence[tuple[slice | None, Edit]]) -> Callable[..., Tensor]:
+def on_output(edits: Sequence[NumberedEdit]) -> Callable[..., Tensor]:
     """A forward hook that applies edits to the output of a module."""
     return lambda module, inputs, output: apply_edits(edits, output)
 
 
-def on_input(edits: Sequence[tuple[slice | None, Edit]]) -> Callable[..., tuple[Any, ...]]:
+def on_input(edits: Sequence[NumberedEdit]) -> Callable[..., tuple[Any, ...]]:
     """A forward pre-hook that applies edits to the first input of a module."""
     return lambda module, inputs: (apply_edits(edits, inputs[0]), *inputs[1:])
 
@@ -474,9 +498,17 @@ def norms_between_additions(steps: Iterable[Step]) -> bool:
     return False
 
 
-def apply_edits(edits: Sequence[tuple[slice | None, Edit]], x: Tensor) -> Tensor:
-    """The value x (B, T, …) after all edits, each of which receives a part of the channels."""
-    for part, edit in edits:
+def apply_edits(edits: Sequence[NumberedEdit], x: Tensor) -> Tensor:
+    """The value x (B, T, …) after the edits of this call, each of which receives a part of the
+    channels.
+    """
+    number = None
+    if any(call is not None for call, _, _ in edits):
+        number = _thread.calls[id(edits)]
+        _thread.calls[id(edits)] += 1
+    for call, part, edit in edits:
+        if call not in (None, number):
+            continue
         old = x if part is None else x[..., part]
         new = edit(old, _thread.positions)
         if new is not None and part is None:

@@ -24,6 +24,7 @@ OLDER_TOKENIZERS = (
     "qwen.tiktoken",
     "tekken.json",
     "sentencepiece.bpe.model",
+    "spm.model",
     "vocab.txt",
 )
 TOKENIZER_FILES = (

@@ -1,5 +1,5 @@
-"""The commands `rerank`, `classify`, `masked`, `pll` and `entities` for text encoders, for texts or
-rows of files.
+"""The commands `rerank`, `classify`, `masked`, `pll`, `entities` and `answer` of text encoders, for
+texts or files.
 """
 
 import warnings
@@ -345,6 +345,74 @@ def entities(
     """
     settings = {"aggregation": aggregation, "ignore": list(ignore), "stride": stride}
     run("entities", model, texts, settings, loading, as_json, table)
+
+
+@click.command(cls=Command)
+@model_argument
+@click.argument("question")
+@texts_argument
+@click.option(
+    "-n",
+    "--top",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of answers in each text.",
+)
+@click.option(
+    "--no-answer", is_flag=True, help="The text may not contain an answer, which is then empty."
+)
+@click.option(
+    "--max-answer",
+    type=click.IntRange(min=1),
+    default=15,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of tokens of an answer.",
+)
+@click.option(
+    "--stride",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Tokens in which two parts of a long text overlap.  [default: 128]",
+)
+@jobs.table_options()
+@loading_options
+@json_option
+def answer(
+    model: str,
+    question: str,
+    texts: tuple[str, ...],
+    top: int,
+    no_answer: bool,
+    max_answer: int,
+    stride: int | None,
+    table: dict[str, Any],
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
+    r"""Find the answers to QUESTION in texts.
+
+    MODEL has a question answering head. Prints the most likely answer in each TEXT, the positions
+    of its characters (END is exclusive) and its probability. If the arguments are names of files,
+    the texts are their rows.
+
+    \b
+      minhub answer MODEL "Where does Hamlet live?" "Hamlet lives in Denmark."
+      minhub answer MODEL "Who is the author?" in.csv --out out.csv
+
+    With --out, the output has one row per answer, with the new columns rank, answer, start, end and
+    score. See `minhub score --help` for supported FILEs and for interrupted jobs.
+    """
+    settings = {
+        "question": question,
+        "k": top,
+        "no_answer": no_answer,
+        "max_answer": max_answer,
+        "stride": stride,
+    }
+    run("answer", model, texts, settings, loading, as_json, table)
 
 
 Results = Callable[[Any, Any, list[str], Any], list[dict[str, Any]]]

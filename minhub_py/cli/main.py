@@ -11,7 +11,7 @@ import gc
 import click
 
 from minhub_py.cli.chat import chat
-from minhub_py.cli.encoders import classify, entities, masked, pll, rerank
+from minhub_py.cli.encoders import answer, classify, entities, masked, pll, rerank
 from minhub_py.cli.group import Group, remember_debug
 from minhub_py.cli.jobs import replay
 from minhub_py.cli.models import convert, delete, download, inspect, list_models, verify
@@ -73,6 +73,7 @@ for command in (
     rerank,
     classify,
     entities,
+    answer,
     masked,
     pll,
     replay,

@@ -20,7 +20,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.encoder import Encoder, EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
-from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm
+from minhub_py.models.layers import ALiBi, Disentangled, HeadLayerNorm, RMSNorm
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
@@ -31,6 +31,7 @@ from minhub_py.models.steps import (
     AddTypes,
     Attend,
     CacheEncoder,
+    Convolution,
     CrossAttend,
     DeltaRule,
     Embed,
@@ -70,6 +71,7 @@ class CodeWriter:
         self.ropes, self.biases, self.lines = list[Rope](), list[Any](), list[str]()
         self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
         self.has_heads = False  # whether q, k and v are variables
+        self.has_rows = False  # whether the rows of distances are a variable
         self.attending = 0  # layers with their own keys
         self.sources: set[int | None] = set()  # layers whose keys are used again
         self.encoder_layers = self.cross_layers = 0
@@ -132,6 +134,8 @@ class CodeWriter:
                 self.delta_rule(step)
             case ShortConvolution():
                 self.short_convolution(step)
+            case Convolution():
+                self.convolution(step)
             case Gate():
                 self.gate(step)
             case Add():
@@ -333,9 +337,10 @@ class CodeWriter:
             settings = f"{step.window or 0}, {step.causal}, {settings}"
             self.lines.append(f"h = self_attention(q, k, v, {step.scale}, {settings})")
         else:
-            self.lines.append(
-                f"h = attention(q, k, v, {self.bias(step)}, False, {step.scale}, {settings})"
+            bias = (
+                self.disentangled(step) if isinstance(step.bias, Disentangled) else self.bias(step)
             )
+            self.lines.append(f"h = attention(q, k, v, {bias}, False, {step.scale}, {settings})")
         self.lines.append(f"h = merge_heads(h{' * gate.sigmoid()' if step.gate else ''})")
 
     def cross_attend(self, step: CrossAttend) -> None:
@@ -345,6 +350,26 @@ class CodeWriter:
             f"h = merge_heads(attention(split_heads(h, {step.heads}), {k}, {v}, {settings}))"
         )
         self.cross_layers += 1
+
+    def disentangled(self, step: Attend) -> str:
+        """The bias of the scores of one layer, from q and k."""
+        bias: Disentangled = step.bias
+        if not self.has_rows:
+            settings = f"{bias.table.num_embeddings}, {bias.buckets}, {bias.max_distance}"
+            self.lines.append(
+                f"rows = distance_rows(positions[0].unsqueeze(1) - positions[0], {settings})"
+            )
+            self.has_rows = True
+        table = self.path(bias.table.weight)
+        self.lines.append(
+            f"h = {table if bias.norm is None else self.normed(table, bias.norm)}.unsqueeze(0)"
+        )
+        self.drop(bias.dropout)
+        heads = [
+            "None" if layer is None else f"split_heads({self.output(layer)}, {step.heads})"
+            for layer in (bias.keys, bias.queries)
+        ]
+        return f"disentangled_bias(q, k, {', '.join(heads)}, rows, {step.scale})"
 
     def bias(self, step: Attend) -> str:
         """The bias of the scores, which the layers of a stack share."""
@@ -415,6 +440,18 @@ class CodeWriter:
         self.lines.append("b, c, h = h.chunk(3, dim=2)")
         self.lines.append(f"h = F.pad((b * h).transpose(1, 2), [{taps - 1}, 0])")
         self.lines.append(f"h = c * F.conv1d(h, {weights}, groups={N}).transpose(1, 2)")
+
+    def convolution(self, step: Convolution) -> None:
+        conv, settings = (
+            step.conv,
+            f"padding={step.conv.kernel_size[0] // 2}, groups={step.conv.groups}",
+        )
+        weights = f"{self.path(conv.weight)}, {self.path(conv.bias)}"
+        self.lines.append(
+            f"h = F.conv1d(saved.transpose(1, 2), {weights}, {settings}).transpose(1, 2)"
+        )
+        self.drop(step.dropout)
+        self.lines.append(f"x = x + {self.activation(step.activation)}(h)")
 
     def gate(self, step: Gate) -> None:
         sizes = [self.outputs // 2] * 2 + [1] * step.sigmoid

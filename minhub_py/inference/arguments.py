@@ -86,6 +86,8 @@ def not_a_decoder(config: Any) -> str:
         calls.append("rerank" if len(config.labels) == 1 else "classify")
     elif head == "tokens":
         calls.append("entities")
+    elif head == "questions":
+        calls.append("answer")
     names = " or ".join(map(call_name, calls))
     if head == "sequence" and not config.IS_ENCODER:  # see models/encoder.py: Classifier
         return (

@@ -126,6 +126,11 @@ class NativeEncoder(NativeRunner):
         if types is not None:
             call.types = integers([type for row in types for type in row])
         call.logits = result.data_ptr()
+        if self.program.distances is not None:
+            call.first_distance, call.distance_count = self.program.distances.of(max(lengths))
+            size = (3, call.distance_count, self.program.width)
+            distances = torch.empty(size, dtype=torch.float32, device=CPU)
+            call.distances = distances.data_ptr()
         self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
         return result
 

@@ -23,6 +23,7 @@ from minhub_py.inference.native.library import (
     MXFP4,
     PANEL,
     QUERIES,
+    TEXT_QUERIES,
     Call,
     Matrix,
     UnsupportedError,
@@ -60,7 +61,10 @@ class NativeRunner(TorchRunner):
             raise UnsupportedError(f"the C decoder is {library.opened().detail}")
         check_unmodified(model)
         self.kernels = library.kernels()
-        self.program = program = Program(isinstance(model, Encoder))
+        is_encoder = isinstance(model, Encoder)
+        self.program = program = Program(
+            is_encoder, model.config.context_length if is_encoder else None
+        )
         self.encoder: Any = (
             program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
         )
@@ -238,7 +242,17 @@ class NativeRunner(TorchRunner):
         """Numbers that a thread needs for bidirectional attention to a text."""
         size = self.program.text_head_size
         # TEXT_WORKSPACE in C
-        return (tokens + 16) * (2 * (size + 16) + QUERIES) + QUERIES * (size + 32)
+        workspace = (tokens + 16) * (2 * (size + 16) + QUERIES) + QUERIES * (size + 32)
+        if self.program.distances is None:
+            return workspace
+        keys = (tokens + TEXT_QUERIES + 64) * size  # DISTANCE_WORKSPACE in C
+        return (
+            workspace
+            + keys
+            + QUERIES * (tokens + TEXT_QUERIES + 192)
+            + TEXT_QUERIES * tokens
+            + 16 * size
+        )
 
     def _new_call(
         self,

@@ -37,6 +37,7 @@ from minhub_py.inference.native import library
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices, Packed
+from minhub_py.models.layers import Disentangled
 from minhub_py.models.steps import (
     Add,
     Attend,
@@ -431,6 +432,8 @@ def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tupl
                 yield from ((layer, kind) for layer in step.layers if len(layer.weight) > 1)
             case Add() | Recurrent():
                 yield step.layer, kind
+            case Attend() if isinstance(step.bias, Disentangled):
+                yield from ((layer, kind) for layer in step.bias.projections)
             case Experts():
                 matrices = [*step.gate_up, step.down]
                 yield from (

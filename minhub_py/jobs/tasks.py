@@ -574,6 +574,21 @@ def entities(
     return results
 
 
+def answer(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, question: str, **settings: Any
+) -> list[Results]:
+    """The answers to the question in each text, one row per answer."""
+    from minhub_py.analysis.answers import answer_questions
+
+    columns = answer_questions(
+        model, tokenizer, question, [text.text for text in texts], **settings
+    )
+    names, results = [column.name for column in ANSWERS], list[Results]([] for _ in texts)
+    for number, *values in zip(*(plain(columns[name]) for name in ("text", *names)), strict=True):
+        results[number].append(dict(zip(names, values, strict=True)))
+    return results
+
+
 def note_rows(texts: Sequence[Text], problem: str) -> None:
     """Note why rows have no result."""
     for text in texts:
@@ -654,6 +669,13 @@ ENTITIES = (
     Column("label", "string"),
     Column("prob", "float64"),
 )
+ANSWERS = (
+    Column("rank", "int64"),
+    Column("answer", "string"),
+    Column("start", "int64"),
+    Column("end", "int64"),
+    Column("score", "float64"),
+)
 WORDS = (Column("word_n", "int64"), Column("word", "string"), *WORD_VALUES)
 
 TASKS: Mapping[str, Task] = {
@@ -704,4 +726,5 @@ TASKS: Mapping[str, Task] = {
     "pseudo": Task(pseudo, PSEUDO, 128, "Scoring", models="encoders"),
     "pseudo_tokens": Task(pseudo_tokens, PSEUDO_TOKENS, 128, "Scoring", models="encoders"),
     "entities": Task(entities, ENTITIES, 256, "Classifying", models="encoders"),
+    "answer": Task(answer, ANSWERS, 256, "Answering", models="encoders"),
 }

@@ -121,7 +121,8 @@ def with_stored_head(
     if head is None:
         return config
     table = weights_map.table_of(architecture.model_type, config)
-    if any((hit := table.find(name, "hub")) and hit[1].head == head for name in names):
+    stored = getattr(config, "table_head", head)
+    if any((hit := table.find(name, "hub")) and hit[1].head == stored for name in names):
         return config
     without = replace(config, **{"architectures": getattr(config, "headless", None)})
     if head != "masked_lm":

@@ -1,19 +1,21 @@
-"""BERT, an encoder with bidirectional attention, with RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT
-and ELECTRA.
+"""BERT, an encoder with bidirectional attention, with RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT,
+ELECTRA, ALBERT.
 
 Sources
     Devlin et al. (2019), "BERT"; Liu et al. (2019), "RoBERTa"; Conneau et al. (2020), "Unsupervised
         Cross-lingual Representation Learning at Scale" (XLM-R); Martin et al. (2020), "CamemBERT";
-        Sanh et al. (2019), "DistilBERT"; Clark et al. (2020), "ELECTRA".
+        Sanh et al. (2019), "DistilBERT"; Clark et al. (2020), "ELECTRA"; Lan et al. (2020),
+        "ALBERT".
     Hub docs: `transformers`, model_types "bert", "roberta", "xlm-roberta", "camembert",
-        "distilbert" and "electra".
+        "distilbert", "electra" and "albert".
 
 Differences from similar architectures
     GPT-2     attends to previous positions only, and norms the input of attention and MLP. Here all
               tokens attend to all tokens, and the sums with the residual stream are normed.
     roberta, xlm-roberta, camembert    count positions from the ID of the padding token, without
     padding tokens. distilbert    has no token types and no pooler.    electra    may project
-    smaller embeddings to C.
+    smaller embeddings to C. albert    projects its embeddings to C. Its layers share a few groups
+    of blocks, usually a single block.
 
 Notation
     B batch rows    T positions    C channels, hidden_size    E size of the embeddings    H heads
@@ -53,36 +55,33 @@ NAMES = {
     "camembert": "Camembert",
     "distilbert": "DistilBert",
     "electra": "Electra",
+    "albert": "Albert",
 }
 ROBERTA = ("roberta", "xlm-roberta", "camembert")
 
 
 class Attention(nn.Module):
-    def __init__(self, config: "BertConfig", layer: int) -> None:
+    def __init__(self, config: "BertConfig") -> None:
         super().__init__()
         C = config.hidden_size
-        self.layer, self.heads, self.dropout = (
-            layer,
-            config.num_attention_heads,
-            config.attention_probs_dropout_prob,
-        )
+        self.heads, self.dropout = config.num_attention_heads, config.attention_probs_dropout_prob
         self.scale = (C // self.heads) ** -0.5
         self.q, self.k, self.v, self.o = (nn.Linear(C, C) for _ in range(4))
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
+    def forward(self, x: Tensor, past: Past, layer: int) -> Tensor:
         # (B, H, T, D) each
-        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.q, self.k, self.v))
+        q, k, v = (split_heads(project(x), self.heads) for project in (self.q, self.k, self.v))
         dropout = self.dropout if self.training else 0.0
         # (B, H, T, D)
-        y = past.attend(self.layer, q, k, v, scale=self.scale, causal=False, dropout=dropout)
+        y = past.attend(layer, q, k, v, scale=self.scale, causal=False, dropout=dropout)
         return self.o(merge_heads(y))
 
 
 class Block(nn.Module):
-    def __init__(self, config: "BertConfig", layer: int) -> None:
+    def __init__(self, config: "BertConfig") -> None:
         super().__init__()
         C, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
-        self.attention = Attention(config, layer)
+        self.attention = Attention(config)
         self.attention_norm = nn.LayerNorm(C, eps=eps)
         self.fc1, self.fc2 = nn.Linear(C, inner), nn.Linear(inner, C)
         self.mlp_norm = nn.LayerNorm(C, eps=eps)
@@ -90,10 +89,13 @@ class Block(nn.Module):
             ACTIVATIONS[config.hidden_act],
             nn.Dropout(config.hidden_dropout_prob),
         )
+        self.mlp_dropout = nn.Dropout(
+            0.0 if config.model_type == "albert" else config.hidden_dropout_prob
+        )
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        x = self.attention_norm(x + self.dropout(self.attention(x, past)))
-        return self.mlp_norm(x + self.dropout(self.fc2(self.act(self.fc1(x)))))
+    def forward(self, x: Tensor, past: Past, layer: int) -> Tensor:
+        x = self.attention_norm(x + self.dropout(self.attention(x, past, layer)))
+        return self.mlp_norm(x + self.mlp_dropout(self.fc2(self.act(self.fc1(x)))))
 
 
 class Bert(Encoder):
@@ -113,10 +115,15 @@ class Bert(Encoder):
             nn.Embedding(config.type_vocab_size, E) if config.model_type != "distilbert" else None
         )
         self.norm = nn.LayerNorm(E, eps=eps)
-        self.project = nn.Linear(E, C) if E != C else None
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.project = nn.Linear(E, C) if E != C or config.model_type == "albert" else None
+        self.layers = nn.ModuleList()  # of blocks; of ALBERT's groups of blocks
+        for _ in range(
+            config.num_hidden_layers if config.model_type != "albert" else config.num_hidden_groups
+        ):
+            group = (Block(config) for _ in range(config.inner_group_num))
+            self.layers.append(
+                nn.ModuleList(group) if config.model_type == "albert" else Block(config)
+            )
         self.drop = nn.Dropout(config.hidden_dropout_prob)
         self.head = head_of(config)
         self.init_weights(config.initializer_range)
@@ -124,6 +131,15 @@ class Bert(Encoder):
     @property
     def token_embedding(self) -> nn.Module:
         return self.embed_tokens
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The block of each layer."""
+        if self.config.model_type != "albert":
+            return list(self.layers)
+        count = self.config.num_hidden_layers
+        groups: list[Any] = [self.layers[int(i / (count / len(self.layers)))] for i in range(count)]
+        return [block for group in groups for block in group]
 
     def positions(self, idx: Tensor, past: Past) -> Tensor:
         """The row of the position embedding for each token (B or 1, T)."""
@@ -138,12 +154,11 @@ class Bert(Encoder):
         x = self.drop(self.norm(x))
         if self.project is not None:
             x = self.project(x)  # (B, T, C)
-        for block in self.layers:
-            x = block(x, past)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, past, layer)
         return x
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         act, p = self.config.hidden_act, self.drop.p
         yield Embed(self.embed_tokens)
         yield AddPositions(
@@ -155,14 +170,14 @@ class Bert(Encoder):
         if self.project is not None:
             yield Linear([self.project])
             yield StoreResidual()
-        for block in self.layers:
+        for block in self.blocks:
             attn = block.attention
             yield Linear([attn.q, attn.k, attn.v])
             yield Attend(attn.heads, attn.heads, attn.scale, causal=False, dropout=attn.dropout)
             yield Add(attn.o, dropout=p)
             yield Norm(block.attention_norm, to_residual=True)
             yield Linear([block.fc1], act)
-            yield Add(block.fc2, dropout=p)
+            yield Add(block.fc2, dropout=block.mlp_dropout.p)
             yield Norm(block.mlp_norm, to_residual=True)
         yield HiddenStates(self.config.hidden_size)
 
@@ -177,7 +192,7 @@ def head_of(config: "BertConfig") -> nn.Module | None:
         else config.classifier_dropout
     )
     if config.head == "masked_lm":
-        act = ACTIVATIONS[config.hidden_act if kind in ("bert", "distilbert") else "gelu"]
+        act = ACTIVATIONS[config.hidden_act if kind in ("bert", "distilbert", "albert") else "gelu"]
         norm = nn.LayerNorm(E, eps=config.layer_norm_eps)
         own_bias = kind not in ("distilbert", "electra")
         return MaskedLMHead(
@@ -187,6 +202,8 @@ def head_of(config: "BertConfig") -> nn.Module | None:
         name = {"distilbert": "relu", "electra": "gelu"}.get(kind, "tanh")
         first = p if kind in (*ROBERTA, "electra") else 0.0
         return SequenceHead(C, labels, ACTIVATIONS[name], dropout=p, input_dropout=first)
+    if config.head == "questions":
+        return TokenHead(C, 2, dropout=config.qa_dropout if kind == "distilbert" else 0.0)
     p = config.hidden_dropout_prob if kind == "distilbert" else p
     return TokenHead(C, labels, dropout=p) if config.head == "tokens" else None
 
@@ -201,8 +218,9 @@ class BertConfig(HeadSettings):
         """
         pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
         pooler_size_per_head pooler_type directionality gradient_checkpointing sinusoidal_pos_embds
-        qa_dropout tie_weights_ summary_type summary_use_proj summary_activation
+        tie_weights_ summary_type summary_use_proj summary_activation
         summary_last_dropout summary_first_dropout generator_size
+        net_structure_type gap_size num_memory_blocks down_scale_factor layers_to_keep
         """.split()
     )
     ONLY_VALUE: ClassVar = {
@@ -210,7 +228,7 @@ class BertConfig(HeadSettings):
         "is_causal": False,
         "position_embedding_type": "absolute",
     }
-    # DistilBERT's names of the settings.
+    # DistilBERT's and ALBERT's names of the settings.
     ALIASES: ClassVar = {
         "distilbert": {
             "dim": "hidden_size",
@@ -221,34 +239,35 @@ class BertConfig(HeadSettings):
             "dropout": "hidden_dropout_prob",
             "attention_dropout": "attention_probs_dropout_prob",
             "seq_classif_dropout": "classifier_dropout",
-        }
+        },
+        "albert": {"classifier_dropout_prob": "classifier_dropout"},
     }
     DEFAULTS: ClassVar = {
         "bert": {},
         "roberta": {"vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
-        "xlm-roberta": {
-            "vocab_size": 30522,
-            "pad_token_id": 1,
-            "bos_token_id": 0,
-            "eos_token_id": 2,
-        },
+        "xlm-roberta": {"vocab_size": 30522, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         "camembert": {"vocab_size": 30522, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         "distilbert": {"classifier_dropout": 0.2},
-        "electra": {
-            "hidden_size": 256,
-            "num_attention_heads": 4,
-            "intermediate_size": 1024,
-            "embedding_size": 128,
-        },
-    }
+        "electra": {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
+        "albert": {"vocab_size": 30000, "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384,
+                   "embedding_size": 128, "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0,
+                   "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.1, "bos_token_id": 2,
+                   "eos_token_id": 3},
+    }  # fmt: skip
 
     model_type: str = "bert"
     vocab_size: int = 30522
     hidden_size: int = 768
     embedding_size: int | None = field(  # None: hidden_size
-        default=None, metadata={"range": (1, 2**24), "model_types": ("electra",)}
+        default=None, metadata={"range": (1, 2**24), "model_types": ("electra", "albert")}
     )
     num_hidden_layers: int = field(default=12, metadata={"range": (1, 4096)})
+    num_hidden_groups: int = field(
+        default=1, metadata={"range": (1, 4096), "model_types": ("albert",)}
+    )
+    inner_group_num: int = field(
+        default=1, metadata={"range": (1, 4096), "model_types": ("albert",)}
+    )
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     hidden_act: str = field(default="gelu", metadata={"choices": tuple(ACTIVATIONS)})
@@ -258,6 +277,7 @@ class BertConfig(HeadSettings):
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     classifier_dropout: float | None = None  # None: hidden_dropout_prob
+    qa_dropout: float = field(default=0.1, metadata={"model_types": ("distilbert",)})
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     bos_token_id: int | None = None
@@ -272,6 +292,11 @@ class BertConfig(HeadSettings):
             )
         if self.model_type == "distilbert" and self.layer_norm_eps != 1e-12:
             raise ValueError("BERT: a distilbert model has layer_norm_eps 1e-12")
+        if self.num_hidden_groups > self.num_hidden_layers:
+            raise ValueError(
+                f"BERT: num_hidden_groups ({self.num_hidden_groups}) must be at most"
+                f" num_hidden_layers ({self.num_hidden_layers})"
+            )
 
     @property
     def uncounted_token(self) -> int | None:

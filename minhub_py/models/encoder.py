@@ -25,7 +25,7 @@ class EncoderConfig(ModelConfig, Protocol):
 
     @property
     def head(self) -> str | None:
-        """The head of the checkpoint: "masked_lm", "sequence", "tokens" or None."""
+        """The head of the checkpoint: "masked_lm", "sequence", "tokens", "questions" or None."""
 
     @property
     def labels(self) -> list[str]:
@@ -64,7 +64,8 @@ class Encoder(LanguageModel):
         states (B, T, C).
 
         A masked-LM head returns logits (B, T, V); a sequence classification head (B, labels); a
-        token classification head (B, T, labels).
+        token classification head (B, T, labels); a question answering head (B, T, 2), the scores of
+        an answer's start and end.
 
         attention_mask: (B, T), 1 or True for tokens and 0 or False for padding; default: no
         padding. Results at padding tokens are meaningless.

@@ -1,4 +1,5 @@
-"""Heads of encoders: masked language model, classification of sequences, classification of tokens.
+"""Heads of encoders: masked language model, classification of sequences and of tokens, question
+answering.
 
 A head is called with the hidden states (B, T, C), the token embedding, and the attention mask (B,
 T) or None.
@@ -29,12 +30,14 @@ HEADS = {
     "ForPreTraining": "masked_lm",
     "ForSequenceClassification": "sequence",
     "ForTokenClassification": "tokens",
+    "ForQuestionAnswering": "questions",
 }
 SUFFIXES = {
     None: "Model",
     "masked_lm": "ForMaskedLM",
     "sequence": "ForSequenceClassification",
     "tokens": "ForTokenClassification",
+    "questions": "ForQuestionAnswering",
 }
 
 
@@ -122,8 +125,10 @@ class LastTokenHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Scores (B, T, L) of the labels of each token. act, norm: of an additional layer without bias,
-    or None.
+    """Scores (B, T, L) of the labels of each token; for question answering (B, T, 2), of an
+    answer's start and end.
+
+    act, norm: of an additional layer without bias, or None.
     """
 
     def __init__(
@@ -180,6 +185,11 @@ class HeadSettings(Effective):
         """
         name = (self.architectures or [""])[0]
         return next((head for suffix, head in HEADS.items() if name.endswith(suffix)), None)
+
+    @property
+    def table_head(self) -> str | None:
+        """The head in the weight table."""
+        return self.head
 
     @property
     def headless(self) -> list[str] | None:

@@ -14,6 +14,7 @@ Notation
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -131,6 +132,54 @@ def distance_buckets(
     return buckets + half * (distances > 0) if bidirectional else buckets
 
 
+def log_buckets(distances: Tensor, count: int, max_distance: int) -> Tensor:
+    """The bucket, between -count and count, of each distance: query position minus key position. He
+    et al. (2021).
+
+    Distances up to count / 2 have a bucket each. Larger distances share buckets on a logarithmic
+    scale, and `max_distance` - 1 is in the last one before `count`.    count: 0 for a bucket for
+    each distance.
+    """
+    if count == 0:
+        return distances
+    exact = count // 2
+    back = distances.abs().clamp(min=exact)
+    # The logarithms are float32, as in transformers: rounding decides the bucket at the limits.
+    scale = torch.log(
+        torch.tensor((max_distance - 1) / exact, dtype=torch.float32, device=distances.device)
+    )
+    beyond = torch.ceil(torch.log(back / exact) / scale * (exact - 1)).long() + exact
+    return torch.where(distances.abs() <= exact, distances, beyond * distances.sign())
+
+
+def distance_rows(distances: Tensor, rows: int, count: int, max_distance: int) -> Tensor:
+    """The row of each distance in a table with this number of `rows`, whose middle is distance 0;
+    see `log_buckets`.
+    """
+    return (log_buckets(distances, count, max_distance) + rows // 2).clamp(0, rows - 1)
+
+
+def disentangled_bias(
+    q: Tensor, k: Tensor, keys: Tensor | None, queries: Tensor | None, rows: Tensor, scale: float
+) -> Tensor:
+    """The bias (B, H, T, T) of scores between content and relative positions. He et al. (2021),
+    "DeBERTa".
+
+    scale · (q · keys of the distance + k · queries of the distance), for q and k (B, H, T, D).
+    keys, queries: of all distances, (1, H, rows, D), or None.    rows: the row of each query and
+    key, (T, T).
+    """
+    shape = [q.size(0), q.size(1), rows.size(0), rows.size(1)]
+    bias = torch.zeros(shape, dtype=q.dtype, device=q.device)
+    if keys is not None:
+        bias = bias + (q @ keys.transpose(2, 3)).gather(3, rows.expand(shape))
+    if queries is not None:
+        bias = bias + (k @ queries.transpose(2, 3)).gather(3, rows.t().expand(shape)).transpose(
+            2, 3
+        )
+    return bias * scale
+
+
 def relative_bias(
     weight: Tensor, queries: Tensor, keys: Tensor, max_distance: int, bidirectional: bool
 ) -> Tensor:
@@ -189,6 +238,33 @@ class ALiBi:
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S)."""
         return alibi_bias(list(self.slopes), queries, keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Disentangled:
+    """The arguments of `disentangled_bias` as a model's layers.
+
+    table: the embedding (rows, C) of the distances.    norm: of its rows, or None.    keys,
+    queries: the projections of its rows, nn.Linear or a replacement, or None.    buckets,
+    max_distance: see `log_buckets`.    dropout: of the rows.
+    """
+
+    table: nn.Embedding
+    norm: nn.LayerNorm | None
+    keys: Any
+    queries: Any
+    buckets: int
+    max_distance: int
+    dropout: float = 0.0
+
+    @property
+    def projections(self) -> list[Any]:
+        """The projections that exist."""
+        return [layer for layer in (self.keys, self.queries) if layer is not None]
+
+    def rows(self, distances: Tensor) -> Tensor:
+        """See `distance_rows`."""
+        return distance_rows(distances, self.table.num_embeddings, self.buckets, self.max_distance)
 
 
 class RelativeBias(nn.Embedding):

@@ -177,11 +177,11 @@ def head_of(config: "ModernBertConfig") -> nn.Module | None:
     if config.head == "sequence":
         pooling: Literal["cls", "mean"] = "mean" if config.classifier_pooling == "mean" else "cls"
         return SequenceHead(C, labels, act, norm_of(config), False, pooling, dropout=p)
-    return (
-        TokenHead(C, labels, dropout=p, act=act, norm=norm_of(config))
-        if config.head == "tokens"
-        else None
-    )
+    if config.head in ("tokens", "questions"):
+        return TokenHead(
+            C, labels if config.head == "tokens" else 2, dropout=p, act=act, norm=norm_of(config)
+        )
+    return None
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,8 @@ def head_of(config: "MPNetConfig") -> nn.Module | None:
         )
     if config.head == "sequence":
         return SequenceHead(C, labels, ACTIVATIONS["tanh"], dropout=p, input_dropout=p)
+    if config.head == "questions":
+        return TokenHead(C, 2)
     return TokenHead(C, labels, dropout=p) if config.head == "tokens" else None
 
 

@@ -281,6 +281,15 @@ ELECTRA: Sizes = {  # without the head, which detects replaced tokens
     "google/electra-small-discriminator": {"model_type": "electra"},
     "google/electra-base-discriminator": _encoder(768, 12, 12, model_type="electra", embedding_size=768),
 }
+ALBERT: Sizes = {
+    f"albert-{size}-v2": _encoder(*shape, "AlbertForMaskedLM", model_type="albert")
+    for size, shape in {
+        "base": (768, 12, 12),
+        "large": (1024, 24, 16),
+        "xlarge": (2048, 24, 16),
+        "xxlarge": (4096, 12, 64),
+    }.items()
+}
 MPNET: Sizes = {
     "microsoft/mpnet-base": {"layer_norm_eps": 1e-5, "max_position_embeddings": 514,
                              "architectures": ["MPNetForMaskedLM"]},
@@ -291,4 +300,25 @@ MODERNBERT: Sizes = {
     "ModernBERT-large": {"hidden_size": 1024, "intermediate_size": 2624, "num_hidden_layers": 28,
                          "num_attention_heads": 16, "classifier_pooling": "mean",
                          "architectures": ["ModernBertForMaskedLM"]},
+}
+
+
+def _deberta(C: int, layers: int, heads: int, **settings: Any) -> dict[str, Any]:
+    """Without a head: the published ones detect replaced tokens, or are not trained."""
+    settings = {"model_type": "deberta-v2", "pos_att_type": "p2c|c2p", **settings}
+    return _encoder(C, layers, heads, relative_attention=True, position_biased_input=False, **settings)
+
+
+_DEBERTA3 = {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+DEBERTA: Sizes = {
+    f"deberta-{size}": _deberta(*shape, model_type="deberta", vocab_size=50265)
+    for size, shape in {"base": (768, 12, 12), "large": (1024, 24, 16)}.items()
+}
+DEBERTAV2: Sizes = {
+    "deberta-v2-xlarge": _deberta(1536, 24, 24, **_DEBERTA3, conv_kernel_size=3, conv_act="gelu"),
+    "deberta-v3-xsmall": _deberta(384, 12, 6, **_DEBERTA3),
+    "deberta-v3-small": _deberta(768, 6, 12, **_DEBERTA3),
+    "deberta-v3-base": _deberta(768, 12, 12, **_DEBERTA3),
+    "deberta-v3-large": _deberta(1024, 24, 16, **_DEBERTA3),
+    "mdeberta-v3-base": _deberta(768, 12, 12, **_DEBERTA3, vocab_size=251000),
 }

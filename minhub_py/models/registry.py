@@ -570,6 +570,18 @@ ARCHITECTURES = {
             is_encoder=True,
         ),
         Architecture(
+            "albert",
+            "ALBERT",
+            "albert",
+            ("BertConfig", "Bert"),
+            Training({}),
+            "albert",
+            published.ALBERT,
+            names={"albert": ("albert",)},
+            module="bert",
+            is_encoder=True,
+        ),
+        Architecture(
             "mpnet",
             "MPNet",
             "mpnet",
@@ -588,6 +600,29 @@ ARCHITECTURES = {
             published.MODERNBERT,
             is_encoder=True,
         ),
+        Architecture(
+            "debertav2",
+            "DeBERTa",
+            "deberta-v2",
+            ("DebertaConfig", "Deberta"),
+            Training({}),
+            "microsoft",
+            published.DEBERTAV2,
+            names={"debertav2": ("deberta-v2",)},
+            module="deberta",
+            is_encoder=True,
+        ),
+        Architecture(
+            "deberta",
+            "DeBERTa",
+            "deberta",
+            ("DebertaConfig", "Deberta"),
+            Training({}),
+            "microsoft",
+            published.DEBERTA,
+            names={"deberta": ("deberta",)},
+            is_encoder=True,
+        ),
     )
 }
 
@@ -602,7 +637,7 @@ ENTRIES = {
 
 
 # Encoders without a model file.
-UNSUPPORTED_ENCODERS = ("albert", "deberta", "deberta-v2")
+UNSUPPORTED_ENCODERS = ("nomic_bert", "eurobert", "gte")
 
 
 def entry_of(model_type: object) -> Entry:

@@ -162,9 +162,10 @@ class Attend:
     """h = attention of q, k and v in h, (B, T, H * D); k and v are cached.
 
     scale, window, softcap, sinks, upcast: see `Past.attend_to`.    gate: as in `Rotate`; each head
-    is multiplied by the sigmoid of its gate.    bias: a `RelativeBias` or `ALiBi`, added to the
-    scores.    causal: False for an encoder, without a cache.    source: the number, among the
-    layers that cache, of an earlier one whose keys and values are used; h contains only q.
+    is multiplied by the sigmoid of its gate.    bias: a `RelativeBias`, `ALiBi` or `Disentangled`,
+    added to the scores.    causal: False for an encoder, without a cache.    source: the number,
+    among the layers that cache, of an earlier one whose keys and values are used; h contains only
+    q.
     """
 
     heads: int
@@ -228,6 +229,19 @@ class ShortConvolution:
     """
 
     conv: nn.Conv1d
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """x = x + activation(conv(the x of `SaveResidual`)): an nn.Conv1d over the positions of a text,
+    in an encoder.
+
+    Positions outside the text are zeros.
+    """
+
+    conv: nn.Conv1d
+    activation: str
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,6 +370,7 @@ Step = (
     | CacheEncoder
     | DeltaRule
     | ShortConvolution
+    | Convolution
     | Gate
     | Add
     | Experts

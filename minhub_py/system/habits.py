@@ -22,6 +22,7 @@ COMMANDS = {
     "finetune": "train", "fine-tune": "train", "sft": "train",
     "embedding": "embed", "embeddings": "embed", "encode": "embed",
     "perplexity": "score", "ppl": "score", "surprisal": "words", "ner": "entities",
+    "qa": "answer", "squad": "answer",
     "benchmark": "bench",
 }  # fmt: skip
 # Other name -> option, with a value if the name implies one. A name can mean several options, in

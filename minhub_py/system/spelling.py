@@ -32,6 +32,7 @@ class Spelling:
         "classify": "classify()",
         "rerank": "rerank()",
         "entities": "classify_tokens()",
+        "answer": "answer_questions()",
     }
 
     def setting(self, name: str, value: object = None) -> str:

@@ -41,7 +41,7 @@ _LIST: list[Callable[..., Any]] = [
     pairs.read_pairs, pairs.pair_logprobs, pairs.suite_results, pairs.pair_accuracies,
     embeddings.embed, embeddings.attention_weights, embeddings.logit_lens, embeddings.tuned_lens,
     encoders.masked_tokens, encoders.masked_logprobs, encoders.pseudo_logprobs, encoders.classify,
-    encoders.classify_tokens, encoders.rerank,
+    encoders.classify_tokens, encoders.answer_questions, encoders.rerank,
     labels.annotate, labels.decide, labels.label_agreement, labels.choose_for_coding, labels.corrected_estimate,
     interventions.activations, interventions.intervene, interventions.direction, interventions.probe,
     interventions.patching, interventions.attribution, interventions.head_scores,

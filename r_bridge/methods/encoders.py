@@ -115,6 +115,41 @@ def classify_tokens(
     return {"frame": labelled, "labels": character(labels)}
 
 
+def answer_questions(
+    session: Session,
+    model: Model,
+    question: Any,
+    texts: Any,
+    n: int,
+    no_answer: bool,
+    max_answer: int,
+    stride: int | None,
+    tokenizer: Tokenizer | None,
+) -> Frame:
+    """The columns of minhub_py.answer_questions, with texts and characters that count from 1. NA
+    for missing texts.
+    """
+    from minhub_py.analysis.answers import answer_questions as compute
+
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    columns = compute(
+        model.module,
+        tok,
+        question,
+        texts,
+        k=n,
+        no_answer=no_answer,
+        max_answer=max_answer,
+        stride=stride,
+        progress=session.progress,
+    )
+    missing = columns["start"] < 0
+    columns |= {name: np.ma.MaskedArray(columns[name], missing) for name in ("start", "end")}
+    return frame(
+        columns, "text", "rank", "answer", "start", "end", "score", from_1=("text", "start")
+    )
+
+
 def rerank(
     session: Session,
     model: Model,

@@ -70,7 +70,13 @@ def decide(
     tok = find_tokenizer(model, tokenizer, needed=True)
     asked = {name: question_of(dict(question)) for name, question in dict(questions).items()}
     result = compute(
-        model.module, tok, list(texts or []), asked, orders=orders, seed=seed, progress=session.progress
+        model.module,
+        tok,
+        list(texts or []),
+        asked,
+        orders=orders,
+        seed=seed,
+        progress=session.progress,
     )
     return {"frame": frame(result.table(options), from_1=("text",))}
 

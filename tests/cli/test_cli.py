@@ -521,6 +521,7 @@ def test_help_is_whole_at_every_width(
         "": 1,
         "activations": 2,
         "annotate": 3,
+        "answer": 2,
         "classify": 3,
         "embed": 3,
         "entities": 2,

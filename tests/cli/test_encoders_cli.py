@@ -29,6 +29,7 @@ from encoders import write_sentence_encoder as write_sentences
 from fast_python import python
 
 from minhub_py import (
+    answer_questions,
     classify,
     classify_tokens,
     embed,
@@ -400,6 +401,26 @@ def test_wrong_calls_of_pll_say_what_to_change(
         "pll", GPT2, write_csv(tmp_path / "a.csv", text=["a"]), "--out", "x.csv"
     )
     assert "add --out" in failed("pll", masked_lm, "a", "--overwrite", status=2)
+
+
+# answer
+
+
+def test_answers_equal_the_function(tmp_path: Path) -> None:
+    model = str(write_encoder(tmp_path / "model", "BertForQuestionAnswering"))
+    file = write_csv(tmp_path / "in.csv", text=[TEXTS[0], "", *TEXTS[1:]])
+    columns = answer_questions(*load(model), "Who sat?", TEXTS, k=2, no_answer=True, max_answer=3)
+    options = ["--top", "2", "--no-answer", "--max-answer", "3"]
+    rows = json.loads(done("answer", model, "Who sat?", *TEXTS, *options, "--json"))
+    assert [row["text"] for row in rows] == [TEXTS[number] for number in columns["text"]]
+    done("answer", model, "Who sat?", file, *options, "--out", str(tmp_path / "out.csv"))
+    written = [row for row in read_csv(tmp_path / "out.csv") if row["rank"]]
+    for name in ("rank", "answer", "start", "end"):
+        assert [row[name] for row in rows] == list(columns[name])
+        assert [row[name] for row in written] == [str(value) for value in columns[name]]
+    assert [np.float32(row["score"]) for row in written] == list(columns["score"])
+    assert "use minhub answer" in failed("classify", model, "a")
+    assert "needs a question answering head" in failed("answer", GPT2, "Who?", "a")
 
 
 # entities

@@ -9,6 +9,7 @@ from encoders import (
     write_cross_encoder,
     write_entailment_model,
     write_masked_lm,
+    write_question_model,
     write_sentence_encoder,
     write_token_classifier,
 )
@@ -72,5 +73,6 @@ def publish(hub: HubServer, folder: Path) -> None:
         ("cross-encoder/nli-MiniLM2-L6-H768", write_entailment_model),
         ("cross-encoder/ms-marco-MiniLM-L6-v2", write_cross_encoder),
         ("dslim/bert-base-NER", write_token_classifier),
+        ("distilbert/distilbert-base-cased-distilled-squad", write_question_model),
     ):
         hub.add(name, write(folder / name))

@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 from paths import TEXT
@@ -62,8 +63,10 @@ def write_vocabulary(folder: Path, special: list[str]) -> None:
     )
 
 
-def train_unigram() -> bytes:
-    """A SentencePiece model with XLM-R's settings: NFKC, and the special tokens in its order."""
+def train_unigram(**settings: Any) -> bytes:
+    """A SentencePiece model with XLM-R's settings: NFKC, and the special tokens in its order.
+    settings: others.
+    """
     lines = [line for line in TEXT.read_text(encoding="utf-8").splitlines() if line][:1500]
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -74,6 +77,7 @@ def train_unigram() -> bytes:
         minloglevel=2,
         num_threads=1,
         model_type="unigram",
+        **settings,
     )
     return file.getvalue()
 

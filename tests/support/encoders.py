@@ -130,6 +130,10 @@ def write_token_classifier(folder: Path) -> Path:
     return write_encoder(folder, "BertForTokenClassification", id2label=labels)
 
 
+def write_question_model(folder: Path) -> Path:
+    return write_encoder(folder, "BertForQuestionAnswering")
+
+
 def write_entailment_model(folder: Path) -> Path:
     labels = {"0": "contradiction", "1": "neutral", "2": "entailment"}
     return write_encoder(folder, "BertForSequenceClassification", id2label=labels)

@@ -4,28 +4,37 @@
     mpnet                       WordPiece (vocab.txt): <s> A </s>, <s> A </s></s> B </s>
     roberta                     byte-level BPE (vocab.json, merges.txt), with the same special tokens
     xlm-roberta, camembert      SentencePiece unigram (sentencepiece.bpe.model), with the same special tokens
+    deberta                     byte-level BPE (vocab.json, merges.txt), with BERT's special tokens
+    deberta-v2, albert          SentencePiece unigram (spm.model, spiece.model), with BERT's special tokens
 
 Normalization of WordPiece: control characters are removed, CJK characters are separated, and by
 default letters become lower case without accents. Words are split at whitespace and punctuation. A
 word over 100 characters, or with a part that is not in the vocabulary, becomes one unknown token.
 
-The last two shift the IDs of the SentencePiece file, because fairseq's vocabulary begins with its
-own special tokens.
+XLM-RoBERTa and CamemBERT shift the IDs of the SentencePiece file, because fairseq's vocabulary
+begins with its own special tokens.
 
 Sources: Schuster & Nakajima (2012) and Wu et al. (2016) for WordPiece; transformers' tokenizers for
 the settings.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
 from types import MappingProxyType
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from minhub_py.checkpoints.tokenizers.sentencepiece import NORMAL, SPACE, UNIGRAM, SentencePiece
+from minhub_py.checkpoints.tokenizers.sentencepiece import (
+    NORMAL,
+    SPACE,
+    UNIGRAM,
+    UNKNOWN,
+    SentencePiece,
+)
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 from minhub_py.system.files import read_text
 
@@ -61,12 +70,19 @@ class EncoderFamily:
     tokens: Mapping[str, Any] = field(default_factory=lambda: ROBERTA)
 
 
+MASK = {"content": "[MASK]", "lstrip": True}
 FAMILIES = {
     "bert": EncoderFamily("vocab.txt", BERT),
     "mpnet": EncoderFamily("vocab.txt", MappingProxyType({**ROBERTA, "unk_token": "[UNK]"})),
     "roberta": EncoderFamily("vocab.json"),
     "xlm-roberta": EncoderFamily("sentencepiece.bpe.model"),
     "camembert": EncoderFamily("sentencepiece.bpe.model"),
+    "deberta": EncoderFamily("vocab.json", MappingProxyType({**BERT, "mask_token": MASK})),
+    "deberta-v2": EncoderFamily("spm.model", BERT),
+    "albert": EncoderFamily(
+        "spiece.model",
+        MappingProxyType({**BERT, "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": MASK}),
+    ),
     "modernbert": EncoderFamily("tokenizer.json", BERT),  # of GGUF files
 }
 # tokenizer_class, without Tokenizer or TokenizerFast -> family.
@@ -78,9 +94,18 @@ CLASSES = {
     "Roberta": "roberta",
     "XLMRoberta": "xlm-roberta",
     "Camembert": "camembert",
+    "Deberta": "deberta",
+    "DebertaV2": "deberta-v2",
+    "Albert": "albert",
 }
 # Files of encoders only, and the family if neither tokenizer_class nor model_type states another.
-ENCODER_FILES = {"vocab.txt": "bert", "sentencepiece.bpe.model": "xlm-roberta"}
+ENCODER_FILES = {
+    "vocab.txt": "bert",
+    "sentencepiece.bpe.model": "xlm-roberta",
+    "spm.model": "deberta-v2",
+}
+
+NUMBER_COMMA = re.compile(r"\d,$")
 
 
 def family_of(path: Path, tokenizer_class: Any, model_type: Any) -> str | None:
@@ -153,10 +178,13 @@ def flag(settings: Mapping[str, Any], name: str) -> bool | None:
 
 
 def unigram_tokenizer(model: SentencePiece, family: str, settings: Mapping[str, Any]) -> Tokenizer:
-    """XLM-RoBERTa's or CamemBERT's tokenizer. ValueError: the file is not a unigram model."""
+    """The tokenizer of a SentencePiece file. ValueError: the file is not a unigram model."""
     if model.model_type != UNIGRAM:
         raise ValueError("it is not a unigram model")
     entries = [(piece.text, piece.score) for piece in model.pieces]
+    if family in NORMALIZERS:
+        unknown = next(id for id, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
+        return normalized_unigram(entries, unknown, model.charsmap, family, settings)
     if family == "camembert":
         before = [
             ("<s>NOTUSED", 0.0),
@@ -180,6 +208,56 @@ def unigram_tokenizer(model: SentencePiece, family: str, settings: Mapping[str, 
     return words_of_unigram(
         entries, model.charsmap, prefix=flag(settings, "add_prefix_space") is not False
     )
+
+
+def deberta_steps(settings: Mapping[str, Any], charsmap: list[Any]) -> Iterator[Any]:
+    """DeBERTa's normalizers, version 2 and 3."""
+    if flag(settings, "do_lower_case"):
+        yield normalizers.Lowercase()
+    yield normalizers.Strip()
+    yield from charsmap
+
+
+def albert_steps(settings: Mapping[str, Any], charsmap: list[Any]) -> Iterator[Any]:
+    """ALBERT's normalizers."""
+    yield from (normalizers.Replace("``", '"'), normalizers.Replace("''", '"'))
+    if not flag(settings, "keep_accents"):
+        yield from (normalizers.NFKD(), normalizers.StripAccents())
+    if flag(settings, "do_lower_case") is not False:
+        yield normalizers.Lowercase()
+    yield from charsmap
+
+
+NORMALIZERS = {"deberta-v2": deberta_steps, "albert": albert_steps}
+
+
+def normalized_unigram(
+    entries: list[tuple[str, float]],
+    unknown: int,
+    charsmap: bytes,
+    family: str,
+    settings: Mapping[str, Any],
+) -> Tokenizer:
+    """The tokenizer of a family in NORMALIZERS. entries: pieces with scores; unknown: the ID of the
+    unknown token.
+    """
+    if family == "albert":  # prefers "9" and "," to "9,", as in ALBERT's training
+        entries = [(text, score - 100 * bool(NUMBER_COMMA.search(text))) for text, score in entries]
+    elif all(text != "[MASK]" for text, _ in entries):  # the file of DeBERTa has no mask
+        entries = [*entries, ("[MASK]", 0.0)]
+    check_lengths(text for text, _ in entries)
+    tokenizer = Tokenizer(models.Unigram(entries, unknown, False))
+    steps = NORMALIZERS[family](settings, [normalizers.Precompiled(charsmap)] if charsmap else [])
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
+    splits: list[Any] = [pre_tokenizers.WhitespaceSplit()] if family == "albert" else []
+    if family == "deberta-v2" and flag(settings, "split_by_punct"):
+        splits = [pre_tokenizers.Punctuation("isolated")]
+    scheme = "always" if flag(settings, "add_prefix_space") is not False else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.Metaspace(SPACE, scheme)]
+    )
+    tokenizer.decoder = decoders.Metaspace(SPACE, scheme)
+    return tokenizer
 
 
 def words_of_unigram(
@@ -219,7 +297,9 @@ def surround_pairs(
             (end, ids[end]), (start, ids[start]), trim_offsets=True, add_prefix_space=prefix
         )
         return
-    second = f"$B:1 {end}:1" if family in ("bert", "modernbert") else f"{end} $B {end}"
+    second = (
+        f"$B:1 {end}:1" if FAMILIES[family].tokens["cls_token"] == "[CLS]" else f"{end} $B {end}"
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start} $A {end}",
         pair=f"{start} $A {end} {second}",

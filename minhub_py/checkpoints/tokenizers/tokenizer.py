@@ -4,7 +4,7 @@
     vocab.json, merges.txt              byte-level BPE (GPT-2); without merges.txt, characters
     tokenizer.model, spiece.model       SentencePiece (Llama 2, Mistral, T5), or tiktoken (Llama 3)
     qwen.tiktoken, tekken.json          tiktoken, and Mistral's format
-    sentencepiece.bpe.model, vocab.txt  SentencePiece and WordPiece of encoders (encoder_tokenizer)
+    sentencepiece.bpe.model, vocab.txt, spm.model    SentencePiece and WordPiece of encoders (encoder_tokenizer)
     vocab.dat, rules.dat                word-level BPE of christianb93's MLLM
     model.gguf                          a GGUF file
 

@@ -40,7 +40,8 @@ enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID, SQUARED_RELU };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
-       NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN, PREDICTION_INPUTS };
+       NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN, PREDICTION_INPUTS, DISTANCES, DISTANCE_LINEAR,
+       NEIGHBORS };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -86,7 +87,7 @@ typedef struct {
             int64_t size;
             float epsilon;
         } norm;
-        linear_layer linear;               /* LINEAR; layer_of finds those of the next three */
+        linear_layer linear;               /* LINEAR, DISTANCE_LINEAR; layer_of finds those of the next three */
         struct {                           /* ADD */
             linear_layer linear;
             const float *norm;             /* RMS norm of the outputs, or NULL */
@@ -119,6 +120,8 @@ typedef struct {
             const float *sinks;            /* of each head, or NULL */
             const float *bias;             /* by head and distance, from -reach to reach; or NULL */
             const float *slopes;           /* ALiBi: of each head, times the distance; or NULL */
+            const int32_t *rows;           /* CONTENT_KEYS, CONTENT_QUERIES: of DISTANCES, by the query's position minus the
+                                              key's; points to distance 0 */
             int64_t window;                /* attended positions, including the own one; 0: all */
             int32_t heads, kv_heads, head_size;
             int32_t gate;                  /* size of the gate after each query head */
@@ -146,6 +149,12 @@ typedef struct {
         struct { const float *factor; int64_t size; } scale;
         struct { matrix tokens; const float *token_norm, *hidden_norm; float epsilon; } prediction_inputs;
         struct { int64_t size; } hidden_states;
+        struct {                           /* DISTANCES */
+            matrix table;                  /* embeddings of distances */
+            const float *weight, *bias;    /* of the norm of a row; or NULL */
+            float epsilon;
+        } distances;
+        struct { int64_t count, size; } neighbors; /* positions side by side, numbers of each */
     };
 } operation;
 
@@ -157,6 +166,9 @@ enum {
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
     NO_KEYS = 4,                      /* ATTEND: only q, to the keys and values that an earlier operation cached in `layer` */
+    CONTENT_KEYS = 8, CONTENT_QUERIES = 16, /* ATTEND, BIDIRECTIONAL: adds the products of queries with the keys of distances,
+                                         and of keys with the queries of distances */
+    TO_QUERIES = 1,                   /* DISTANCE_LINEAR: the result are the queries of distances, not their keys */
     BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides; without a cache */
 };
 
@@ -178,6 +190,8 @@ typedef struct {
     float *logits;        /* (output_count, V), or (output_count, C) of HIDDEN_STATES */
     float *hidden;        /* (tokens, C): gets the inputs of LOGITS, of all tokens, or NULL; PREDICTION_INPUTS reads it first */
     float *x, *h, *g, *saved, *inputs; /* buffers (tokens, width); inputs: of LAYER_INPUTS */
+    float *distances;     /* buffer (3, distance_count, width): embeddings of distances, their keys, their queries */
+    int64_t first_distance, distance_count; /* the rows of DISTANCES that the texts need */
     float *low;           /* buffer (MAX_TOKENS, width) for the product with low_a */
     float *codes;         /* buffer of MAX_CHOICES floats, followed by MAX_TOKENS * (width * 5 / 4 + BF16_PADDING) 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */
@@ -244,6 +258,8 @@ typedef struct { /* a block of queries of one head; all its tokens are in the ca
     const float *bias;      /* as in `query` */
     const float *sink;
     int64_t reach;
+    const float *distance_keys, *distance_queries; /* of row 0 of DISTANCES, `stride` numbers from row to row; or NULL */
+    const int32_t *rows;    /* of DISTANCES; as in `operation` */
     float *out;             /* of the text's first token */
     int64_t out_stride;
     float *workspace;       /* TEXT_WORKSPACE(tokens, D) numbers */
@@ -251,6 +267,9 @@ typedef struct { /* a block of queries of one head; all its tokens are in the ca
 
 /* Keys, values and the scores of QUERIES tokens with their outputs, rounded up to vectors of 16. */
 #define TEXT_WORKSPACE(tokens, D) (((tokens) + 16) * (2 * ((D) + 16) + QUERIES) + QUERIES * ((D) + 32))
+/* The same for distances: their keys, the scores of QUERIES tokens and of TEXT_QUERIES tokens, and some rows. */
+#define DISTANCE_WORKSPACE(tokens, D) \
+    (((tokens) + TEXT_QUERIES + 64) * (D) + QUERIES * ((tokens) + TEXT_QUERIES + 192) + TEXT_QUERIES * (tokens) + 16 * (D))
 
 typedef void linear_kernel(const product *p);
 

@@ -74,14 +74,19 @@ KINDS = {
     "scale": 26,
     "join": 27,
     "prediction_inputs": 28,
+    "distances": 29,
+    "distance_linear": 30,
+    "neighbors": 31,
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
 NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES = 4, 8, 4, 1
+CONTENT_KEYS, CONTENT_QUERIES, TO_QUERIES = 8, 16, 1
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 # selected experts of all tokens of a call; experts of a layer
 MAX_CHOICES, MAX_EXPERTS = 2048, 1024
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
+TEXT_QUERIES = 96  # tokens of a text that attend together
 # tokens that attend together; weights that are unpacked together, in floats
 QUERIES, PANEL = 6, 1 << 15
 
@@ -102,6 +107,10 @@ integer_array, pointer_array = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ct
 
 def integers(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(values))(*values)
+
+
+def int32_array(values: Sequence[int]) -> Any:
+    return (ctypes.c_int32 * len(values))(*values)
 
 
 def pointers(tensors: Sequence[Tensor]) -> Any:
@@ -192,6 +201,7 @@ class Parameters(ctypes.Union):
                 sinks=pointer,
                 bias=pointer,
                 slopes=pointer,
+                rows=pointer,
                 window=int64,
                 heads=int32,
                 kv_heads=int32,
@@ -243,6 +253,8 @@ class Parameters(ctypes.Union):
             structure(tokens=Matrix, token_norm=pointer, hidden_norm=pointer, epsilon=float32),
         ),
         ("hidden_states", structure(size=int64)),
+        ("distances", structure(table=Matrix, weight=pointer, bias=pointer, epsilon=float32)),
+        ("neighbors", structure(count=int64, size=int64)),
     ]
 
 
@@ -254,6 +266,7 @@ SHARED = {
     "join": "norm",
     "combine": "experts",
     "cross_attend": "attend",
+    "distance_linear": "linear",
 }
 
 
@@ -292,14 +305,15 @@ class Call(ctypes.Structure):
         ("threads", ctypes.c_int32), ("outputs", integer_array), ("output_count", ctypes.c_int64),
         ("logits", ctypes.c_void_p), ("hidden", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
         ("g", ctypes.c_void_p),
-        ("saved", ctypes.c_void_p), ("inputs", ctypes.c_void_p), ("low", ctypes.c_void_p),
+        ("saved", ctypes.c_void_p), ("inputs", ctypes.c_void_p), ("distances", ctypes.c_void_p),
+        ("first_distance", ctypes.c_int64), ("distance_count", ctypes.c_int64), ("low", ctypes.c_void_p),
         ("codes", ctypes.c_void_p), ("width", ctypes.c_int64), ("scratch", ctypes.c_void_p),
         ("scratch_width", ctypes.c_int64),
     ]  # fmt: skip
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 29 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 30 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

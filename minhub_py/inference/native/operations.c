@@ -253,13 +253,17 @@ static void attend_text_chunk(void *context, int64_t chunk, int thread) {
         const int64_t position = c->positions[m], start = m - position, length = c->encoder_lengths[m];
         if (position % TEXT_QUERIES) continue;
         const float *in = t->in + start * c->width, *k = in + H * queries + kv_head * D;
+        /* of row 0, which may be before the buffer */
+        const float *distances = op->attend.rows ? c->distances - c->first_distance * c->width + head * D : NULL;
         const text_head text = {
             .q = in + head * queries, .k = k, .v = k + G * D, .stride = c->width, .D = D, .first = position,
             .queries = min64(length - position, TEXT_QUERIES), .tokens = length, .window = op->attend.window,
             .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
             .bias = op->attend.bias ? op->attend.bias + head * (2 * R + 1) + R : NULL,
             .sink = op->attend.sinks ? op->attend.sinks + head : NULL, .out = t->out + start * c->width + head * D,
-            .out_stride = c->width, .workspace = scratch(c, thread)};
+            .distance_keys = op->flags & CONTENT_KEYS ? distances + c->distance_count * c->width : NULL,
+            .distance_queries = op->flags & CONTENT_QUERIES ? distances + 2 * c->distance_count * c->width : NULL,
+            .rows = op->attend.rows, .out_stride = c->width, .workspace = scratch(c, thread)};
         kernels.attend_text(&text);
         for (int64_t i = position; i < position + text.queries && op->attend.gate; i++)
             kernels.gate(text.q + i * c->width + D, text.out + i * c->width, text.out + i * c->width, D, SIGMOID);
@@ -319,6 +323,17 @@ static void cache_heads(const call *c, int layer, int64_t G, int64_t D, void *to
     for (int64_t head = 0; head < G; head++)
         store(to, ((c->rows[m] * G + head) * size + c->positions[m] % size) * D, in + m * c->width + head * D, D,
               c->cache_dtype);
+}
+
+/* The saved residual stream at token m and the positions around it, side by side; zeros outside its text. */
+static void neighbors(const operation *op, const call *c, float *out, int64_t m) {
+    const int64_t count = op->neighbors.count, size = op->neighbors.size;
+    float *to = out + m * c->width;
+    for (int64_t i = 0; i < count; i++, to += size) {
+        const int64_t distance = i - count / 2, position = c->positions[m] + distance;
+        if (position < 0 || position >= c->encoder_lengths[m]) memset(to, 0, size * sizeof(float));
+        else memcpy(to, c->saved + (m + distance) * c->width, size * sizeof(float));
+    }
 }
 
 /* Operations on each token. out: the residual stream x, which norms read. */
@@ -719,6 +734,22 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
                 for (int64_t i = 0; i < size; i++) x[m * width + i] += in[m * width + i];
                 memcpy(in + m * width, x + m * width, size * sizeof(float));
             }
+            break;
+        case DISTANCES:
+            for (int64_t i = 0; i < c->distance_count; i++) {
+                float *row = c->distances + i * width;
+                kernels.unpack_row(&op->distances.table, c->first_distance + i, row);
+                if (op->distances.weight)
+                    kernels.norm(row, op->distances.weight, op->distances.bias, op->distances.epsilon,
+                                 op->distances.table.columns, row);
+            }
+            break;
+        case DISTANCE_LINEAR:
+            linear(op, c, c->distances, c->distances + (op->flags & TO_QUERIES ? 2 : 1) * c->distance_count * width,
+                   c->distance_count, alone);
+            break;
+        case NEIGHBORS:
+            for (int64_t m = 0; m < c->tokens; m++) neighbors(op, c, in, m);
             break;
         case SAVE: memcpy(c->saved, x, c->tokens * width * sizeof(float)); break;
         case COPY: memcpy(in, x, c->tokens * width * sizeof(float)); break;

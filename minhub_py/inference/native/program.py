@@ -8,6 +8,7 @@ logits equal the logits of a float32 model with the same weights, except that th
 keys and values to 16 bits.
 """
 
+import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from minhub_py.inference.native.library import (
     BIDIRECTIONAL,
     BLOCKS,
+    CONTENT_KEYS,
+    CONTENT_QUERIES,
     DTYPES,
     FROM_SAVED,
     INTERLEAVED,
@@ -32,12 +35,14 @@ from minhub_py.inference.native.library import (
     NO_KEYS,
     NORM_LAST,
     REPLACES,
+    TO_QUERIES,
     TO_STREAM,
     LinearLayer,
     Matrix,
     Operation,
     UnsupportedError,
     code_of,
+    int32_array,
     new_operation,
 )
 from minhub_py.inference.native.weights import FLOATS, Weights, check_memory, rounded
@@ -45,6 +50,7 @@ from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import ExpertWeights
 from minhub_py.models.layers import (
     ALiBi,
+    Disentangled,
     HeadLayerNorm,
     RMSNorm,
     distance_buckets,
@@ -60,6 +66,7 @@ from minhub_py.models.steps import (
     AddTypes,
     Attend,
     CacheEncoder,
+    Convolution,
     CrossAttend,
     DeltaRule,
     Embed,
@@ -87,6 +94,27 @@ CPU = torch.device("cpu")
 RANK_UNIT = 16  # the rank of an adapter's factors is padded with zeros to a multiple
 
 
+class Distances:
+    """The rows of the embeddings of distances, for texts of up to `positions` tokens. address: of
+    distance 0.
+    """
+
+    def __init__(self, bias: Disentangled, positions: int) -> None:
+        self.farthest = positions - 1
+        # a query's position minus a key's
+        distances = torch.arange(1 - positions, positions, device=CPU)
+        self.rows: list[int] = bias.rows(distances).tolist()
+        self.array = int32_array(self.rows)
+        self.address = ctypes.addressof(self.array) + 4 * self.farthest
+
+    def of(self, length: int) -> tuple[int, int]:
+        """The first row and the number of rows for texts of at most `length` tokens: rows ascend
+        with the distance.
+        """
+        first, last = self.rows[self.farthest - length + 1], self.rows[self.farthest + length - 1]
+        return first, last - first + 1
+
+
 class Program(Weights):
     """Translates steps. UnsupportedError: an operation, activation or memory layout without a C
     implementation.
@@ -96,14 +124,18 @@ class Program(Weights):
     ropes: of each rotation, before the choice by the size of the cache.    text_head_size: largest
     head of bidirectional attention.    channels: of the embeddings.    has_adapter: whether a
     product has low-rank factors.
+    distances: the rows of `Disentangled` attention.
     """
 
-    def __init__(self, by_columns: bool = False) -> None:
+    def __init__(self, by_columns: bool = False, positions: int | None = None) -> None:
+        """positions: the maximum length of a text of an encoder."""
         super().__init__(by_columns)
+        self.positions = positions
         self.angles: dict[Rope, Tensor] = {}
         self.ropes: list[Rope] = []
         self.outputs = self.layers = self.text_head_size = self.channels = 0
         self.has_adapter = False
+        self.distances: Distances | None = None
 
     def translate(self, steps: Iterable[PredictionStep]) -> Any:
         """An array of operations."""
@@ -265,7 +297,7 @@ class Program(Weights):
             if operation.kind == KINDS["rotate"]:
                 operation.rotate.angles = pointers[operation.layer]
 
-    def attend(self, step: Attend) -> Operation:
+    def attend(self, step: Attend) -> Operation | list[Operation]:
         """Scores and softmax are always in float32, so `upcast` has no effect."""
         size = self.head_size(step)
         operation = new_operation(
@@ -281,7 +313,14 @@ class Program(Weights):
             cap=step.softcap or 0,
             window=step.window or 0,
         )
-        if isinstance(step.bias, ALiBi):
+        before: list[Operation] = []
+        if isinstance(step.bias, Disentangled):
+            before = self.distances_of(step.bias)
+            assert self.distances is not None
+            operation.attend.rows = self.distances.address
+            operation.flags |= CONTENT_KEYS * (step.bias.keys is not None)
+            operation.flags |= CONTENT_QUERIES * (step.bias.queries is not None)
+        elif isinstance(step.bias, ALiBi):
             if not step.causal:
                 raise UnsupportedError("bidirectional attention with ALiBi")
             operation.attend.slopes = self.floats(torch.tensor(step.bias.slopes, device=CPU))
@@ -298,7 +337,45 @@ class Program(Weights):
             self.layers += 1
         else:
             self.text_head_size = max(self.text_head_size, size)
-        return operation
+        return [*before, operation]
+
+    def distances_of(self, bias: Disentangled) -> list[Operation]:
+        """The operations that compute the keys and queries of distances for a layer; first, the
+        embeddings for all.
+        """
+        operations = []
+        if self.distances is None:
+            assert self.positions is not None
+            self.distances = Distances(bias, self.positions)
+            embeddings = new_operation("distances", table=self.matrix(bias.table))
+            if bias.norm is not None:
+                embeddings.distances.weight = self.floats(bias.norm.weight)
+                embeddings.distances.bias = self.floats(bias.norm.bias)
+                embeddings.distances.epsilon = bias.norm.eps
+            operations.append(embeddings)
+        for layer, flags in ((bias.keys, 0), (bias.queries, TO_QUERIES)):
+            if layer is not None:
+                operations.append(new_operation("distance_linear", flags=flags))
+                operations[-1].linear = self.product(layer, layer.bias)
+        return operations
+
+    def convolution(self, step: Convolution) -> list[Operation]:
+        """The inputs of each position side by side, and a product with all taps."""
+        channels, size, taps = step.conv.weight.shape
+        check_memory(step.conv.weight)
+        weight = step.conv.weight.detach().float()
+        dense = weight.new_zeros(channels, step.conv.in_channels, taps)
+        for group, part in enumerate(weight.chunk(step.conv.groups)):
+            dense[
+                group * len(part) : (group + 1) * len(part), group * size : (group + 1) * size
+            ] = part
+        self.references.append(dense.transpose(1, 2).reshape(channels, -1))
+        linear = LinearLayer(
+            weight=self.matrix(self.references[-1]), bias=self.floats(step.conv.bias)
+        )
+        product = new_operation("add", code_of(step.activation), linear=linear)
+        self.width = max(self.width, taps * step.conv.in_channels)
+        return [new_operation("neighbors", count=taps, size=step.conv.in_channels), product]
 
     def cross_attend(self, step: CrossAttend) -> Operation:
         self.layers += 1
@@ -523,7 +600,8 @@ TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] =
     StoreResidual: Program.store_residual, HiddenStates: Program.hidden_states, SaveResidual: Program.save_residual,
     LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
     Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,
-    DeltaRule: Program.delta_rule, ShortConvolution: Program.short_convolution, Gate: Program.gate, Add: Program.add,
+    DeltaRule: Program.delta_rule, ShortConvolution: Program.short_convolution, Convolution: Program.convolution,
+    Gate: Program.gate, Add: Program.add,
     Experts: Program.experts, NormValues: Program.norm_values, LayerInputs: Program.layer_inputs,
     GateLayerInput: Program.gate_layer_input, ScaleResidual: Program.scale_residual,
     Recurrent: Program.recurrent, Logits: Program.logits, PredictionInputs: Program.prediction_inputs,

@@ -47,6 +47,8 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "t5": ("q", "v"),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), ("query", "value")),
     "distilbert": ("q_lin", "v_lin"),
+    "deberta": ("in_proj",),
+    "deberta-v2": ("query_proj", "value_proj"),
 }
 ALL_LINEAR = "all-linear"
 SORTED = (

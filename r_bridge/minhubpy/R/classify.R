@@ -129,6 +129,60 @@ classify_tokens <- function(model, texts, aggregation = c("simple", "first", "av
   result
 }
 
+#' Find answers to questions in texts
+#'
+#' Finds the part of each text that answers a question, with a model for question
+#' answering.
+#'
+#' A long text is divided into overlapping windows. Equal answers in several places
+#' of a text count as one, with the sum of their probabilities.
+#'
+#' @inheritParams generate
+#' @param model A text encoder with a question answering head, see
+#'   [from_pretrained()].
+#' @param question A string, or a character vector with one question per text.
+#' @param texts A character vector or a factor, or a data frame with a column
+#'   `text`. A text that is `NA` or empty has one row, without an answer.
+#' @param n The maximum number of answers in each text.
+#' @param no_answer Whether an empty string can be an answer, for models that were
+#'   trained with questions without an answer.
+#' @param max_answer The maximum number of tokens of an answer.
+#' @param stride The number of tokens that two windows of a long text share. `NULL`:
+#'   128, or half of a window if that is less.
+#' @returns A data frame with one row per answer, in the order of the texts, and
+#'   the columns
+#'   * `text`: the number of the text, or a factor of the names of `texts`;
+#'   * `rank`: from 1 for the most likely answer;
+#'   * `answer`, `start` and `end`: the characters, and their positions in the
+#'     text, as in `substr(text, start, end)`;
+#'   * `score`: the probability of the answer.
+#' @family functions for text encoders
+#' @examplesIf minhubpy:::is_ready(model = "deepset/roberta-base-squad2")
+#' model <- from_pretrained("deepset/roberta-base-squad2")
+#' answer_questions(model, "Where does Hamlet live?", "Hamlet lives in Denmark.")
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+answer_questions <- function(model, question, texts, n = 1, no_answer = FALSE, max_answer = 15, stride = NULL,
+                             tokenizer = NULL) {
+  model <- check_model(model)
+  if (is.data.frame(texts)) texts <- column_of(texts, "text")
+  labels <- names(texts)
+  texts <- check_words(texts, NULL, "texts")
+  question <- check_words(question, NULL, "question")
+  if (!length(question) %in% c(1L, length(texts))) {
+    fail("question must be one string, or one per text: ", length(question), " questions for ", length(texts), " texts")
+  }
+  result <- ask(
+    "answer_questions",
+    model = model, question = rep_len(question, length(texts)), texts = texts, n = whole_number(n, min = 1),
+    no_answer = flag(no_answer), max_answer = whole_number(max_answer, min = 1),
+    stride = if (!is.null(stride)) whole_number(stride), tokenizer = check_tokenizer(tokenizer),
+    on_event = show_progress()
+  )
+  result$text <- text_of_row(result$text, labels)
+  result
+}
+
 #' Sort texts by relevance
 #'
 #' Sorts texts by their relevance to a query, with a cross-encoder. A

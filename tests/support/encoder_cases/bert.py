@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and ELECTRA."""
+"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA and ALBERT."""
 
 from typing import Any
 
@@ -73,6 +73,14 @@ ELECTRA: dict[str, dict[str, Any]] = {
     "electra:summary": {"embedding_size": 8, "summary_type": "first", "summary_use_proj": True, "num_labels": 1,
                         "summary_activation": "gelu", "summary_last_dropout": 0.1, "generator_size": "0.25"},
 }  # fmt: skip
+ALBERT: dict[str, dict[str, Any]] = {
+    "albert": {},
+    "albert:groups": {"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2, **LABELS},
+    "albert:equal-sizes": {"embedding_size": 32, "hidden_act": "relu", "num_hidden_groups": 3, "num_labels": 1},
+    "albert:untied": {"tie_word_embeddings": False, "type_vocab_size": 3, "classifier_dropout_prob": 0.3},
+    "albert:published": {"net_structure_type": 0, "gap_size": 0, "num_memory_blocks": 0, "down_scale_factor": 1,
+                         "layers_to_keep": [], "hidden_dropout_prob": 0.1, "layer_norm_eps": 1e-5},
+}  # fmt: skip
 REFUSED = (
     (
         "bert",
@@ -108,6 +116,12 @@ REFUSED = (
     ),
     ("distilbert", {"layer_norm_eps": 1e-5}, "a distilbert model has layer_norm_eps 1e-12"),
     ("electra", {"is_decoder": True}, "sets is_decoder to True"),
+    (
+        "albert",
+        {"num_hidden_groups": 4},
+        r"num_hidden_groups \(4\) must be at most num_hidden_layers \(3\)",
+    ),
+    ("bert", {"num_hidden_groups": 2}, "a bert model has no num_hidden_groups"),
 )
 CASES = EncoderCases(
     small={
@@ -117,8 +131,9 @@ CASES = EncoderCases(
         "roberta": ROBERTA,
         "xlm-roberta": ROBERTA,
         "camembert": ROBERTA,
+        "albert": {**SMALL, "embedding_size": 16},
     },
-    cases={**BERT, **ROBERTAS, **DISTILBERT, **ELECTRA},
+    cases={**BERT, **ROBERTAS, **DISTILBERT, **ELECTRA, **ALBERT},
     published={
         "google-bert/bert-base-uncased": 109_514_298,
         "google-bert/bert-large-uncased": 335_174_458,
@@ -130,6 +145,10 @@ CASES = EncoderCases(
         "distilbert/distilbert-base-uncased": 66_985_530,
         "google/electra-small-discriminator": 13_483_008,
         "google/electra-base-discriminator": 108_891_648,
+        "albert/albert-base-v2": 11_221_680,
+        "albert/albert-large-v2": 16_795_824,
+        "albert/albert-xlarge-v2": 54_821_040,
+        "albert/albert-xxlarge-v2": 206_368_944,
     },
     refused=REFUSED,
 )

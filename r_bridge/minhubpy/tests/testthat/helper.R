@@ -169,6 +169,9 @@ a_cross_encoder <- function() {
 a_token_classifier <- function() {
   the("tokens", from_pretrained(encoder_folder("BertForTokenClassification", c("O", "B-PER", "I-PER", "LOC"), seed = 6)))
 }
+a_question_model <- function() {
+  the("questions", from_pretrained(encoder_folder("BertForQuestionAnswering", seed = 7)))
+}
 # In the layout of sentence-transformers: mean pooling, normalization, prompts and a maximum length.
 a_sentence_model <- function() {
   the("sentence", {

@@ -5,7 +5,7 @@
 REQUIRED <- list(
   model = a_model, prompts = function() "To", prompt = function() "To", texts = function() "To be", text = function() "To be",
   x = function() c("To", "be"), contexts = function() "To", targets = function() "be", out = function() tempfile("no run "),
-  query = function() "To", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved "),
+  query = function() "To", question = function() "Who?", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved "),
   manifest = function() tempfile("no job "), pairs = function() data.frame(sentence_good = "To be", sentence_bad = "To me"),
   labels = function() c("yes", "no"), clean = function() "To be", corrupted = function() "To me",
   fun = function() function(a) a, answers = function() c("T", "b"), token = function() "T", at = function() "layers.1.resid", positive = function() "To",
@@ -103,7 +103,8 @@ right_arguments <- function(name, f) {
   if (name == "choose_for_coding") right[[1L]] <- data.frame(margin = c(0.1, 0.5, 0.9))
   if (name == "tuned_lens") right$steps <- 1
   encoder <- switch(name,
-    masked_tokens = , masked_logprobs = , pseudo_logprobs = a_masked_model(), classify_texts = a_classifier(), rerank = a_cross_encoder()
+    masked_tokens = , masked_logprobs = , pseudo_logprobs = a_masked_model(), classify_texts = a_classifier(), rerank = a_cross_encoder(),
+    answer_questions = a_question_model()
   )
   if (!is.null(encoder)) right$model <- encoder
   if (name == "masked_tokens") right$texts <- "the [MASK]"

@@ -205,6 +205,7 @@ per_text <- function() {
     classify_texts = list(function(x) classify_texts(a_classifier(), x)),
     zero_shot = list(function(x) classify_texts(an_entailment_model(), x, labels = c("a", "b"))),
     classify_tokens = list(function(x) classify_tokens(a_token_classifier(), x, ignore = NULL), several = TRUE),
+    answer_questions = list(function(x) answer_questions(a_question_model(), "Who is it?", x)),
     rerank = list(function(x) rerank(a_cross_encoder(), "the king", x)[c("rank", "score")]),
     masked_tokens = list(function(x) masked_tokens(masked, if (!is.null(x)) replace(rep("the [MASK]", length(x)), is.na(x), NA), n = 2), several = TRUE),
     masked_logprobs = list(function(x) masked_logprobs(masked, "the", x)),
