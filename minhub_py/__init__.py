@@ -58,36 +58,38 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.checkpoints.tokenizers.tokenizer import (
         tokenizer_from_pretrained as tokenizer_from_pretrained,
     )
-    from minhub_py.entry_points import from_config as from_config
-    from minhub_py.entry_points import gemma3 as gemma3
-    from minhub_py.entry_points import gemma3_from_config as gemma3_from_config
-    from minhub_py.entry_points import gemma3_from_pretrained as gemma3_from_pretrained
-    from minhub_py.entry_points import gpt2 as gpt2
-    from minhub_py.entry_points import gpt2_from_config as gpt2_from_config
-    from minhub_py.entry_points import gpt2_from_pretrained as gpt2_from_pretrained
-    from minhub_py.entry_points import gptbigcode as gptbigcode
-    from minhub_py.entry_points import gptbigcode_from_config as gptbigcode_from_config
-    from minhub_py.entry_points import gptbigcode_from_pretrained as gptbigcode_from_pretrained
-    from minhub_py.entry_points import gptneo as gptneo
-    from minhub_py.entry_points import gptneo_from_config as gptneo_from_config
-    from minhub_py.entry_points import gptneo_from_pretrained as gptneo_from_pretrained
-    from minhub_py.entry_points import gptneox as gptneox
-    from minhub_py.entry_points import gptneox_from_config as gptneox_from_config
-    from minhub_py.entry_points import gptneox_from_pretrained as gptneox_from_pretrained
-    from minhub_py.entry_points import gptoss as gptoss
-    from minhub_py.entry_points import gptoss_from_config as gptoss_from_config
-    from minhub_py.entry_points import gptoss_from_pretrained as gptoss_from_pretrained
-    from minhub_py.entry_points import llama as llama
-    from minhub_py.entry_points import llama_from_config as llama_from_config
-    from minhub_py.entry_points import llama_from_pretrained as llama_from_pretrained
-    from minhub_py.entry_points import lstm as lstm
-    from minhub_py.entry_points import lstm_from_config as lstm_from_config
-    from minhub_py.entry_points import lstm_from_pretrained as lstm_from_pretrained
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
     from minhub_py.jobs.replay import replay as replay
     from minhub_py.loading.adapters.attach import save_adapter as save_adapter
+    from minhub_py.loading.entry_points import from_config as from_config
+    from minhub_py.loading.entry_points import gemma3 as gemma3
+    from minhub_py.loading.entry_points import gemma3_from_config as gemma3_from_config
+    from minhub_py.loading.entry_points import gemma3_from_pretrained as gemma3_from_pretrained
+    from minhub_py.loading.entry_points import gpt2 as gpt2
+    from minhub_py.loading.entry_points import gpt2_from_config as gpt2_from_config
+    from minhub_py.loading.entry_points import gpt2_from_pretrained as gpt2_from_pretrained
+    from minhub_py.loading.entry_points import gptbigcode as gptbigcode
+    from minhub_py.loading.entry_points import gptbigcode_from_config as gptbigcode_from_config
+    from minhub_py.loading.entry_points import (
+        gptbigcode_from_pretrained as gptbigcode_from_pretrained,
+    )
+    from minhub_py.loading.entry_points import gptneo as gptneo
+    from minhub_py.loading.entry_points import gptneo_from_config as gptneo_from_config
+    from minhub_py.loading.entry_points import gptneo_from_pretrained as gptneo_from_pretrained
+    from minhub_py.loading.entry_points import gptneox as gptneox
+    from minhub_py.loading.entry_points import gptneox_from_config as gptneox_from_config
+    from minhub_py.loading.entry_points import gptneox_from_pretrained as gptneox_from_pretrained
+    from minhub_py.loading.entry_points import gptoss as gptoss
+    from minhub_py.loading.entry_points import gptoss_from_config as gptoss_from_config
+    from minhub_py.loading.entry_points import gptoss_from_pretrained as gptoss_from_pretrained
+    from minhub_py.loading.entry_points import llama as llama
+    from minhub_py.loading.entry_points import llama_from_config as llama_from_config
+    from minhub_py.loading.entry_points import llama_from_pretrained as llama_from_pretrained
+    from minhub_py.loading.entry_points import lstm as lstm
+    from minhub_py.loading.entry_points import lstm_from_config as lstm_from_config
+    from minhub_py.loading.entry_points import lstm_from_pretrained as lstm_from_pretrained
     from minhub_py.loading.pretrained import from_pretrained as from_pretrained
     from minhub_py.loading.pretrained import save_pretrained as save_pretrained
     from minhub_py.system.device import devices as devices
@@ -97,7 +99,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.training import train as train
 
 _HOMES = {
-    "from_config": "entry_points",
+    "from_config": "loading.entry_points",
     "from_pretrained": "loading.pretrained",
     "save_pretrained": "loading.pretrained",
     "save_adapter": "loading.adapters.attach",
@@ -152,7 +154,7 @@ _HOMES = {
 # minhub.
 FAMILIES = ("gpt2", "gptneo", "lstm", "llama", "gptneox", "gptbigcode", "gptoss", "gemma3")
 _HOMES |= {
-    f"{name}{end}": "entry_points"
+    f"{name}{end}": "loading.entry_points"
     for name in FAMILIES
     for end in ("", "_from_config", "_from_pretrained")
 }

@@ -114,8 +114,8 @@ def build(model: str | None, kind: str) -> Any:
 
     import torch
 
-    from minhub_py import gpt2
     from minhub_py.inference.quantize import quantize
+    from minhub_py.loading.entry_points import gpt2
 
     torch.manual_seed(0)
     random: Any = gpt2().eval()

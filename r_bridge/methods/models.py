@@ -74,7 +74,7 @@ def from_config(
     family: accept repositories of this architecture only, and no model types.
     """
     from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.entry_points import new_config
+    from minhub_py.loading.entry_points import new_config
     from minhub_py.models.registry import ENTRIES, named_entry
 
     is_type = family is None and revision == "main" and named_entry(identifier) is not None

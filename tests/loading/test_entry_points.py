@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args, get_type_hints
 import pytest
 
 import minhub_py
-from minhub_py import entry_points, from_config
+from minhub_py import from_config
 from minhub_py.chat.turns import SAMPLING_FIELDS, ChatSettings, ReplySettings, SamplingSettings
+from minhub_py.loading import entry_points
 from minhub_py.models.config import older_rope_names
 from minhub_py.models.registry import ENTRIES
 from minhub_py.training.settings import CHANGEABLE, ResumeSettings, Settings, TrainSettings
