@@ -145,9 +145,10 @@ def decide(
             text.
         questions: The questions by name, each with type, instructions and criteria.
         settings: Labels, temperatures and prompt. Default: those of the repository.
-        orders: Number of orders of the options whose mean probability is the result. Levels of a
-            score are reversed in every second order.
-        seed: Of the random orders.
+        orders: Number of orders of the options whose mean probability is the result. Options are
+            rotated, so that each has each position equally often; levels of a score are reversed in
+            every second order.
+        seed: Of the permutations after a full rotation.
         progress: Called with the number of processed prompts and the total.
 
     Raises:
@@ -246,16 +247,17 @@ def permuted(
     """The questions with their options in an order, and the original index of each option. The first
     order is the given one.
     """
-    random = np.random.default_rng([seed, order])
     results, indices = list[Question](), list[list[int]]()
     for question in questions:
         count = len(question.options)
-        shuffled: Iterable[int] = range(count)
-        if order and question.type == "score":
-            shuffled = reversed(range(count)) if order % 2 else range(count)
-        elif order:
-            shuffled = random.permutation(count).tolist()
-        chosen = list(shuffled)
+        chosen = list(range(count))
+        if question.type == "score":
+            chosen = chosen[::-1] if order % 2 else chosen
+        else:  # each option has each position once in `count` orders
+            turn, shift = divmod(order, count)
+            if turn:
+                chosen = np.random.default_rng([seed, turn]).permutation(count).tolist()
+            chosen = chosen[shift:] + chosen[:shift]
         results.append(question.reordered(chosen))
         indices.append(chosen)
     return results, indices

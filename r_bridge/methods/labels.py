@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.arguments import character, frame, vector_values
+from r_bridge.arguments import character, frame, scalar, vector_values
 from r_bridge.convert import Frame
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
@@ -81,14 +81,18 @@ def decide(
     return {"frame": frame(result.table(options), from_1=("text",))}
 
 
-def question_of(question: dict[str, Any]) -> dict[str, Any]:
+def question_of(question: dict[str, Any]) -> dict[str, object]:
     """A question of R in the form of `decide`."""
-    value = {"type": question["type"], "instructions": question.get("instructions")}
+    kind, instructions = (
+        None if question.get(name) is None else scalar(question[name], str)
+        for name in ("type", "instructions")
+    )
+    value: dict[str, object] = {"type": kind, "instructions": instructions}
     options = question.get("options")
     if options is None:
         return value
     descriptions = vector_values(question["descriptions"])
-    if question["type"] == "score":
+    if kind == "score":
         return {**value, "criteria": descriptions}
     return {**value, "criteria": dict(zip(vector_values(options), descriptions, strict=True))}
 

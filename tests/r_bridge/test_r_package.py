@@ -86,11 +86,11 @@ def results_of(
 ) -> Callable[[str], dict[str, list[tuple[str, str, str]]]]:
     """The results of one run of all test files."""
     return functools.cache(
-        lambda way: run_r_tests(way, library, reference_folder, FILES[way], timeout=580)
+        lambda way: run_r_tests(way, library, reference_folder, FILES[way], timeout=880)
     )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("way", "file"), [(way, file) for way in WAYS for file in FILES[way]])
 def test_r_tests_pass(
     results_of: Callable[[str], dict[str, list[tuple[str, str, str]]]], way: str, file: str

@@ -27,9 +27,9 @@
 #'     with the options as names; for `"score"`, descriptions of the levels, lowest
 #'     first; for `"noul"`, optional descriptions with the names `true` and `false`.
 #'     `NA` is no description.
-#' @param orders The number of orders of the options whose mean is the result. The
-#'   levels of a score are reversed in every second order.
-#' @param seed The seed of the orders.
+#' @param orders The number of orders of the options whose mean is the result.
+#'   Options are rotated; the levels of a score are reversed in every second order.
+#' @param seed The seed of the permutations after a full rotation.
 #' @param options Whether to add the probability of each option.
 #' @returns A data frame with one row per text and question, and the columns
 #'   * `text`: the number of the text, or a factor of the names of `texts`;
