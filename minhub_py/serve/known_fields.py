@@ -114,12 +114,33 @@ PROMPT = (
 
 # Sampling of other servers -> values without an effect, in addition to false, 0 and empty ones.
 SAMPLING: dict[str, tuple[Any, ...]] = {
-    "dry_multiplier": (), "dynatemp_range": (), "encoder_repetition_penalty": (1,), "epsilon_cutoff": (),
-    "eta_cutoff": (), "guidance_scale": (1,), "length_penalty": (1,), "logits_processors": (), "lora": (),
-    "min_keep": (1,), "mirostat": (), "mirostat_mode": (), "n_indent": (), "no_repeat_ngram_size": (),
-    "penalty_alpha": (), "samplers": (), "smoothing_factor": (), "t_max_predict_ms": (-1,), "tfs": (1,), "tfs_z": (1,),
-    "top_a": (), "top_n_sigma": (-1,), "typical": (1,), "typical_p": (1,), "use_beam_search": (), "xtc_probability": (),
-}  # fmt: skip
+    "dry_multiplier": (),
+    "dynatemp_range": (),
+    "encoder_repetition_penalty": (1,),
+    "epsilon_cutoff": (),
+    "eta_cutoff": (),
+    "guidance_scale": (1,),
+    "length_penalty": (1,),
+    "logits_processors": (),
+    "lora": (),
+    "min_keep": (1,),
+    "mirostat": (),
+    "mirostat_mode": (),
+    "n_indent": (),
+    "no_repeat_ngram_size": (),
+    "penalty_alpha": (),
+    "samplers": (),
+    "smoothing_factor": (),
+    "t_max_predict_ms": (-1,),
+    "tfs": (1,),
+    "tfs_z": (1,),
+    "top_a": (),
+    "top_n_sigma": (-1,),
+    "typical": (1,),
+    "typical_p": (1,),
+    "use_beam_search": (),
+    "xtc_probability": (),
+}
 # Further content and forms of replies.
 OUTPUT: dict[str, tuple[Any, ...]] = {
     "audio": (), "background": (), "chat_template": (), "container": (), "conversation": (), "echo": (),

@@ -28,11 +28,24 @@ REPO = "owner/model"
 IDS = torch.arange(12).unsqueeze(0)
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 64, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4},
-    "gptneo": {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 32},
+    "gptneo": {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "max_position_embeddings": 32,
+    },
     "lstm": {"vocab_size": 64, "embedding_size": 32, "hidden_size": 32, "num_layers": 2},
-    "llama": {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-              "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32},
-}  # fmt: skip
+    "llama": {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32,
+    },
+}
 TEMPLATE = "{{ messages }}\n"
 
 

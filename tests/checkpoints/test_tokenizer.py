@@ -190,12 +190,16 @@ def test_corrupt_files_are_rejected(tmp_path: Path, files, error, message: str) 
 
 
 UNKNOWN = {
-    "WordPiece": {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9,
-                  "vocab": {"a": 0}},
+    "WordPiece": {
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 9,
+        "vocab": {"a": 0},
+    },
     "WordLevel": {"unk_token": "[UNK]", "vocab": {"a": 0}},
     "Unigram": {"unk_id": None, "vocab": [["a", -1.0]], "byte_fallback": False},
     "BPE": {"unk_token": "[UNK]", "vocab": {"a": 0}, "merges": []},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)

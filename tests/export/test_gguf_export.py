@@ -52,12 +52,35 @@ REFUSED = {
 }
 # Cases with further settings, or instead of a first case in REFUSED.
 FURTHER = (
-    "llama", "llama-biases", "llama-yarn", "mistral", "qwen2", "phi3", "phi3-part", "phi3-short", "smollm3", "olmo3",
-    "olmo3-scaled", "exaone4-everywhere", "starcoder2", "cohere", "stablelm-norms", "stablelm-parallel",
-    "gemma4_text", "gemma4_text-experts", "qwen3_5_text-long-convolution",
-    "qwen3_5_moe_text-layers", "qwen3_next-all-experts", "gpt_oss", "gpt_oss-layer-types", "gpt_oss-rope",
-    "gpt_oss-yarn-old", "gpt_bigcode", "gpt_bigcode-untied-many-queries", "gpt_bigcode-inner",
-)  # fmt: skip
+    "llama",
+    "llama-biases",
+    "llama-yarn",
+    "mistral",
+    "qwen2",
+    "phi3",
+    "phi3-part",
+    "phi3-short",
+    "smollm3",
+    "olmo3",
+    "olmo3-scaled",
+    "exaone4-everywhere",
+    "starcoder2",
+    "cohere",
+    "stablelm-norms",
+    "stablelm-parallel",
+    "gemma4_text",
+    "gemma4_text-experts",
+    "qwen3_5_text-long-convolution",
+    "qwen3_5_moe_text-layers",
+    "qwen3_next-all-experts",
+    "gpt_oss",
+    "gpt_oss-layer-types",
+    "gpt_oss-rope",
+    "gpt_oss-yarn-old",
+    "gpt_bigcode",
+    "gpt_bigcode-untied-many-queries",
+    "gpt_bigcode-inner",
+)
 TYPES = {
     kind
     for each in weights_map.gguf_architectures.values()
