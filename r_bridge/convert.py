@@ -121,13 +121,13 @@ def dumps(value: Any) -> bytes:
     return b"".join(buffers(value))
 
 
-def buffers(value: Any) -> Iterator[Buffer]:
+def buffers(value: object) -> Iterator[Buffer]:
     """Serialize a value to a sequence of buffers, so that a large value is not copied in full."""
     yield HEADER
     yield from _item(value)
 
 
-def _item(value: Any) -> Iterator[Buffer]:
+def _item(value: object) -> Iterator[Buffer]:
     match value:
         case None:
             yield _int(NULL)
@@ -169,7 +169,7 @@ def _item(value: Any) -> Iterator[Buffer]:
 
 
 def _list(
-    values: Sequence[Any], attributes: Mapping[str, Any] | None = None, flags: int = 0
+    values: Sequence[object], attributes: Mapping[str, object] | None = None, flags: int = 0
 ) -> Iterator[Buffer]:
     yield _int(LIST | flags | (HAS_ATTRIBUTES if attributes else 0)) + _length(len(values))
     for value in values:
@@ -178,12 +178,12 @@ def _list(
         yield from _attributes(attributes)
 
 
-def _names(mapping: Mapping[str, Any]) -> Any:
+def _names(mapping: Mapping[str, object]) -> Any:
     # An empty list would become a list in R, not a character vector.
     return [str(name) for name in mapping] or np.array([], np.str_)
 
 
-def _attributes(attributes: Mapping[str, Any]) -> Iterator[Buffer]:
+def _attributes(attributes: Mapping[str, object]) -> Iterator[Buffer]:
     for name, value in attributes.items():
         yield _two(PAIRS | HAS_TAG, SYMBOL) + _chars(name)
         yield from _item(value)
@@ -206,7 +206,7 @@ def _chars(text: str | None) -> bytes:
     return _two(CHARS | (ASCII if len(data) == len(text) else UTF8), len(data)) + data
 
 
-def _array(value: Any) -> Iterator[Buffer]:
+def _array(value: object) -> Iterator[Buffer]:
     array = as_array(value)
     if array.dtype.kind in "mM":
         yield from _times(array)
@@ -226,7 +226,7 @@ def _array(value: Any) -> Iterator[Buffer]:
 
 def _times(array: np.ndarray[Any, Any]) -> Iterator[Buffer]:
     """Dates, times and durations as numbers of a class."""
-    attributes: dict[str, Any] = {"class": ["difftime"], "units": "secs"}
+    attributes: dict[str, object] = {"class": ["difftime"], "units": "secs"}
     unit = "us"
     if array.dtype.kind == "M":
         unit = np.datetime_data(array.dtype)[0]
@@ -276,7 +276,7 @@ def column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterat
         yield np.ascontiguousarray(block, dtype).data.cast("B")
 
 
-def float_array(value: Any) -> np.ndarray[Any, Any] | None:
+def float_array(value: object) -> np.ndarray[Any, Any] | None:
     """An array or tensor of floats with two or more dimensions as a numpy array; None for other
     values, or with NA.
     """
@@ -365,8 +365,8 @@ class _Reader:
         attributes = self.attributes() if flags & HAS_ATTRIBUTES else {}
         return self.finish(kind, value, attributes)
 
-    def attributes(self) -> dict[str, Any]:
-        attributes: dict[str, Any] = {}
+    def attributes(self) -> dict[str, object]:
+        attributes: dict[str, object] = {}
         while (flags := self.ints(1)[0]) != NULL:
             if flags & 0xFF != PAIRS or not flags & HAS_TAG:
                 raise ValueError("attributes must be pairs of a name and a value")

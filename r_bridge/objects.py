@@ -116,7 +116,7 @@ class Session:
         self.emit, self.cancelled = emit, cancelled
         self.last_progress = 0.0
 
-    def add(self, value: Any) -> int:
+    def add(self, value: object) -> int:
         """Store an object. Returns its number."""
         number = next(self.numbers)
         self.objects[number] = value

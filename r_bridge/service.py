@@ -131,7 +131,7 @@ class Service:
 
 
 @cache
-def parameters_of(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def parameters_of(method: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The parameters of a method after `session`. Cached, as the inspection takes longer than a
     small request.
     """

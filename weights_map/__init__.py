@@ -27,7 +27,7 @@ gguf_architectures: dict[str, GGUFArchitecture] = {
 }
 
 
-def table_of(model_type: str, config: Any) -> Table:
+def table_of(model_type: str, config: object) -> Table:
     """The table of a model with this config. The table of an encoder depends on the head."""
     return tables[model_type].for_model(config)
 

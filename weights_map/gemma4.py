@@ -105,7 +105,7 @@ table = Table(
 )
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     """Settings that files state for each layer, in the form of config.json. Without a soft cap,
     llama.cpp has 30.
     """

@@ -20,17 +20,17 @@ from torch import Tensor
 
 from weights_map.engine import INDEX, Operation, Row, Table
 
-Derive = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-Encode = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Derive = Callable[[Mapping[str, object]], Mapping[str, object]]
+Encode = Callable[[Mapping[str, object]], Mapping[str, object]]
 PACKED = ".mxfp4"  # suffix of tensors in MXFP4 that are not dequantized
 
 
-def no_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def no_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
     """No further settings."""
     return {}
 
 
-def no_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def no_keys(config: Mapping[str, object]) -> Mapping[str, object]:
     """No further keys."""
     return {}
 

@@ -128,7 +128,7 @@ def periodic(period: int, layers: int) -> list[bool]:
     return [period == 0 or layer % period < period - 1 for layer in range(layers)]
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     """The form of config.json. Without a pattern of windows, every second layer has full attention.
 
     ValueError: the pattern is neither a period nor a list.

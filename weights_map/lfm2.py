@@ -81,7 +81,7 @@ def layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if config["conv_bias"]:
         raise ValueError("llama.cpp's lfm2 has convolutions without biases only")

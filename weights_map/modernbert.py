@@ -46,7 +46,7 @@ table = Table(
 )
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     """The pattern of global layers, which is a period or a list."""
     pattern = settings.get("global_attn_every_n_layers", 3)
     if not isinstance(pattern, list):

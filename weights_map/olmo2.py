@@ -40,7 +40,7 @@ def types_of(settings: Mapping[str, Any], period: int = 4) -> list[str]:
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
-def derive_olmo(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive_olmo(settings: Mapping[str, object]) -> Mapping[str, object]:
     """A file with a window is of OLMo 3."""
     if settings.get("sliding_window"):
         return {"model_type": "olmo3", "layer_types": types_of(settings)}

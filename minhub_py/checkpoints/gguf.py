@@ -451,7 +451,7 @@ def checkpoint_at(path: Path) -> Checkpoint:
     return GGUFCheckpoint(path) if path.is_file() else Checkpoint(path)
 
 
-def scaled_rope(factors: Tensor, rope: Mapping[str, Any], size: int) -> dict[str, Any]:
+def scaled_rope(factors: Tensor, rope: Mapping[str, object], size: int) -> dict[str, Any]:
     """The rope_parameters for the frequency factors of a file: Llama 3's, or Gemma 4's, which has 1
     and a huge factor.
 

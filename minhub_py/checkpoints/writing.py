@@ -28,7 +28,7 @@ def unwritable(path: Path, error: OSError, kind: str) -> OSError:
 def write_checkpoint(
     folder: Path,
     tensors: Mapping[str, Tensor],
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     *,
     companions: Mapping[str, bytes] | None = None,
     outdated: Collection[str] | None = None,

@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.cli.output import progress_bar, table
 from minhub_py.system.console import note
 from minhub_py.system.quantization import KINDS as QUANTIZED
 from minhub_py.system.version import __version__
+
+if TYPE_CHECKING:
+    from minhub_py.models.base import LanguageModel
 
 # Kind of weights -> arguments of from_pretrained.
 KINDS: dict[str, dict[str, Any]] = {
@@ -142,7 +145,7 @@ def interleave(
     return values
 
 
-def prompt(model: Any, length: int, seed: int = 0) -> list[int]:
+def prompt(model: "LanguageModel", length: int, seed: int = 0) -> list[int]:
     """Random token IDs, the same for the same length and seed."""
     import torch
 
@@ -159,7 +162,7 @@ def seconds_of(model: Any, prompts: list[list[int]], new_tokens: int) -> float:
     return time.perf_counter() - start
 
 
-def fits(model: Any, length: int) -> bool:
+def fits(model: "LanguageModel", length: int) -> bool:
     """Whether the model's context has room for `length` tokens."""
     return model.config.context_length is None or length <= model.config.context_length
 
@@ -260,7 +263,7 @@ def batch(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def load(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+def load(settings: Settings, models: Mapping[str, object]) -> list[Row]:
     """Seconds for the import, loading the model, and its first logits, each time in a new process."""
     import json
     import os

@@ -461,7 +461,7 @@ def run(
     jobs.show(shown, as_json)
 
 
-def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows_of(columns: Mapping[str, object]) -> list[dict[str, Any]]:
     """The rows of a table of columns, which can be arrays."""
     from minhub_py.jobs.tasks import plain
 

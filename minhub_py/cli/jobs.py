@@ -206,7 +206,7 @@ def computed_rows(job_of: "Callable[[Path], Job]", hidden: str) -> list[dict[str
     return [row for row in rows if any(value is not None for value in row.values())]
 
 
-def show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
     """Print rows as a table or JSON."""
     if as_json:
         emit(rows)
@@ -215,7 +215,7 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
         print_table(titles, [[format_cell(value) for value in row.values()] for row in rows])
 
 
-def format_cell(value: Any) -> Any:
+def format_cell(value: object) -> Any:
     """A value in a printed table: numbers with four decimals, and the first three of a vector."""
     if value is None:
         return ""

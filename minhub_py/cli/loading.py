@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from minhub_py.distributed.process_group import ProcessGroup
     from minhub_py.loading.files import ModelFiles
+    from minhub_py.models.base import LanguageModel
 
 
 def open_model(
@@ -50,7 +51,7 @@ def open_model(
     return model, tokenizer
 
 
-def note_quantized(model: Any, quantize: str | None) -> None:
+def note_quantized(model: "LanguageModel", quantize: str | None) -> None:
     """Print a note if the quantized weights of a GGUF file are used by default."""
     from minhub_py.inference.quantize import kind_of
 

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,11 @@ from minhub_py.cli.output import table as print_table
 from minhub_py.cli.parallel import broadcast, connected, tensor_parallel_option
 from minhub_py.system.console import note
 from minhub_py.system.printable import displayed
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from minhub_py.models.base import LanguageModel
 
 
 @click.command(cls=Command)
@@ -160,7 +165,9 @@ def generate(
         note(f"Note: {drafts.accepted} of {drafts.proposed} draft tokens were accepted.")
 
 
-def open_draft(identifier: str, network: Any, tokenizer: Any, loading: dict[str, Any]) -> Any:
+def open_draft(
+    identifier: str, network: "LanguageModel", tokenizer: "Tokenizer", loading: dict[str, Any]
+) -> Any:
     """The source of draft tokens of `--draft`: a model, or "mtp" for the head of `network`.
 
     UsageError: it has another tokenizer, or cannot make drafts.

@@ -43,7 +43,7 @@ def generate(
     stop: str | Sequence[str] = (),
     tokenizer: Any = None,
     speculate: int = 0,
-    draft: Any = None,
+    draft: object = None,
 ) -> list[list[int]]:
     """Generate new tokens for each prompt.
 
@@ -161,7 +161,7 @@ def stream(
 
 
 def score(
-    model: Any,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
     targets: Sequence[Sequence[int]] | None = None,
@@ -243,7 +243,7 @@ def batch_length(model: LanguageModel, prompt: Sequence[int], new: int) -> int:
     return max(len(prompt), 1 + new) if model.encoder_decoder else len(prompt) + new
 
 
-def check_targets(model: LanguageModel, targets: Any, count: int) -> list[list[int]]:
+def check_targets(model: LanguageModel, targets: object, count: int) -> list[list[int]]:
     """`count` targets as lists of ints. ValueError: see `check_prompts`, or another number of
     targets.
     """
@@ -256,7 +256,7 @@ def check_targets(model: LanguageModel, targets: Any, count: int) -> list[list[i
     return texts
 
 
-def check_prompts(model: LanguageModel, prompts: Any) -> list[list[int]]:
+def check_prompts(model: LanguageModel, prompts: object) -> list[list[int]]:
     """Prompts as lists of ints. ValueError: a wrong type, an empty prompt, or a token ID outside
     the vocabulary.
     """
@@ -299,7 +299,7 @@ def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
     return ids
 
 
-def check_kind(prompt: Any) -> None:
+def check_kind(prompt: object) -> None:
     """ValueError: text, a tokenizer, or its result, instead of token IDs."""
     problem = ""
     if isinstance(prompt, str | bytes):
@@ -326,7 +326,7 @@ def stream_batch(
     seed: int | Sequence[int] | None,
     criteria: StopCriteria,
     speculate: int = 0,
-    draft: Any = None,
+    draft: object = None,
 ) -> Iterator[tuple[int, int]]:
     """Generate for prompts that `check_prompts` returns: an iterator of (index of the prompt, new
     token ID).
@@ -366,7 +366,7 @@ def stream_batch(
     return run()
 
 
-def drafts_of(model: LanguageModel, draft: Any) -> DraftSource | None:
+def drafts_of(model: LanguageModel, draft: object) -> DraftSource | None:
     """The source of draft tokens for the argument `draft`. ValueError: it cannot make drafts for
     the model.
     """

@@ -266,7 +266,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
         if self.quantization_config is not None:
             self._check_quantization(self.quantization_config)
 
-    def _check_quantization(self, settings: Mapping[str, Any]) -> None:
+    def _check_quantization(self, settings: Mapping[str, object]) -> None:
         method = settings.get("quant_method")
         if method != "mxfp4":
             raise ValueError(

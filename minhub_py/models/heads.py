@@ -65,7 +65,7 @@ class MaskedLMHead(nn.Module):
         self.decoder = None if tied else nn.Linear(embedding_size, vocab_size, bias=own_bias)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, x: Tensor, embedding: Any, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: object, mask: Tensor | None = None) -> Tensor:
         x = self.norm(self.act(self.transform(x)))  # (B, T, E)
         weight, bias = self.output(embedding)
         return F.linear(x, weight, bias)
@@ -101,7 +101,7 @@ class SequenceHead(nn.Module):
         self.out, self.pooling = nn.Linear(size, labels), pooling
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
-    def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: object = None, mask: Tensor | None = None) -> Tensor:
         x = (
             mean_of(x, mask)
             if self.pooling == "mean"
@@ -120,7 +120,7 @@ class LastTokenHead(nn.Module):
         super().__init__()
         self.out = nn.Linear(size, labels, bias=False)
 
-    def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: object = None, mask: Tensor | None = None) -> Tensor:
         return self.out(last_of(x, mask))
 
 
@@ -144,7 +144,7 @@ class TokenHead(nn.Module):
         self.act, self.norm = act, norm
         self.out, self.dropout = nn.Linear(size, labels), nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: object = None, mask: Tensor | None = None) -> Tensor:
         if self.dense is not None and self.act is not None:
             x = self.act(self.dense(x))
         return self.out(self.dropout(x if self.norm is None else self.norm(x)))

@@ -263,7 +263,7 @@ def new_factors(
 
 
 @cache
-def activated(decoder: Any) -> type[LanguageModel]:
+def activated(decoder: type[LanguageModel]) -> type[LanguageModel]:
     """The class of a decoder with an activated adapter: `body` first finds the tokens that the
     adapter changes.
     """

@@ -57,7 +57,7 @@ PHI: Sizes = {
 }
 
 
-def _opt(C: int, layers: int, heads: int, **settings: Any) -> dict[str, Any]:
+def _opt(C: int, layers: int, heads: int, **settings: object) -> dict[str, Any]:
     return {"hidden_size": C, "ffn_dim": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads, **settings}
 
 
@@ -73,7 +73,7 @@ OPT: Sizes = {
 }
 
 
-def llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
+def llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: object) -> dict[str, Any]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, **settings}
 
@@ -182,7 +182,7 @@ QWEN35: Sizes = {
 }
 
 
-def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **settings: Any) -> dict[str, Any]:
+def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **settings: object) -> dict[str, Any]:
     return {"d_model": C, "d_ff": inner, "num_layers": layers, "num_heads": heads, "d_kv": D, **settings}
 
 
@@ -249,7 +249,7 @@ QWEN3MOE: Sizes = {
 }
 
 
-def _encoder(C: int, layers: int, heads: int, head: str = "", **settings: Any) -> dict[str, Any]:
+def _encoder(C: int, layers: int, heads: int, head: str = "", **settings: object) -> dict[str, Any]:
     """head: the class of the transformers model; none for a body without a head."""
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
             "architectures": [head] if head else None, **settings}

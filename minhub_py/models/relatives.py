@@ -82,7 +82,7 @@ SMOLLM3: Sizes = {
 
 
 def _granite(
-    C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any
+    C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: object
 ) -> dict[str, Any]:
     return (
         llama(

@@ -26,7 +26,7 @@ class Uninitialized(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,

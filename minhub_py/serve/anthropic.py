@@ -112,7 +112,7 @@ async def messages(request: HTTPRequest) -> Response:
         return message(blocks.content, ending(blocks))
 
     async def events() -> AsyncIterator[bytes]:
-        def event(kind: str, **data: Any) -> bytes:
+        def event(kind: str, **data: object) -> bytes:
             return sse({"type": kind, **data}, kind)
 
         blocks, started = Blocks(), False
@@ -147,7 +147,7 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     values = fields.get("messages")
     if not isinstance(values, list):
         raise invalid("messages must be a list of at least one message", "messages")
-    turns: list[dict[str, Any]] = []
+    turns: list[dict[str, object]] = []
     for index, value in enumerate(values):
         turns += parse_turn(Fields(value, f"messages[{index}]"), limit)
     parsed = parse_messages(turns, limit)
@@ -183,8 +183,8 @@ def parse_turn(message: Fields, limit: int) -> list[dict[str, Any]]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
-    texts: list[Any] = []
-    results: list[dict[str, Any]] = []
+    texts: list[object] = []
+    results: list[dict[str, object]] = []
     calls, reasoning = [], ""
     for index, part in enumerate(content):
         block = Fields(
@@ -213,7 +213,7 @@ def parse_turn(message: Fields, limit: int) -> list[dict[str, Any]]:
             texts.append(part if kind in (None, "text") else OMITTED.format("content"))
     if not texts and not calls and results:
         return results
-    turn: dict[str, Any] = {"role": role, "content": texts}
+    turn: dict[str, object] = {"role": role, "content": texts}
     if role == "assistant":
         turn |= {"tool_calls": calls, "reasoning_content": reasoning}
     return [*results, turn]

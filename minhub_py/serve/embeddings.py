@@ -82,7 +82,7 @@ async def embeddings(request: HTTPRequest) -> Response:
     return await unless_disconnected(request, work())
 
 
-def check_count(values: Sequence[Any], name: str) -> None:
+def check_count(values: Sequence[object], name: str) -> None:
     """Reject more than MAX_TEXTS texts."""
     if len(values) > MAX_TEXTS:
         raise invalid(f"{name} has {len(values):,} elements: at most {MAX_TEXTS:,}", name)

@@ -9,6 +9,7 @@ from minhub_py.checkpoints import local
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.loading.files import open_files
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder
 from minhub_py.serve.catalog import Source
 from minhub_py.serve.encoder_engine import EncoderEngine
@@ -120,7 +121,7 @@ def engine_for(
     )
 
 
-def length_of(model: Any, requested: int | None, name: str) -> int:
+def length_of(model: LanguageModel, requested: int | None, name: str) -> int:
     """Maximum number of tokens of a sequence. ValueError: `requested` exceeds the model's context
     length.
     """

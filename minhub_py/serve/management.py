@@ -244,7 +244,7 @@ class Download:
         finally:
             self.cancelled.set()
 
-    def _run(self, send: Callable[[Mapping[str, Any] | None], None]) -> None:
+    def _run(self, send: Callable[[Mapping[str, object] | None], None]) -> None:
         previous = ("", 0)
 
         def report(file: str, count: int, total: int) -> None:

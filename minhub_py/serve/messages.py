@@ -97,7 +97,7 @@ def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, Any
             "add_generation_prompt and continue_final_message contradict each other: remove one",
             "add_generation_prompt",
         )
-    variables: dict[str, Any] = {
+    variables: dict[str, object] = {
         "add_generation_prompt": generation,
         "continue_final_message": continued,
     }
@@ -156,7 +156,7 @@ async def start_reply(
     return generation, ids
 
 
-def parse_messages(values: Any, max_length: int, name: str = "messages") -> list[dict[str, Any]]:
+def parse_messages(values: object, max_length: int, name: str = "messages") -> list[dict[str, Any]]:
     """Messages with a role and a content string, calls and results.
 
     max_length: maximum number of messages, and of parts of each, because each has at least one
@@ -179,7 +179,7 @@ def parse_messages(values: Any, max_length: int, name: str = "messages") -> list
         content = parse_content(
             fields.get("content"), max_length, f"{path}.content", omit=is_result
         )
-        message: dict[str, Any] = {
+        message: dict[str, object] = {
             "role": "system" if role == "developer" else role,
             "content": content,
         }
@@ -224,7 +224,7 @@ def parse_calls(message: Fields, max_length: int) -> list[dict[str, Any]]:
     return calls
 
 
-def make_call(id: Any, name: str, arguments: Any) -> dict[str, Any]:
+def make_call(id: object, name: str, arguments: object) -> dict[str, Any]:
     """A call of a message, without lone surrogates, which UTF-8 cannot encode."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     function = {"name": encodable(name), "arguments": encodable(text)}
@@ -247,7 +247,7 @@ def check_count(values: list[Any], max_length: int, name: str) -> None:
 
 
 def parse_content(
-    value: Any, max_length: int, name: str, *, omit: bool = False
+    value: object, max_length: int, name: str, *, omit: bool = False
 ) -> str | list[dict[str, str]]:
     """The content of a message, a string or a list of text parts. omit: as a string, with notes for
     other parts.
@@ -275,7 +275,7 @@ def parse_content(
 # Tools
 
 
-def parse_tools(value: Any, name: str = "tools") -> list[dict[str, Any]]:
+def parse_tools(value: object, name: str = "tools") -> list[dict[str, Any]]:
     """Definitions of functions, also in the flat form of responses. Tools that run in the server
     are skipped.
     """
@@ -283,7 +283,7 @@ def parse_tools(value: Any, name: str = "tools") -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise invalid(f"{name} must be a list of at most {MAX_TOOLS} tools", name)
-    tools: dict[str, dict[str, Any]] = {}
+    tools: dict[str, dict[str, object]] = {}
     for index, item in enumerate(value):
         fields = Fields(item, f"{name}[{index}]")
         kind = fields.string("type") or "function"
@@ -297,7 +297,7 @@ def parse_tools(value: Any, name: str = "tools") -> list[dict[str, Any]]:
     return list(tools.values())
 
 
-def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: Any, path: str) -> None:
+def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: object, path: str) -> None:
     """Add a tool's definition."""
     name = function.string("name")
     if not name or len(name) > MAX_TOOL_NAME or not name.isprintable():
@@ -317,7 +317,7 @@ def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: Any, pa
 
 
 def choose_tools(
-    chat: ChatInput, value: Any, parallel: bool = True, name: str = "tool_choice"
+    chat: ChatInput, value: object, parallel: bool = True, name: str = "tool_choice"
 ) -> None:
     """Apply the tool choice of the OpenAI APIs to the tools of a request."""
     names = [tool["function"]["name"] for tool in chat.tools]
@@ -364,7 +364,7 @@ def choose_tools(
 
 
 def set_effort(
-    chat: ChatInput, served: ServedModel, effort: Any, name: str = "reasoning_effort"
+    chat: ChatInput, served: ServedModel, effort: object, name: str = "reasoning_effort"
 ) -> None:
     """Apply an effort of reasoning: a level, or "none" to switch reasoning off."""
     if effort is None:

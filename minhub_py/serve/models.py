@@ -129,7 +129,7 @@ class ServedModel:
             self.tokenizer, self.model.config.vocab_size, self.end_ids | self.template.end_ids
         )
 
-    def submit(self, *requests: Any) -> None:
+    def submit(self, *requests: object) -> None:
         """Queue requests, all or none. RequestError: the engine is busy."""
         try:
             self.engine.submit(*requests)
@@ -153,7 +153,7 @@ class ServedModel:
                 "context_length_exceeded",
             )
 
-    def _too_long(self, ids: Sequence[Any], name: str) -> RequestError:
+    def _too_long(self, ids: Sequence[object], name: str) -> RequestError:
         return invalid(
             f"the prompt has {len(ids):,} tokens, but the context has {self.engine.max_length:,}"
             " tokens for the prompt and the reply: shorten the prompt",
@@ -161,7 +161,7 @@ class ServedModel:
             "context_length_exceeded",
         )
 
-    def check_length(self, ids: Sequence[Any], name: str = "prompt") -> None:
+    def check_length(self, ids: Sequence[object], name: str = "prompt") -> None:
         """Reject prompts that exceed the context."""
         if len(ids) > self.engine.max_length:
             raise self._too_long(ids, name)
@@ -287,7 +287,7 @@ class ServedModel:
             field = "tools" if form.schema is None or isinstance(error, ToolError) else name
             raise invalid(str(error), field, "schema") from error
 
-    async def grammar(self, schema: Mapping[str, Any] | Pattern, name: str) -> Grammar:
+    async def grammar(self, schema: Mapping[str, object] | Pattern, name: str) -> Grammar:
         """The grammar of a JSON schema or a pattern."""
         try:
             return await self.schemas.run(lambda: self.vocabulary.grammar(schema))

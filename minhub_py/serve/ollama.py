@@ -294,7 +294,7 @@ def finish_embedding(fields: Fields) -> None:
     fields.finish(known_fields.OLLAMA)
 
 
-def parse_texts(value: Any) -> list[str]:
+def parse_texts(value: object) -> list[str]:
     """The texts of `input`: a string or a list of strings. An empty input has no texts."""
     values = value if isinstance(value, list) else [] if value in (None, "") else [value]
     if not all(isinstance(text, str) for text in values):
@@ -358,7 +358,7 @@ async def start(
     return generation, ids
 
 
-def apply_think(chat: ChatInput, served: ServedModel, value: Any) -> None:
+def apply_think(chat: ChatInput, served: ServedModel, value: object) -> None:
     """Apply the field `think`: true, false or a level."""
     if value is None:
         return

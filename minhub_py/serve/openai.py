@@ -67,7 +67,7 @@ def describe(entry: Entry, name: str) -> dict[str, Any]:
     and `parent` vLLM.
     """
     status = {"value": entry.state, **({"failed": True} if entry.failed else {})}
-    meta: dict[str, Any] = {"size": entry.size, "capabilities": [entry.task]}
+    meta: dict[str, object] = {"size": entry.size, "capabilities": [entry.task]}
     if (served := entry.served) is not None:
         meta |= {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters}
         if entry.task == "completion":
@@ -142,7 +142,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
         }
 
     async def events() -> AsyncIterator[bytes]:
-        def chunk(choices: list[dict[str, Any]], **fields: Any) -> bytes:
+        def chunk(choices: list[dict[str, Any]], **fields: object) -> bytes:
             return sse({**head, "object": "chat.completion.chunk", "choices": choices, **fields})
 
         def part(
@@ -211,7 +211,7 @@ def finish_reason(end: str, calls: bool, legacy: bool) -> str:
 
 def message_of(reply: ParsedReply, legacy: bool) -> dict[str, Any]:
     """A reply as a message. The names of reasoning follow llama.cpp and vLLM."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+    message: dict[str, object] = {"role": "assistant", "content": reply.text, "refusal": None}
     if reply.reasoning:
         message |= {"reasoning_content": reply.reasoning, "reasoning": reply.reasoning}
     if reply.calls:

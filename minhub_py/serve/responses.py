@@ -114,7 +114,7 @@ async def responses(request: HTTPRequest) -> Response:
     async def events() -> AsyncIterator[bytes]:
         number = 0
 
-        def event(kind: str, **data: Any) -> bytes:
+        def event(kind: str, **data: object) -> bytes:
             nonlocal number
             number += 1
             return sse(

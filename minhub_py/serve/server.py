@@ -191,7 +191,7 @@ def format_anthropic_error(error: RequestError) -> dict[str, Any]:
         500: "api_error",
         503: "overloaded_error",
     }
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "type": types.get(error.status, "invalid_request_error"),
         "message": error.message,
     }

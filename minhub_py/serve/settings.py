@@ -31,7 +31,7 @@ def parse_settings(
     served: ServedModel,
     *,
     chat: bool = True,
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, object] | None = None,
     penalty: str = "repetition_penalty",
 ) -> dict[str, Any]:
     """Settings of `engine.Request`.
@@ -228,7 +228,7 @@ def parse_variables(fields: Fields) -> dict[str, Any]:
     return variables
 
 
-def check_variables(variables: Any, name: str) -> None:
+def check_variables(variables: object, name: str) -> None:
     """Reject values that are too large for a chat template."""
     text = shaped(json.dumps(variables, ensure_ascii=False), str, name)
     if len(text) > MAX_VARIABLES_LENGTH:

@@ -26,20 +26,20 @@ class DisconnectedError(Exception):
     """The client has closed its connection."""
 
 
-def sse(data: Mapping[str, Any], name: str | None = None) -> bytes:
+def sse(data: Mapping[str, object], name: str | None = None) -> bytes:
     """A server-sent event."""
     return (f"event: {name}\ndata: " if name else "data: ").encode() + json_line(data) + b"\n"
 
 
-def json_line(data: Mapping[str, Any]) -> bytes:
+def json_line(data: Mapping[str, object]) -> bytes:
     """A line of newline-delimited JSON."""
     return f"{dumps(data, ensure_ascii=False, allow_nan=False)}\n".encode()
 
 
 async def respond_with_lists(
     request: HTTPRequest,
-    lists: Mapping[str, Iterable[Any]],
-    fields: Mapping[str, Any],
+    lists: Mapping[str, Iterable[object]],
+    fields: Mapping[str, object],
     cost: int = 1,
 ) -> Response:
     """A JSON response with long lists. cost: number of values of an element."""
@@ -55,7 +55,7 @@ async def respond_with_lists(
 async def respond(
     request: HTTPRequest,
     generation: Generation,
-    complete: Callable[[], Awaitable[Mapping[str, Any]]],
+    complete: Callable[[], Awaitable[Mapping[str, object]]],
     stream: Callable[[], AsyncIterator[bytes]] | None,
     media_type: str = "text/event-stream",
 ) -> Response:

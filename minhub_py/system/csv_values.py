@@ -18,7 +18,7 @@ class Missing(str):
     __slots__ = ()
 
 
-def without_missing(row: Mapping[str, Any]) -> dict[str, Any]:
+def without_missing(row: Mapping[str, object]) -> dict[str, Any]:
     """A copy of a row with None for missing values."""
     return {name: None if isinstance(value, Missing) else value for name, value in row.items()}
 

@@ -259,7 +259,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def check_unicode(value: Any, location: str) -> None:
+def check_unicode(value: object, location: str) -> None:
     """ValueError: a text has an unpaired surrogate, which UTF-8 cannot encode."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -342,7 +342,7 @@ def json_type(value: object) -> str:
     return {bool: "bool", int: "int64", float: "float64"}.get(type(value), "string")
 
 
-def common_type(first: Any, second: Any) -> Any:
+def common_type(first: object, second: object) -> Any:
     """A type that can represent the values of two types. It is string if the types differ and are
     not numeric.
     """

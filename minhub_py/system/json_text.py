@@ -108,7 +108,7 @@ def object_text(text: str) -> str:
     return encodable(dumps(value, ensure_ascii=False)) if "\\ud" in text.lower() else text
 
 
-def encodable(value: Any) -> Any:
+def encodable(value: object) -> Any:
     """JSON data, or a text, with lone surrogates replaced: UTF-8 cannot encode them."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()

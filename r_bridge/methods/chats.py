@@ -15,7 +15,7 @@ from r_bridge.methods.text import biases, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
 
-def chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The kind of a model's chat template, a note about it for the user, and the model's sampling
     settings.
     """
@@ -28,7 +28,7 @@ def reply(
     model: Model,
     tokenizer: Tokenizer | None,
     system: str | None,
-    said: Any,
+    said: object,
     text: str,
     max_new_tokens: int,
     temperature: float,
@@ -44,11 +44,11 @@ def reply(
     frequency_penalty: float = 0.0,
     logit_bias: Any = None,
     tools: Any = None,
-    steps: Any = None,
+    steps: object = None,
     called: str | None = None,
-    results: Any = None,
+    results: object = None,
     tool_choice: str = "auto",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Generate the reply to a text. It is streamed with its tokens, so R keeps the partial reply if
     it cancels.
 

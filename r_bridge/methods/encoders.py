@@ -97,7 +97,7 @@ def classify_tokens(
     ignore: Any,
     tokenizer: Tokenizer | None,
     stride: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The columns of minhub_py.classify_tokens, with texts and characters that count from 1, and
     the labels.
     """

@@ -24,10 +24,10 @@ def annotate(
     length: str,
     template: str | None,
     premise: str | None,
-    chat: Any,
+    chat: object,
     sep: str | None,
     tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The columns of minhub_py.annotate with NA for missing texts, and the labels."""
     from minhub_py.analysis.annotate import annotate as compute
     from minhub_py.analysis.codebook import codebook_of
@@ -60,7 +60,7 @@ def decide(
     seed: int,
     options: bool,
     tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The table of minhub_py.decide, with texts that count from 1.
 
     questions: by name, {"type", "instructions", "options", "descriptions"}.
@@ -81,7 +81,7 @@ def decide(
     return {"frame": frame(result.table(options), from_1=("text",))}
 
 
-def question_of(question: dict[str, Any]) -> dict[str, Any]:
+def question_of(question: dict[str, Any]) -> dict[str, object]:
     """A question of R in the form of `decide`."""
     value = {"type": question["type"], "instructions": question.get("instructions")}
     options = question.get("options")
@@ -97,11 +97,11 @@ def label_agreement(
     session: Session,
     raters: Any,
     level: str,
-    categories: Any,
+    categories: object,
     bootstrap: int,
     confidence: float,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The results of minhub_py.agreement. raters: a list of vectors."""
     from minhub_py.analysis.agreement import agreement
 
@@ -173,6 +173,6 @@ def corrected_estimate(
     }
 
 
-def spelled(value: Any) -> str:
+def spelled(value: object) -> str:
     """A category as text: numbers as in R."""
     return f"{value:g}" if isinstance(value, float) else str(value)

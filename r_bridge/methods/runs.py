@@ -26,8 +26,8 @@ def train_model(
 
 
 def train_on_examples(
-    session: Session, columns: Any, path: str, out: str, settings: Any
-) -> dict[str, Any]:
+    session: Session, columns: Any, path: str, out: str, settings: object
+) -> dict[str, object]:
     """Train a model on the examples of a data frame, and store it in the folder `out`. Returns the
     results.
 
@@ -54,7 +54,7 @@ def resume_training(session: Session, out: str, settings: Any) -> dict[str, Any]
     return training.describe_run(Path(out))
 
 
-def read_run(session: Session, out: str) -> dict[str, Any]:
+def read_run(session: Session, out: str) -> dict[str, object]:
     """The current results of a run."""
     from r_bridge import training
 

@@ -131,7 +131,7 @@ def draft_model(model: Model, draft: Model) -> Any:
 
 
 def next_tokens(
-    session: Session, model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int
+    session: Session, model: Model, prompts: object, tokenizer: Tokenizer | None, n: int
 ) -> Frame:
     """The `n` most likely next tokens of each prompt."""
     from minhub_py.analysis.surprisal import next_tokens as predict
@@ -214,7 +214,7 @@ def score(
     )
 
 
-def perplexity(session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Any:
+def perplexity(session: Session, model: Model, texts: object, tokenizer: Tokenizer | None) -> Any:
     """The perplexity of each text: exp of the mean surprisal (nats) of its tokens after the first,
     or NA.
     """
@@ -249,14 +249,14 @@ def concatenate(scores: list[Any]) -> Any:
     return np.concatenate([as_array(values) for values in scores]) if scores else np.empty(0)
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     """Whether R has sent strings, not token IDs."""
     return (isinstance(value, list) and all(isinstance(text, str) for text in value)) or (
         isinstance(value, np.ndarray) and value.dtype.kind == "U"
     )
 
 
-def is_text_or_missing(value: Any) -> bool:
+def is_text_or_missing(value: object) -> bool:
     """Whether R has sent a character vector, which may contain NA."""
     return is_text(value) or (
         isinstance(value, list) and all(text is None or isinstance(text, str) for text in value)

@@ -51,7 +51,7 @@ def encode_batch(
 
 
 def decode_batch(
-    session: Session, tokenizer: Tokenizer, ids: Any, skip_special_tokens: bool
+    session: Session, tokenizer: Tokenizer, ids: object, skip_special_tokens: bool
 ) -> Any:
     """The text of each sequence of token IDs."""
     rows = id_rows(ids, tokenizer.size)
@@ -60,7 +60,7 @@ def decode_batch(
     )
 
 
-def id_to_token(session: Session, tokenizer: Tokenizer, ids: Any) -> Any:
+def id_to_token(session: Session, tokenizer: Tokenizer, ids: object) -> Any:
     """The vocabulary's token for each ID; NA for an unknown ID."""
     [row] = id_rows(ids, 2**31 - 1)
     return character(tokenizer.tokenizer.id_to_token(id) for id in row)

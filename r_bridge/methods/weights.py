@@ -40,7 +40,7 @@ def new_state_dict(session: Session) -> int:
     return session.add(StateDict({}))
 
 
-def add_weight(session: Session, state: StateDict, name: str, value: Any) -> None:
+def add_weight(session: Session, state: StateDict, name: str, value: object) -> None:
     """Add a weight: an array, or an R torch tensor as {"shape", "dtype", "data"} (row order).
     ValueError: NaN.
     """
