@@ -16,6 +16,7 @@ from minhub_py.system.heap import release_free_pages
 from r_bridge.arguments import scalar
 
 if TYPE_CHECKING:
+    import tokenizers
     from torch import Tensor
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class Model:
     adapter: Path | None = None
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> "tokenizers.Tokenizer":
         """The model's tokenizer. ValueError: it has none."""
         from minhub_py.checkpoints.tokenizers.tokenizer import (
             read_tokenizer,
@@ -50,7 +51,7 @@ class Model:
             )
         return read_tokenizer(self.folder)
 
-    def optional_tokenizer(self) -> Any:
+    def optional_tokenizer(self) -> "tokenizers.Tokenizer | None":
         """The tokenizer in the model's folder, or None."""
         from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
 
@@ -65,7 +66,7 @@ class Model:
 class Tokenizer:
     """A tokenizer."""
 
-    tokenizer: Any
+    tokenizer: "tokenizers.Tokenizer"
 
     @cached_property
     def size(self) -> int:

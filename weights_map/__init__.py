@@ -48,7 +48,7 @@ def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None
     return Mapped(tables[model_type], tensors, "hub", config)
 
 
-def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
+def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: object = None) -> Mapped:
     """Convert native tensors to the Hub names that transformers writes. The inverse of `to_native`."""
     return Mapped(tables[model_type], tensors, "native", config)
 

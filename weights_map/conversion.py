@@ -36,7 +36,7 @@ class Conversion:
 
 
 def match_names(
-    table: Table, names: Iterable[str], side: Side, config: Any = None
+    table: Table, names: Iterable[str], side: Side, config: object = None
 ) -> list[Conversion]:
     """Match all names of a checkpoint with a table. Returns conversions by layer and in the table's
     order.

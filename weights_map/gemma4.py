@@ -118,7 +118,7 @@ def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
             "attention.sliding_window_pattern must be a list, and KV heads and widths numbers or"
             " lists"
         )
-    own: dict[str, Any] = {
+    own: dict[str, object] = {
         "layer_types": ["sliding_attention" if each else "full_attention" for each in sliding]
     }
     if isinstance(heads, list):  # only models whose full layers use their keys as values

@@ -133,7 +133,7 @@ def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
 
     ValueError: the pattern is neither a period nor a list.
     """
-    own: dict[str, Any] = {
+    own: dict[str, object] = {
         "quantization_config": (
             {"quant_method": "mxfp4"} if settings["quantization_config"] else None
         )

@@ -51,13 +51,13 @@ def gguf_templates(metadata: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def gguf_pairs(templates: Mapping[str, str]) -> dict[str, Any]:
+def gguf_pairs(templates: Mapping[str, str]) -> dict[str, object]:
     """The metadata of templates, as the package gguf writes them. Names consist of letters, digits
     and underscores.
     """
     names = {re.sub("[^A-Za-z0-9]", "_", name): text for name, text in templates.items()}
     further = sorted(names.keys() - {"default"})
-    pairs: dict[str, Any] = {GGUF_KEY: names["default"]} if "default" in names else {}
+    pairs: dict[str, object] = {GGUF_KEY: names["default"]} if "default" in names else {}
     pairs |= {f"{GGUF_KEY}.{name}": names[name] for name in further}
     return pairs | ({"tokenizer.chat_templates": further} if further else {})
 

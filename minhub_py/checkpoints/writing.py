@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,7 +153,7 @@ def write_safetensors(
     the bytes of each tensor.    metadata: further texts in the header.
     """
     dtype_names = {dtype: name for name, dtype in DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "layout": layout, **metadata}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", "layout": layout, **metadata}}
     # aligns each tensor to its dtype
     order = sorted(planned, key=lambda name: -planned[name].itemsize)
     offset = 0

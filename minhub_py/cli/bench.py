@@ -108,7 +108,7 @@ def measure(
     return result
 
 
-def build(model: str | None, kind: str) -> Any:
+def build(model: str | None, kind: str) -> "LanguageModel":
     """The model with this kind of weights; without a model, random weights."""
     from minhub_py.loading.pretrained import from_pretrained
 
@@ -153,7 +153,7 @@ def prompt(model: "LanguageModel", length: int, seed: int = 0) -> list[int]:
     return torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
 
 
-def seconds_of(model: Any, prompts: list[list[int]], new_tokens: int) -> float:
+def seconds_of(model: "LanguageModel", prompts: list[list[int]], new_tokens: int) -> float:
     """Seconds of one greedy generation."""
     from minhub_py.inference.generate import generate
 
@@ -167,7 +167,7 @@ def fits(model: "LanguageModel", length: int) -> bool:
     return model.config.context_length is None or length <= model.config.context_length
 
 
-def bytes_per_token(model: Any) -> int:
+def bytes_per_token(model: "LanguageModel") -> int:
     """Bytes of the weights that decoding one token reads: all except embeddings, which are lookups."""
     from torch import nn
 
@@ -184,7 +184,7 @@ def bytes_per_token(model: Any) -> int:
     return size(model) - sum(map(size, lookups))
 
 
-def decode(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+def decode(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """Tokens per second after a prompt of 32 tokens, and the fraction of the memory bandwidth that
     decoding uses.
     """
@@ -224,7 +224,7 @@ def decode(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def prefill(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+def prefill(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """Milliseconds from a prompt to its first new token."""
     steps = {
         (kind, length): lambda model=model, length=length: seconds_of(
@@ -246,7 +246,7 @@ def prefill(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def batch(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+def batch(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """Tokens per second of several sequences with prompts of 32 tokens."""
     new = settings.new_tokens
     prompts = {

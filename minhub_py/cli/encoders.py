@@ -388,8 +388,8 @@ def answer(
     no_answer: bool,
     max_answer: int,
     stride: int | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: dict[str, object],
+    loading: dict[str, object],
     as_json: bool,
 ) -> None:
     r"""Find the answers to QUESTION in texts.

@@ -188,7 +188,7 @@ def replay(manifest: Path, rows: int | None, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def computed_rows(job_of: "Callable[[Path], Job]", hidden: str) -> list[dict[str, Any]]:
+def computed_rows(job_of: "Callable[[Path], Job]", hidden: str) -> list[dict[str, object]]:
     """Run a job and return its rows, without the column `hidden`.
 
     job_of: the job of an output file.

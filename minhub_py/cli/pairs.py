@@ -187,7 +187,7 @@ def accuracies_of(outputs: Sequence[Path], by: str | None, prefix: str) -> list[
     return rows_of(accuracies(phenomena, correct))
 
 
-def rows_of(columns: Mapping[str, Sequence[object]]) -> list[dict[str, Any]]:
+def rows_of(columns: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
     """The rows of a table of columns."""
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)

@@ -243,8 +243,8 @@ def embed(
     prompt: str | None,
     dimensions: int | None,
     normalize: bool | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: dict[str, object],
+    loading: dict[str, object],
     as_json: bool,
 ) -> None:
     r"""Compute embeddings of texts.
@@ -302,8 +302,8 @@ def activations(
     files: tuple[str, ...],
     at: str,
     pool: str,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: dict[str, object],
+    loading: dict[str, object],
     as_json: bool,
 ) -> None:
     r"""Record the values at a point of a model.
@@ -388,8 +388,8 @@ def annotate(
     template: str | None,
     sep: str | None,
     chat: bool | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: dict[str, object],
+    loading: dict[str, object],
     as_json: bool,
 ) -> None:
     r"""Label texts with a language model.
@@ -453,8 +453,8 @@ def decide(
     orders: int,
     seed: int,
     options: bool,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: dict[str, object],
+    loading: dict[str, object],
     as_json: bool,
 ) -> None:
     r"""Answer typed questions about texts with a chat model.

@@ -173,7 +173,7 @@ def serve(
     keep_alive: float | None,
     ignore_unknown_fields: bool,
     log: bool,
-    loading: dict[str, Any],
+    loading: dict[str, object],
 ) -> None:
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 

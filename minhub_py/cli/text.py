@@ -27,6 +27,7 @@ from minhub_py.system.printable import displayed
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from minhub_py.inference.speculative import DraftModel, PredictionHead
     from minhub_py.models.base import LanguageModel
 
 
@@ -167,7 +168,7 @@ def generate(
 
 def open_draft(
     identifier: str, network: "LanguageModel", tokenizer: "Tokenizer", loading: dict[str, Any]
-) -> Any:
+) -> "DraftModel | PredictionHead":
     """The source of draft tokens of `--draft`: a model, or "mtp" for the head of `network`.
 
     UsageError: it has another tokenizer, or cannot make drafts.

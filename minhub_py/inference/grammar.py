@@ -20,6 +20,7 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.inference.json_schema import prepared
@@ -168,7 +169,7 @@ class Vocabulary:
     ValueError: llguidance is not installed, or does not support this type of tokenizer.
     """
 
-    def __init__(self, tokenizer: Any, size: int, ends: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, size: int, ends: Iterable[int]) -> None:
         require("json")
         import llguidance
 

@@ -78,7 +78,7 @@ class OpenError(Exception):
     """A combination of objects that cannot be closed."""
 
 
-def prepared(schema: Mapping[str, object]) -> dict[str, Any]:
+def prepared(schema: Mapping[str, object]) -> dict[str, object]:
     """The schema in the library's form."""
     result = closed(schema)
     result.pop("x-guidance", None)  # options of the library
@@ -87,7 +87,7 @@ def prepared(schema: Mapping[str, object]) -> dict[str, Any]:
     return result
 
 
-def loosened(schema: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
+def loosened(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
     """The schema in the library's form without unsupported keywords, and the names of these
     keywords.
     """
@@ -157,7 +157,7 @@ def copied(schema: object) -> Any:
     return parse(json.dumps(schema))
 
 
-def subschemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def subschemas(root: dict[str, Any]) -> Iterator[dict[str, object]]:
     """A schema and all schemas in it, including the targets of local references. A schema precedes
     those in it.
     """
@@ -204,7 +204,7 @@ def target(root: object, reference: str) -> Any:
 # Objects
 
 
-def closed(schema: Mapping[str, object]) -> dict[str, Any]:
+def closed(schema: Mapping[str, object]) -> dict[str, object]:
     """A copy in which objects that list properties have no others."""
     result: dict[str, object] = copied(schema)
     try:
@@ -241,7 +241,7 @@ class _Closing:
         alone = combined != ["allOf"] or len(schema["allOf"]) == 1
         return len(combined) == 1 and alone and "properties" not in schema and not own_names(schema)
 
-    def combined(self, schema: object) -> list[dict[str, Any]]:
+    def combined(self, schema: object) -> list[dict[str, object]]:
         """All schemas that apply to the same object, including the given one."""
         result: list[dict[str, object]] = []
         remaining, visited = deque([schema]), set()
@@ -324,7 +324,7 @@ class _Closing:
         return json.loads(text)
 
 
-def same_value(schema: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+def same_value(schema: Mapping[str, object]) -> Iterator[dict[str, object]]:
     """The schemas in a schema that apply to the same value."""
     for name in SAME_VALUE:
         if isinstance(parts := schema.get(name), list):

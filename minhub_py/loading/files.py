@@ -166,7 +166,7 @@ def described_by_shapes(checkpoint: Checkpoint) -> tuple[Architecture, ModelConf
     )
 
 
-def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def text_settings(settings: dict[str, Any]) -> dict[str, object]:
     """The settings of the language model. A multimodal model has them in text_config."""
     text = settings.get("text_config")
     wrappers = [

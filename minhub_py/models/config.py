@@ -206,7 +206,7 @@ def changed(config: C, changes: Mapping[str, object]) -> C:
 
 def changed_rope(
     Config: object, parameters: Mapping[str, object] | None, changes: Mapping[str, Any]
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """The rope_parameters with the values that `changes` has under older names. `one_rope`
     describes these names.
     """

@@ -211,7 +211,7 @@ class HeadSettings(Effective):
             for setting in HEAD_SETTINGS:
                 object.__setattr__(self, setting, None)
 
-    def hub_head(self, name: str) -> dict[str, Any]:
+    def hub_head(self, name: str) -> dict[str, object]:
         """The settings of the head of a decoder or of T5 for config.json. name: the class without
         the head.
         """
@@ -226,7 +226,7 @@ class HeadSettings(Effective):
             **({} if self.problem_type is None else {"problem_type": self.problem_type}),
         }
 
-    def without_head(self) -> dict[str, Any]:
+    def without_head(self) -> dict[str, object]:
         """All settings except the head's."""
         return {
             name: value
@@ -234,7 +234,7 @@ class HeadSettings(Effective):
             if name not in HeadSettings.__dataclass_fields__
         }
 
-    def hub_settings(self, name: str) -> dict[str, Any]:
+    def hub_settings(self, name: str) -> dict[str, object]:
         """All settings for config.json, with the class of the transformers model. name: the class
         without its end.
         """

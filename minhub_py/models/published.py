@@ -30,7 +30,7 @@ GPTBIGCODE: Sizes = {
 }
 
 
-def _pythia(C: int, layers: int, heads: int, vocab_size: int = 50304) -> dict[str, Any]:
+def _pythia(C: int, layers: int, heads: int, vocab_size: int = 50304) -> dict[str, object]:
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
             "vocab_size": vocab_size, "eos_token_id": 0}
 
@@ -57,7 +57,7 @@ PHI: Sizes = {
 }
 
 
-def _opt(C: int, layers: int, heads: int, **settings: object) -> dict[str, Any]:
+def _opt(C: int, layers: int, heads: int, **settings: object) -> dict[str, object]:
     return {"hidden_size": C, "ffn_dim": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads, **settings}
 
 
@@ -73,7 +73,7 @@ OPT: Sizes = {
 }
 
 
-def llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: object) -> dict[str, Any]:
+def llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: object) -> dict[str, object]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, **settings}
 
@@ -167,7 +167,7 @@ XGLM: Sizes = {
 }
 
 
-def _qwen35(C: int, inner: int, layers: int, heads: int, kv_heads: int, values: int, tied: bool) -> dict[str, Any]:
+def _qwen35(C: int, inner: int, layers: int, heads: int, kv_heads: int, values: int, tied: bool) -> dict[str, object]:
     rotary = {**rope(1e7), "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
     return llama(C, inner, layers, heads, kv_heads, linear_num_value_heads=values, max_position_embeddings=262144,
                  tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rotary)
@@ -182,11 +182,11 @@ QWEN35: Sizes = {
 }
 
 
-def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **settings: object) -> dict[str, Any]:
+def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **settings: object) -> dict[str, object]:
     return {"d_model": C, "d_ff": inner, "num_layers": layers, "num_heads": heads, "d_kv": D, **settings}
 
 
-def _t5_1_1(C: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
+def _t5_1_1(C: int, inner: int, layers: int, heads: int) -> dict[str, object]:
     return _t5(C, inner, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 
 
@@ -249,13 +249,13 @@ QWEN3MOE: Sizes = {
 }
 
 
-def _encoder(C: int, layers: int, heads: int, head: str = "", **settings: object) -> dict[str, Any]:
+def _encoder(C: int, layers: int, heads: int, head: str = "", **settings: object) -> dict[str, object]:
     """head: the class of the transformers model; none for a body without a head."""
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
             "architectures": [head] if head else None, **settings}
 
 
-def _roberta(C: int, layers: int, heads: int, model_type: str, vocab_size: int) -> dict[str, Any]:
+def _roberta(C: int, layers: int, heads: int, model_type: str, vocab_size: int) -> dict[str, object]:
     head = "RobertaForMaskedLM" if model_type == "roberta" else "XLMRobertaForMaskedLM"
     return _encoder(C, layers, heads, head, model_type=model_type, vocab_size=vocab_size, layer_norm_eps=1e-5,
                     max_position_embeddings=514, type_vocab_size=1)

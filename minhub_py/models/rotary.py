@@ -119,7 +119,7 @@ class Rotation:
 
 def completed(
     parameters: Mapping[str, object] | None, context: int, theta: float = 1e4
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """rope_parameters with defaults for rope_type, rope_theta and original_max_position_embeddings
     (context).
     """

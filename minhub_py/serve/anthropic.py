@@ -71,7 +71,7 @@ async def messages(request: HTTPRequest) -> Response:
     )
     message_id = f"msg_{secrets.token_hex(12)}"
 
-    def usage(output_tokens: int) -> dict[str, Any]:
+    def usage(output_tokens: int) -> dict[str, object]:
         cached = generation.cached_tokens
         return {
             "input_tokens": len(ids) - cached,
@@ -91,7 +91,7 @@ async def messages(request: HTTPRequest) -> Response:
             "usage": usage(generation.generated_tokens),
         }
 
-    def ending(blocks: "Blocks") -> dict[str, Any]:
+    def ending(blocks: "Blocks") -> dict[str, object]:
         detokenizer = generation.requests[0].detokenizer
         sequence = None if detokenizer is None else detokenizer.stops.found
         if sequence in stops:
@@ -105,7 +105,7 @@ async def messages(request: HTTPRequest) -> Response:
         )
         return {"stop_reason": reason, "stop_sequence": None}
 
-    async def complete() -> dict[str, Any]:
+    async def complete() -> dict[str, object]:
         blocks = Blocks()
         async for _, delta in generation.deltas():
             blocks.add(delta)
@@ -178,7 +178,7 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     return chat
 
 
-def parse_turn(message: Fields, limit: int) -> list[dict[str, Any]]:
+def parse_turn(message: Fields, limit: int) -> list[dict[str, object]]:
     """A message as messages of the OpenAI API: results of calls precede the text of their turn."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
@@ -277,7 +277,7 @@ class Blocks:
             ("content_block_start", {"index": len(self.content) - 1, "content_block": {**block}})
         )
 
-    def _delta(self, delta: dict[str, Any]) -> None:
+    def _delta(self, delta: dict[str, object]) -> None:
         self.events.append(
             ("content_block_delta", {"index": len(self.content) - 1, "delta": delta})
         )

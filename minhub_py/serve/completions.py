@@ -44,10 +44,10 @@ async def completions(request: HTTPRequest) -> Response:
     head = head_of("cmpl", served) | {"object": "text_completion"}
     generation, count = completion.generation, len(completion.prompts) * completion.count
 
-    def counts() -> dict[str, Any]:
+    def counts() -> dict[str, object]:
         return usage(generation, sum(map(len, completion.prompts)))
 
-    async def complete() -> dict[str, Any]:
+    async def complete() -> dict[str, object]:
         texts, tokens, ends = [""] * count, [list[Token]() for _ in range(count)], [""] * count
         async for index, text, new, end in completion.parts():
             texts[index] += text
@@ -201,7 +201,7 @@ class Completion:
 
     def choice(
         self, index: int, text: str, tokens: Sequence[Token], end: str | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """A choice, or a part of it, in the format of the API."""
         logprobs = (
             None
@@ -221,7 +221,9 @@ def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
         )
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], top: int) -> dict[str, Any]:
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[Token], top: int
+) -> dict[str, object]:
     """Log-probabilities in the format of completions. The first token of an echoed prompt has none."""
 
     def label(id: int, text: str) -> str:

@@ -5,6 +5,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from minhub_py.chat.templates import ChatTemplate
 from minhub_py.checkpoints import local
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.prefixes import PrefixCache
@@ -56,7 +59,11 @@ def task_of_version(path: Path, changed: int) -> Task:
 
 
 def served_models(
-    networks: Mapping[str, Any], tokenizer: Any, template: Any, seconds: float, **settings: Any
+    networks: Mapping[str, LanguageModel | Encoder],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    seconds: float,
+    **settings: Any,
 ) -> Iterator[ServedModel]:
     """A model, and the same model with adapters.
 
@@ -80,8 +87,8 @@ def served_models(
 
 
 def engine_for(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel | Encoder,
+    tokenizer: Tokenizer,
     name: str,
     *,
     max_requests: int,

@@ -62,7 +62,7 @@ class ChatInput:
     truncation: int | None = None
 
     @property
-    def schemas(self) -> dict[str, dict[str, Any]]:
+    def schemas(self) -> dict[str, dict[str, object]]:
         """The schemas of the tools that the reply can call."""
         schemas = schemas_of(self.tools)
         return {name: schemas[name] for name in self.allowed}
@@ -86,7 +86,7 @@ def parse_chat(fields: Fields, served: ServedModel) -> ChatInput:
     return chat
 
 
-def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, Any]:
+def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, object]:
     """The variables of the chat template that have their own fields."""
     generation, continued = (
         fields.boolean("add_generation_prompt", True),
@@ -156,7 +156,9 @@ async def start_reply(
     return generation, ids
 
 
-def parse_messages(values: object, max_length: int, name: str = "messages") -> list[dict[str, Any]]:
+def parse_messages(
+    values: object, max_length: int, name: str = "messages"
+) -> list[dict[str, object]]:
     """Messages with a role and a content string, calls and results.
 
     max_length: maximum number of messages, and of parts of each, because each has at least one
@@ -209,7 +211,7 @@ def parse_messages(values: object, max_length: int, name: str = "messages") -> l
     return messages
 
 
-def parse_calls(message: Fields, max_length: int) -> list[dict[str, Any]]:
+def parse_calls(message: Fields, max_length: int) -> list[dict[str, object]]:
     """The calls of an assistant message. Calls without a name are dropped."""
     values = message.get("tool_calls")
     values = values if isinstance(values, list) else []
@@ -224,7 +226,7 @@ def parse_calls(message: Fields, max_length: int) -> list[dict[str, Any]]:
     return calls
 
 
-def make_call(id: object, name: str, arguments: object) -> dict[str, Any]:
+def make_call(id: object, name: str, arguments: object) -> dict[str, object]:
     """A call of a message, without lone surrogates, which UTF-8 cannot encode."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     function = {"name": encodable(name), "arguments": encodable(text)}
@@ -297,7 +299,9 @@ def parse_tools(value: object, name: str = "tools") -> list[dict[str, Any]]:
     return list(tools.values())
 
 
-def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: object, path: str) -> None:
+def add_tool(
+    tools: dict[str, dict[str, object]], function: Fields, schema: object, path: str
+) -> None:
     """Add a tool's definition."""
     name = function.string("name")
     if not name or len(name) > MAX_TOOL_NAME or not name.isprintable():

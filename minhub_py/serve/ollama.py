@@ -134,7 +134,7 @@ def capabilities(served: ServedModel) -> list[str]:
     return ["completion", "tools", *(["thinking"] if served.template.markup.reasons else [])]
 
 
-def describe(entry: Entry, name: str) -> dict[str, Any]:
+def describe(entry: Entry, name: str) -> dict[str, object]:
     """The entry of a model, or of its alias `name`, in lists. Details are known if the model is
     loaded.
     """
@@ -154,7 +154,7 @@ def describe(entry: Entry, name: str) -> dict[str, Any]:
     }
 
 
-def details(served: ServedModel) -> dict[str, Any]:
+def details(served: ServedModel) -> dict[str, object]:
     count, family = served.parameters, architecture_of(served)
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
     kind = kind_of(served.model) or str(next(served.model.parameters()).dtype).removeprefix(
@@ -320,7 +320,7 @@ async def read(request: HTTPRequest, task: Task | None = None) -> tuple[ServedMo
     return served, fields
 
 
-def loaded(served: ServedModel, fields: Fields) -> dict[str, Any]:
+def loaded(served: ServedModel, fields: Fields) -> dict[str, object]:
     """The response to a request that loads a model, or unloads it with a `keep_alive` of 0."""
     created = timestamp(datetime.now(timezone.utc))
     reason = "unload" if fields.get("keep_alive") in (0, "0", "0s") else "load"
@@ -406,7 +406,7 @@ async def reply(
             "eval_duration": nanoseconds(now - first),
         }
 
-    async def complete() -> dict[str, Any]:
+    async def complete() -> dict[str, object]:
         [complete] = await collect_replies(generation)
         return last(complete)
 

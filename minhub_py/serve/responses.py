@@ -105,7 +105,7 @@ async def responses(request: HTTPRequest) -> Response:
             ),
         }
 
-    async def complete() -> dict[str, Any]:
+    async def complete() -> dict[str, object]:
         items = OutputItems()
         async for _, delta in generation.deltas():
             items.add(delta)

@@ -158,7 +158,7 @@ def is_ollama(path: str) -> bool:
     return path.startswith("/api/")
 
 
-def format_error(path: str, error: RequestError) -> dict[str, Any]:
+def format_error(path: str, error: RequestError) -> dict[str, object]:
     """An error in the format of a path's API."""
     if is_ollama(path):
         return {"error": error.message}
@@ -180,7 +180,7 @@ def format_error(path: str, error: RequestError) -> dict[str, Any]:
     }
 
 
-def format_anthropic_error(error: RequestError) -> dict[str, Any]:
+def format_anthropic_error(error: RequestError) -> dict[str, object]:
     """An error in the format of the Anthropic API."""
     types = {
         401: "authentication_error",

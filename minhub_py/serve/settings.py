@@ -211,7 +211,7 @@ def parse_seed(fields: Fields) -> int:
     return random.getrandbits(62) if seed in (None, -1) else int(seed or 0)
 
 
-def parse_variables(fields: Fields) -> dict[str, Any]:
+def parse_variables(fields: Fields) -> dict[str, object]:
     """Further variables of the chat template, such as enable_thinking."""
     name = "chat_template_kwargs"
     variables = dict(fields.object(name).values)
@@ -268,7 +268,7 @@ def parse_truncation(fields: Fields) -> int | None:
     return 0 if count == -1 else count
 
 
-def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:
+def parse_schema(fields: Fields, name: str) -> dict[str, object] | None:
     """The schema of a response format, in `schema` or nested in `json_schema`; by default, of any
     object.
     """

@@ -129,7 +129,7 @@ def read_rows(path: Path, na: Sequence[str] = NA) -> Iterator[tuple[int, Row]]:
     return read_csv(path, na)
 
 
-def read_columns(path: Path) -> dict[str, Any]:
+def read_columns(path: Path) -> dict[str, object]:
     """Read the names and types of a file's columns. ValueError: the file is corrupt or has
     duplicate names.
     """
@@ -142,7 +142,7 @@ def read_columns(path: Path) -> dict[str, Any]:
     if file_format == "txt":
         return {"text": "string"}
     if file_format in ("json", "jsonl"):
-        types: dict[str, Any] = {}
+        types: dict[str, object] = {}
         for _, row in read_rows(path):
             for name, value in row.items():
                 types[name] = common_type(types.get(name, "null"), json_type(value))
@@ -249,7 +249,7 @@ def read_json_rows(path: Path) -> Iterator[tuple[int, Row]]:
     yield from enumerate(rows, 1)
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     """A JSON object. ValueError: a key occurs twice."""
     row = dict(pairs)
     if len(row) < len(pairs):

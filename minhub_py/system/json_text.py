@@ -90,7 +90,7 @@ def check_depth(text: str, depth: int = 0) -> None:
             )
 
 
-def object_in(text: str) -> dict[str, Any] | None:
+def object_in(text: str) -> dict[str, object] | None:
     """The JSON object that is the text, with numbers as `JSONText`; None if it is something else."""
     try:
         check_depth(text)

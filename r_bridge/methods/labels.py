@@ -81,7 +81,7 @@ def decide(
     return {"frame": frame(result.table(options), from_1=("text",))}
 
 
-def question_of(question: dict[str, Any]) -> dict[str, object]:
+def question_of(question: dict[str, object]) -> dict[str, object]:
     """A question of R in the form of `decide`."""
     value = {"type": question["type"], "instructions": question.get("instructions")}
     options = question.get("options")

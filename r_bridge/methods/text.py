@@ -1,7 +1,7 @@
 """Text generation, next tokens and scores. Prompts and texts are strings or token IDs."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,6 +9,9 @@ from r_bridge.arguments import character, frame, id_rows
 from r_bridge.convert import Frame, as_array
 from r_bridge.methods.tokenizers import warn_of_unknown
 from r_bridge.objects import Model, Session, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 def biases(columns: Any) -> dict[int, float] | None:
@@ -316,7 +319,7 @@ def nonempty(rows: list[list[int]]) -> list[list[int]]:
     return rows
 
 
-def token_texts(tokenizer: Any, ids: list[int]) -> Any:
+def token_texts(tokenizer: "tokenizers.Tokenizer | None", ids: list[int]) -> Any:
     """The text of each token; NA without a tokenizer."""
     if tokenizer is None:
         return [None] * len(ids) or character(())

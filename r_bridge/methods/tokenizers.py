@@ -4,13 +4,16 @@ import itertools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from r_bridge.arguments import character, frame, id_rows
 from r_bridge.convert import Frame
 from r_bridge.objects import Session, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 def tokenizer_from_pretrained(
@@ -95,7 +98,9 @@ def save_tokenizer(session: Session, tokenizer: Tokenizer, path: str, pretty: bo
     publish(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
-def warn_of_unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+def warn_of_unknown(
+    tokenizer: "tokenizers.Tokenizer", texts: Sequence[str], rows: Sequence[Sequence[int]]
+) -> None:
     """Warn about characters without a token, which the result does not include."""
     from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
 

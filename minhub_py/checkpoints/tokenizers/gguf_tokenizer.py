@@ -115,7 +115,7 @@ ENCODERS = {
 }
 
 
-def tokenizer_settings(metadata: Mapping[str, object]) -> dict[str, Any]:
+def tokenizer_settings(metadata: Mapping[str, object]) -> dict[str, object]:
     """The settings of special tokens, as in tokenizer_config.json.
 
     ValueError: the type of tokenizer is not supported, or the metadata is corrupt.
@@ -129,7 +129,7 @@ def tokenizer_settings(metadata: Mapping[str, object]) -> dict[str, Any]:
             " original repository's tokenizer.json"
         )
     add_bos = words_of(metadata).add_bos if model == "gpt2" else model != "t5"
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", add_bos) or model == "gemma4",
         "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", model == "t5"),
     }

@@ -170,7 +170,7 @@ class AdapterConfig:
         rank, alpha = self.rank(module), pattern_value(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    def to_json(self, transposed: bool) -> dict[str, Any]:
+    def to_json(self, transposed: bool) -> dict[str, object]:
         """The content of adapter_config.json.    transposed: the base stores its weights (in, out),
         as GPT-2.
         """
