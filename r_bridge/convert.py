@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 Buffer = bytes | memoryview
 
@@ -116,7 +117,7 @@ class Frame:
 # To R
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Serialize a value for R. TypeError: the value has no counterpart in R (see the table above)."""
     return b"".join(buffers(value))
 
@@ -259,7 +260,7 @@ def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
     raise TypeError(f"an array of {array.dtype} has no counterpart in R")
 
 
-def column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterator[Buffer]:
+def column_order(array: NDArray[np.generic], dtype: type[np.generic]) -> Iterator[Buffer]:
     """The elements in column order, in blocks.
 
     Each block is first copied in its memory order, so that it is in the processor's cache during
@@ -408,24 +409,24 @@ class _Reader:
             return None
         return str(self.take(count), "latin-1" if flags & LATIN1 else "utf-8")
 
-    def logicals(self) -> np.ndarray[Any, Any]:
+    def logicals(self) -> NDArray[np.bool_]:
         values = self.integers()
         if isinstance(values, np.ma.MaskedArray):
             return np.ma.MaskedArray(values.data != 0, values.mask)
         return values != 0
 
-    def integers(self) -> np.ndarray[Any, Any]:
+    def integers(self) -> NDArray[np.int32]:
         values = np.frombuffer(self.take(4 * self.length()), np.int32)
         mask = values == NA_INTEGER
         return np.ma.MaskedArray(values, mask) if mask.any() else values
 
-    def reals(self) -> np.ndarray[Any, Any]:
+    def reals(self) -> NDArray[np.float64]:
         return np.frombuffer(self.take(8 * self.length()), np.float64)
 
     def strings(self) -> list[str | None]:
         return [self.chars() for _ in range(self.length())]
 
-    def list(self) -> list[Any]:
+    def list(self) -> list[object]:
         return [self.nested(self.item) for _ in range(self.length())]
 
     def raw(self) -> bytes:

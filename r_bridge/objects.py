@@ -32,7 +32,7 @@ class Model:
     identifier: str | None = None
     chat: Any = None  # the conversation with its KV cache (methods/chats.py)
     # of the files in `folder` when they were loaded (minhub_py/checkpoints/fingerprint.py)
-    signature: Any = None
+    signature: object = None
     adapter: Path | None = None
 
     @cached_property
@@ -106,11 +106,11 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self.objects: dict[int, Any] = {}
+        self.objects: dict[int, object] = {}
         self.numbers = itertools.count(1)
         self.start_request(lambda value: None, threading.Event())
 
-    def start_request(self, emit: Callable[[Any], object], cancelled: threading.Event) -> None:
+    def start_request(self, emit: Callable[[object], object], cancelled: threading.Event) -> None:
         """Start a request. emit: sends a partial result to R.    cancelled: set when R cancels the
         request.
         """
@@ -123,7 +123,7 @@ class Session:
         self.objects[number] = value
         return number
 
-    def get(self, name: str, number: Any, kind: type[T]) -> T:
+    def get(self, name: str, number: object, kind: type[T]) -> T:
         """The object with a number. LookupError: it does not exist or has another type. name: R's
         argument.
         """
@@ -151,7 +151,7 @@ class Session:
         if issubclass(category, UserWarning):
             self.emit({"warning": str(message)})
 
-    def progress(self, completed: int, total: int, label: str = "", **values: Any) -> None:
+    def progress(self, completed: int, total: int, label: str = "", **values: object) -> None:
         """Send the progress of a request to R, and raise Cancelled if R has cancelled it."""
         self.check_cancelled()
         now = time.monotonic()

@@ -5,7 +5,6 @@ engine.
 from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 from torch import Tensor
 
@@ -32,7 +31,7 @@ def table_of(model_type: str, config: object) -> Table:
     return tables[model_type].for_model(config)
 
 
-def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
+def to_native(model_type: str, tensors: Mapping[str, Tensor], config: object = None) -> Mapped:
     """Convert the tensors of a Hub checkpoint to native names and shapes, each on access.
 
     Args:

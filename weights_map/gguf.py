@@ -14,7 +14,6 @@ converters.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
@@ -71,14 +70,14 @@ class GGUFArchitecture:
     rows: tuple[Row, ...]
     flags: Mapping[str, str] = field(default_factory=dict)
     derive: Derive = no_settings
-    required: Mapping[str, Any] = field(default_factory=dict)
+    required: Mapping[str, object] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
     with_experts: bool = False
     assumed: str = ""
     model_types: tuple[str, ...] = ()
     encode: Encode = no_keys
     rope_by_type: bool = False
-    yarn: Mapping[str, Any] = field(default_factory=dict)
+    yarn: Mapping[str, object] = field(default_factory=dict)
     packed: tuple[str, ...] = ()
     alternative: "tuple[str, GGUFArchitecture] | None" = None
     class_suffix: str = ""

@@ -7,9 +7,10 @@ rows.py describes long sequences.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.inference.arguments import check_integer, decoder_of
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @with_hints
 def generate(
-    model: Any,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int = 64,
     *,
@@ -39,9 +40,9 @@ def generate(
     frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None,
     seed: int | Sequence[int] | None = None,
-    eos_id: Any = "auto",
+    eos_id: int | Sequence[int] | Literal["auto"] | None = "auto",
     stop: str | Sequence[str] = (),
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     speculate: int = 0,
     draft: object = None,
 ) -> list[list[int]]:
@@ -115,7 +116,7 @@ def generate(
 
 @with_hints
 def stream(
-    model: Any,
+    model: LanguageModel,
     prompt: Sequence[int],
     max_new_tokens: int = 64,
     *,
@@ -128,11 +129,11 @@ def stream(
     frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None,
     seed: int | None = None,
-    eos_id: Any = "auto",
+    eos_id: int | Sequence[int] | Literal["auto"] | None = "auto",
     stop: str | Sequence[str] = (),
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     speculate: int = 0,
-    draft: Any = None,
+    draft: object = None,
 ) -> Iterator[int]:
     """Generate new tokens for one prompt and yield each token ID as soon as it is available.
 

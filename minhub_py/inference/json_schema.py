@@ -256,7 +256,7 @@ class _Closing:
                 remaining.append(target(self.original, reference))
         return result
 
-    def names(self, schema: Any) -> list[str] | None:
+    def names(self, schema: object) -> list[str] | None:
         """The properties of an object in all schemas that apply to it; None if it is not to be
         closed.
         """

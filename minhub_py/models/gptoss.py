@@ -274,7 +274,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
                 " the repository of the same model in mxfp4 or in BF16"
             )
         # dequantize is a setting of transformers' loader without effect on the result.
-        choices: dict[str, Any] = {"quant_method": [method], "dequantize": [True, False]}
+        choices: dict[str, list[object]] = {"quant_method": [method], "dequantize": [True, False]}
         for name, value in settings.items():
             if name == "modules_to_not_convert" and isinstance(value, list | None):
                 if unsupported := [module for module in value or () if module not in FLOATS]:

@@ -274,7 +274,7 @@ def activated(decoder: type[LanguageModel]) -> type[LanguageModel]:
         x: Tensor = decoder.body(self, idx, past)
         return x
 
-    def reduce(self: LanguageModel) -> tuple[Any, ...]:
+    def reduce(self: LanguageModel) -> tuple[object, ...]:
         return empty_activated, (decoder,), vars(self)
 
     members = {"__module__": decoder.__module__, "body": body, "__reduce__": reduce}

@@ -6,7 +6,7 @@ from the defaults of the architecture's config.
 
 from typing import Any
 
-Sizes = dict[str, dict[str, Any]]
+Sizes = dict[str, dict[str, object]]
 # fmt: off
 
 GPT2: Sizes = {
@@ -48,7 +48,7 @@ GPTNEOX: Sizes = {
     "gpt-neox-20b": {"hidden_act": "gelu_new", "eos_token_id": 0},
 }
 GPTJ: Sizes = {"gpt-j-6b": {}}
-_PHI: dict[str, Any] = {"bos_token_id": 50256, "eos_token_id": 50256}
+_PHI: dict[str, object] = {"bos_token_id": 50256, "eos_token_id": 50256}
 PHI: Sizes = {
     "phi-1": _PHI,
     "phi-1_5": _PHI,
@@ -78,7 +78,7 @@ def llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings
             "num_key_value_heads": kv_heads, **settings}
 
 
-def rope(theta: float, **settings: Any) -> dict[str, Any]:
+def rope(theta: float, **settings: object) -> dict[str, object]:
     return {"rope_type": "default", "rope_theta": theta, **settings}
 
 
@@ -303,7 +303,7 @@ MODERNBERT: Sizes = {
 }
 
 
-def _deberta(C: int, layers: int, heads: int, **settings: Any) -> dict[str, Any]:
+def _deberta(C: int, layers: int, heads: int, **settings: Any) -> dict[str, object]:
     """Without a head: the published ones detect replaced tokens, or are not trained."""
     settings = {"model_type": "deberta-v2", "pos_att_type": "p2c|c2p", **settings}
     return _encoder(C, layers, heads, relative_attention=True, position_biased_input=False, **settings)

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -266,7 +266,7 @@ async def unless_disconnected(request: HTTPRequest, work: Awaitable[Response]) -
         return Response(status_code=499)  # for the log: the client does not receive it
 
 
-async def respond_json(served: ServedModel, content: Callable[[], Any]) -> Response:
+async def respond_json(served: ServedModel, content: Callable[[], object]) -> Response:
     """A JSON response, written in a thread."""
     body = await served.texts.run(
         lambda: json.dumps(content(), ensure_ascii=False, allow_nan=False).encode()

@@ -10,7 +10,7 @@ from minhub_py.serve.validation import Fields, invalid, shaped
 from minhub_py.system.json_text import parse
 from minhub_py.system.shapes import Within
 
-Form = Mapping[str, Any] | Pattern
+Form = Mapping[str, object] | Pattern
 MAX_CHOICES = 1000
 
 
@@ -90,14 +90,14 @@ def check_text(value: object, name: str) -> str:
     return text
 
 
-NESTED: dict[str, Callable[[Any, str], Form]] = {
+NESTED: dict[str, Callable[[object, str], Form]] = {
     "json": json_schema,
     "json_object": any_object,
     "regex": regex,
     "choice": choice,
     "grammar": grammar,
 }
-NAMES: dict[str, Callable[[Any, str], Form]] = {
+NAMES: dict[str, Callable[[object, str], Form]] = {
     **{f"guided_{name}": parse for name, parse in NESTED.items()},
     "json_schema": json_schema,
     "regex": regex,

@@ -8,8 +8,6 @@ Sources: the types of the clients openai 3.54, anthropic 2.14 and ollama 0.6; th
 vLLM, llama.cpp, SGLang, Text Generation Inference and Ollama.
 """
 
-from typing import Any
-
 from minhub_py.serve.validation import Fields
 
 # Of accounts and storage.
@@ -113,7 +111,7 @@ PROMPT = (
 )
 
 # Sampling of other servers -> values without an effect, in addition to false, 0 and empty ones.
-SAMPLING: dict[str, tuple[Any, ...]] = {
+SAMPLING: dict[str, tuple[object, ...]] = {
     "dry_multiplier": (), "dynatemp_range": (), "encoder_repetition_penalty": (1,), "epsilon_cutoff": (),
     "eta_cutoff": (), "guidance_scale": (1,), "length_penalty": (1,), "logits_processors": (), "lora": (),
     "min_keep": (1,), "mirostat": (), "mirostat_mode": (), "n_indent": (), "no_repeat_ngram_size": (),
@@ -121,7 +119,7 @@ SAMPLING: dict[str, tuple[Any, ...]] = {
     "top_a": (), "top_n_sigma": (-1,), "typical": (1,), "typical_p": (1,), "use_beam_search": (), "xtc_probability": (),
 }  # fmt: skip
 # Further content and forms of replies.
-OUTPUT: dict[str, tuple[Any, ...]] = {
+OUTPUT: dict[str, tuple[object, ...]] = {
     "audio": (), "background": (), "chat_template": (), "container": (), "conversation": (), "echo": (),
     "fallbacks": (), "grammar_lazy": (), "grammar_triggers": (), "guided_whitespace_pattern": (), "image": (),
     "image_data": (), "images": (), "logprobs": (), "mcp_servers": (), "modalities": (["text"],), "moderation": (),
@@ -131,13 +129,13 @@ OUTPUT: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }  # fmt: skip
 # Settings whose only supported value is not an empty one.
-FIXED: dict[str, tuple[Any, ...]] = {
+FIXED: dict[str, tuple[object, ...]] = {
     "parse_tool_calls": (True,),
     "spaces_between_special_tokens": (True,),
 }
 
 
-def reject_unsupported(fields: Fields, *groups: dict[str, tuple[Any, ...]]) -> None:
+def reject_unsupported(fields: Fields, *groups: dict[str, tuple[object, ...]]) -> None:
     """Reject the unsupported fields of a request, except those that have been read. groups: of this
     module.
     """

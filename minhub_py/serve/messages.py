@@ -5,7 +5,7 @@ further request of a conversation fail. Such parts are accepted in a reduced for
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
@@ -57,7 +57,7 @@ class ChatInput:
     choice: Literal["none", "auto", "required"] = "none"
     parallel: bool = True
     variables: dict[str, Any] = field(default_factory=dict)
-    schema: Mapping[str, Any] | Pattern | None = None
+    schema: Mapping[str, object] | Pattern | None = None
     separate_reasoning: bool = True
     truncation: int | None = None
 
@@ -237,7 +237,7 @@ def make_call(id: object, name: str, arguments: object) -> dict[str, object]:
     }
 
 
-def check_count(values: list[Any], max_length: int, name: str) -> None:
+def check_count(values: Sequence[object], max_length: int, name: str) -> None:
     """Reject lists with more elements than the context has tokens."""
     if len(values) > max_length:
         raise invalid(

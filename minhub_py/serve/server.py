@@ -4,14 +4,14 @@ import asyncio
 import hmac
 import re
 from collections import Counter
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request as HTTPRequest
+from starlette.types import Scope
 
 from minhub_py.serve.catalog import Entry, Models
 from minhub_py.serve.models import ServedModel, Task
@@ -91,7 +91,7 @@ class Server:
         assert entry.served is not None
         return entry.served
 
-    def release_models(self, scope: MutableMapping[str, Any]) -> None:
+    def release_models(self, scope: Scope) -> None:
         """Release the models of a request after its response."""
         entries: list[Entry] = scope.pop(ACQUIRED, [])
         for entry in entries:

@@ -4,10 +4,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.server import format_error, is_anthropic, server_of
@@ -121,7 +122,7 @@ class GenerationResponse(StreamingResponse):
         super().__init__(body, media_type=media_type, headers=headers)
         self.generation = generation
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         try:
             await super().__call__(scope, receive, send)

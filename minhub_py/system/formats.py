@@ -249,7 +249,7 @@ def read_json_rows(path: Path) -> Iterator[tuple[int, Row]]:
     yield from enumerate(rows, 1)
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """A JSON object. ValueError: a key occurs twice."""
     row = dict(pairs)
     if len(row) < len(pairs):

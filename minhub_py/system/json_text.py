@@ -13,7 +13,7 @@ import math
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 # of lists and objects, as in serde_json; functions that recurse into a value use several frames
 # each
@@ -31,12 +31,12 @@ class JSONText:
     text: str
 
 
-def dumps(value: Any, **options: Any) -> str:
+def dumps(value: object, **options: Any) -> str:
     """As `json.dumps`, for values that can contain `JSONText`."""
     parts: list[str] = []
     mark = ""
 
-    def placeholder(part: Any) -> str:
+    def placeholder(part: object) -> str:
         nonlocal mark
         if not isinstance(part, JSONText):
             raise TypeError(f"Object of type {type(part).__name__} is not JSON serializable")
@@ -115,7 +115,7 @@ def encodable(value: object) -> Any:
     return json.loads(encodable(json.dumps(value, ensure_ascii=False)))
 
 
-def _reject(name: str) -> Any:
+def _reject(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
