@@ -4,17 +4,24 @@ texts or files.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import input_files, texts_argument
-from minhub_py.cli.loading import open_model
+from minhub_py.cli.loading import Loading, open_model
 from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
 from minhub_py.cli.output import progress_bar
 from minhub_py.system.console import note
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from minhub_py.models.encoder import Encoder
+
+Update = Callable[[int, int], object]  # of a progress bar: done, total
 
 
 @click.command(cls=Command)
@@ -47,7 +54,7 @@ def rerank(
     raw_scores: bool,
     instruction: str | None,
     table: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Sort texts by their relevance to QUERY.
@@ -70,7 +77,9 @@ def rerank(
         "instruction": instruction,
     }
 
-    def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
+    def results(
+        network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
+    ) -> list[dict[str, Any]]:
         from minhub_py.analysis.classify import rerank as rerank_texts
 
         columns = rerank_texts(network, tokenizer, texts=rows, k=top, **settings, progress=update)
@@ -108,7 +117,7 @@ def classify(
     hypothesis: str,
     multi_label: bool,
     table: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Classify texts.
@@ -136,7 +145,9 @@ def classify(
         raise click.UsageError("--hypothesis must contain {} in place of the label.")
     settings: dict[str, Any] = {"hypothesis": hypothesis, "multi_label": multi_label}
 
-    def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
+    def results(
+        network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
+    ) -> list[dict[str, Any]]:
         from minhub_py.analysis.classify import classify as classify_texts
 
         columns = classify_texts(network, tokenizer, rows, names, **settings, progress=update)
@@ -207,7 +218,7 @@ def masked(
     tokens: tuple[str, ...],
     target: str | None,
     table: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Predict the masked tokens of texts.
@@ -237,7 +248,9 @@ def masked(
             "--target is for the rows of files: add --out, a file for the results."
         )
 
-    def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
+    def results(
+        network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
+    ) -> list[dict[str, Any]]:
         from minhub_py.analysis.masked import masked_tokens
 
         return rows_of(
@@ -269,7 +282,7 @@ def pll(
     method: str,
     tokens: bool,
     table: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Compute the pseudo-log-likelihood of texts.
@@ -327,7 +340,7 @@ def entities(
     ignore: tuple[str, ...],
     stride: int | None,
     table: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Find the names of persons, places and others in texts.
@@ -389,7 +402,7 @@ def answer(
     max_answer: int,
     stride: int | None,
     table: dict[str, object],
-    loading: dict[str, object],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Find the answers to QUESTION in texts.
@@ -415,7 +428,7 @@ def answer(
     run("answer", model, texts, settings, loading, as_json, table)
 
 
-Results = Callable[[Any, Any, list[str], Any], list[dict[str, Any]]]
+Results = Callable[["Encoder", "Tokenizer", list[str], Update], list[dict[str, Any]]]
 
 
 def run(
@@ -423,7 +436,7 @@ def run(
     model: str,
     texts: Sequence[str],
     settings: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
     table: dict[str, Any],
     results: Results | None = None,

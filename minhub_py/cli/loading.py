@@ -1,7 +1,7 @@
 """Loading of a model and its tokenizer for a command, and conversion of text to token IDs."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from minhub_py.system.console import note
 
@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from minhub_py.distributed.process_group import ProcessGroup
     from minhub_py.loading.files import ModelFiles
     from minhub_py.models.base import LanguageModel
+
+
+class Loading(TypedDict):
+    """The values of `loading_options`, arguments of `open_model`."""
+
+    revision: str
+    device: str
+    dtype: str
+    quantize: str | None
 
 
 def open_model(

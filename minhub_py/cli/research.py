@@ -11,6 +11,7 @@ from minhub_py.cli import jobs
 from minhub_py.cli.encoders import parse_labels
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import require_files, texts_argument
+from minhub_py.cli.loading import Loading
 from minhub_py.cli.options import (
     files_argument,
     is_set,
@@ -98,7 +99,7 @@ def words(
     lags: int,
     plot: Path | None,
     table: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Measure how predictable each word is.
@@ -244,7 +245,7 @@ def embed(
     dimensions: int | None,
     normalize: bool | None,
     table: dict[str, object],
-    loading: dict[str, object],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Compute embeddings of texts.
@@ -303,7 +304,7 @@ def activations(
     at: str,
     pool: str,
     table: dict[str, object],
-    loading: dict[str, object],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Record the values at a point of a model.
@@ -389,7 +390,7 @@ def annotate(
     sep: str | None,
     chat: bool | None,
     table: dict[str, object],
-    loading: dict[str, object],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Label texts with a language model.
@@ -454,7 +455,7 @@ def decide(
     seed: int,
     options: bool,
     table: dict[str, object],
-    loading: dict[str, object],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Answer typed questions about texts with a chat model.

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -10,7 +10,7 @@ import click
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import read_stdin, standard_input, unread_pipe
-from minhub_py.cli.loading import decode_utf8, encode, open_model
+from minhub_py.cli.loading import Loading, decode_utf8, encode, open_model
 from minhub_py.cli.options import (
     files_argument,
     json_option,
@@ -75,7 +75,7 @@ def generate(
     seed: int | None,
     stop: tuple[str, ...],
     table: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
     adapter: str | None,
     draft: str | None,
@@ -167,7 +167,7 @@ def generate(
 
 
 def open_draft(
-    identifier: str, network: "LanguageModel", tokenizer: "Tokenizer", loading: dict[str, Any]
+    identifier: str, network: "LanguageModel", tokenizer: "Tokenizer", loading: Mapping[str, Any]
 ) -> "DraftModel | PredictionHead":
     """The source of draft tokens of `--draft`: a model, or "mtp" for the head of `network`.
 
@@ -219,7 +219,7 @@ def score(
     target: str | None,
     sep: str | None,
     table: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Measure how well MODEL predicts a text.
