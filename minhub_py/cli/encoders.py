@@ -53,7 +53,7 @@ def rerank(
     top: int | None,
     raw_scores: bool,
     instruction: str | None,
-    table: dict[str, Any],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -116,7 +116,7 @@ def classify(
     labels: str | None,
     hypothesis: str,
     multi_label: bool,
-    table: dict[str, Any],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -217,7 +217,7 @@ def masked(
     top: int,
     tokens: tuple[str, ...],
     target: str | None,
-    table: dict[str, Any],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -281,7 +281,7 @@ def pll(
     texts: tuple[str, ...],
     method: str,
     tokens: bool,
-    table: dict[str, Any],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -339,7 +339,7 @@ def entities(
     aggregation: str,
     ignore: tuple[str, ...],
     stride: int | None,
-    table: dict[str, Any],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -401,7 +401,7 @@ def answer(
     no_answer: bool,
     max_answer: int,
     stride: int | None,
-    table: dict[str, object],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -438,7 +438,7 @@ def run(
     settings: dict[str, Any],
     loading: Loading,
     as_json: bool,
-    table: dict[str, Any],
+    table: jobs.Table,
     results: Results | None = None,
 ) -> None:
     """Run a task on the rows of files, or print its results for texts.

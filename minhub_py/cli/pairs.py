@@ -81,7 +81,7 @@ def pairs(
     by: str | None,
     bos: bool | None,
     plot: Path | None,
-    table: dict[str, Any],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:

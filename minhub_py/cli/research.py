@@ -98,7 +98,7 @@ def words(
     premise: str | None,
     lags: int,
     plot: Path | None,
-    table: dict[str, Any],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -244,7 +244,7 @@ def embed(
     prompt: str | None,
     dimensions: int | None,
     normalize: bool | None,
-    table: dict[str, object],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -303,7 +303,7 @@ def activations(
     files: tuple[str, ...],
     at: str,
     pool: str,
-    table: dict[str, object],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -389,7 +389,7 @@ def annotate(
     template: str | None,
     sep: str | None,
     chat: bool | None,
-    table: dict[str, object],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:
@@ -454,7 +454,7 @@ def decide(
     orders: int,
     seed: int,
     options: bool,
-    table: dict[str, object],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:

@@ -74,7 +74,7 @@ def generate(
     max_new_tokens: int,
     seed: int | None,
     stop: tuple[str, ...],
-    table: dict[str, Any],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
     adapter: str | None,
@@ -218,7 +218,7 @@ def score(
     files: tuple[str, ...],
     target: str | None,
     sep: str | None,
-    table: dict[str, Any],
+    table: jobs.Table,
     loading: Loading,
     as_json: bool,
 ) -> None:

@@ -7,7 +7,6 @@ thinking, text, tool_use. `Blocks` writes complete and streamed messages.
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -35,7 +34,7 @@ from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import parse_schema, parse_settings
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, RequestError, invalid
-from minhub_py.system.json_text import JSONText, object_text
+from minhub_py.system.json_text import JsonObject, JSONText, object_text
 
 SIGNATURE = "minhub"  # pydantic-ai treats thinking without a signature as user text
 MAX_STOP_SEQUENCES = 64
@@ -80,7 +79,7 @@ async def messages(request: HTTPRequest) -> Response:
             "output_tokens": output_tokens,
         }
 
-    def message(content: list[dict[str, Any]], ending: dict[str, Any]) -> dict[str, Any]:
+    def message(content: list[JsonObject], ending: JsonObject) -> JsonObject:
         return {
             "id": message_id,
             "type": "message",
@@ -223,12 +222,12 @@ class Blocks:
     """The blocks of a reply. `add` returns the events of a stream."""
 
     def __init__(self) -> None:
-        self.content: list[dict[str, Any]] = []
+        self.content: list[JsonObject] = []
         self.kind = ""  # of the current block of text or reasoning
         self.has_calls, self.end = False, "length"
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[str, JsonObject]] = []
 
-    def add(self, delta: Delta) -> list[tuple[str, dict[str, Any]]]:
+    def add(self, delta: Delta) -> list[tuple[str, JsonObject]]:
         """Add a delta."""
         self.events = []
         for event in delta.events:
@@ -271,7 +270,7 @@ class Blocks:
         if kind:
             self._stop()
 
-    def _start(self, block: dict[str, Any]) -> None:
+    def _start(self, block: JsonObject) -> None:
         self.content.append(block)
         self.events.append(
             ("content_block_start", {"index": len(self.content) - 1, "content_block": {**block}})

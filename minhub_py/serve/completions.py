@@ -5,7 +5,6 @@ Source: OpenAI's API reference. lm-eval scores prompts with `echo` and `logprobs
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
@@ -32,6 +31,7 @@ from minhub_py.serve.settings import (
 )
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
+from minhub_py.system.json_text import JsonObject
 
 Part = tuple[int, str, list[Token], str | None]  # index of the choice, text, tokens, finish reason
 
@@ -131,7 +131,7 @@ class Completion:
     max_tokens: int
     echo: bool
     top: int | None
-    settings: dict[str, Any]
+    settings: JsonObject
 
     def __post_init__(self) -> None:
         self.generation = Generation(self.served)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from reprlib import repr as brief
-from typing import Annotated, Any
+from typing import Annotated
 
 from minhub_py.inference.grammar import MAX_SCHEMA, Pattern
 from minhub_py.serve.settings import parse_schema
 from minhub_py.serve.validation import Fields, invalid, shaped
-from minhub_py.system.json_text import parse
+from minhub_py.system.json_text import JsonObject, parse
 from minhub_py.system.shapes import Within
 
 Form = Mapping[str, object] | Pattern
@@ -52,7 +52,7 @@ def json_schema(value: object, name: str) -> Form:
             raise invalid(
                 f"{name} must be a JSON schema, not {brief(value)} ({error})", name
             ) from error
-    return shaped(value, dict[str, Any], name) or {"type": "object"}
+    return shaped(value, JsonObject, name) or {"type": "object"}
 
 
 def any_object(value: object, name: str) -> Form:

@@ -7,7 +7,7 @@ further request of a conversation fail. Such parts are accepted in a reduced for
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from minhub_py.chat.content import text_part
 from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
@@ -18,7 +18,7 @@ from minhub_py.serve.generation import Generation
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.settings import check_variables, limited, parse_truncation, parse_variables
 from minhub_py.serve.validation import Fields, invalid, shaped
-from minhub_py.system.json_text import encodable
+from minhub_py.system.json_text import JsonObject, encodable
 
 MAX_TOOLS, MAX_TOOL_NAME = 1024, 256
 OMITTED = "[{} omitted: the model reads text only]"
@@ -51,12 +51,12 @@ class ChatInput:
     truncation: result of `parse_truncation`.
     """
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[JsonObject]
+    tools: list[JsonObject] = field(default_factory=list)
     allowed: list[str] = field(default_factory=list)
     choice: Literal["none", "auto", "required"] = "none"
     parallel: bool = True
-    variables: dict[str, Any] = field(default_factory=dict)
+    variables: JsonObject = field(default_factory=dict)
     schema: Mapping[str, object] | Pattern | None = None
     separate_reasoning: bool = True
     truncation: int | None = None
@@ -101,7 +101,7 @@ def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, obj
         "add_generation_prompt": generation,
         "continue_final_message": continued,
     }
-    documents = fields.get("documents", list[dict[str, Any]])
+    documents = fields.get("documents", list[JsonObject])
     if not documents:
         return variables
     if not any("documents" in text for text in served.template.templates.values()):
@@ -124,7 +124,7 @@ async def start_reply(
     served: ServedModel,
     chat: ChatInput,
     max_tokens: int | None,
-    settings: dict[str, Any],
+    settings: JsonObject,
     count: int = 1,
     name: str = "response_format",
 ) -> tuple[Generation, list[int]]:
@@ -277,7 +277,7 @@ def parse_content(
 # Tools
 
 
-def parse_tools(value: object, name: str = "tools") -> list[dict[str, Any]]:
+def parse_tools(value: object, name: str = "tools") -> list[JsonObject]:
     """Definitions of functions, also in the flat form of responses. Tools that run in the server
     are skipped.
     """

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta, timezone
 from reprlib import repr as brief
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -44,7 +43,7 @@ from minhub_py.serve.settings import limited, parse_settings
 from minhub_py.serve.streaming import json_line, respond, respond_with_lists
 from minhub_py.serve.validation import Fields, invalid, shaped
 from minhub_py.system.duration import parse_duration
-from minhub_py.system.json_text import JSONText, object_text
+from minhub_py.system.json_text import JsonObject, JSONText, object_text
 from minhub_py.system.version import __version__
 
 NEVER = timedelta(days=36500)
@@ -197,8 +196,8 @@ async def chat(request: HTTPRequest) -> Response:
     choose_tools(chat, None)
     generation, ids = await start(served, fields, chat)
 
-    def shape(part: ParsedReply) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": part.text}
+    def shape(part: ParsedReply) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": part.text}
         if part.reasoning:
             message["thinking"] = part.reasoning
         if part.calls:
@@ -236,7 +235,7 @@ async def generate(request: HTTPRequest) -> Response:
             served, fields, ChatInput([*messages, {"role": "user", "content": prompt}])
         )
 
-    def shape(part: ParsedReply) -> dict[str, Any]:
+    def shape(part: ParsedReply) -> JsonObject:
         return {"response": part.text, **({"thinking": part.reasoning} if part.reasoning else {})}
 
     return await reply(request, fields, generation, ids, shape)
@@ -379,19 +378,19 @@ async def reply(
     fields: Fields,
     generation: Generation,
     ids: list[int],
-    shape: Callable[[ParsedReply], dict[str, Any]],
+    shape: Callable[[ParsedReply], JsonObject],
 ) -> Response:
     """The response; `shape` returns the fields of a part of the reply."""
     [sequence] = generation.requests
     started = time.monotonic()
 
-    def head() -> dict[str, Any]:
+    def head() -> JsonObject:
         return {
             "model": generation.served.name,
             "created_at": timestamp(datetime.now(timezone.utc)),
         }
 
-    def last(part: ParsedReply) -> dict[str, Any]:
+    def last(part: ParsedReply) -> JsonObject:
         now, first = time.monotonic(), sequence.first_token_at or started
         return {
             **head(),

@@ -28,6 +28,7 @@ from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import parse_max_tokens, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.version import __version__
 
 MAX_CHOICES = 16
@@ -146,7 +147,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
             return sse({**head, "object": "chat.completion.chunk", "choices": choices, **fields})
 
         def part(
-            index: int, delta: dict[str, Any], tokens: Sequence[Token] = (), end: str | None = None
+            index: int, delta: JsonObject, tokens: Sequence[Token] = (), end: str | None = None
         ) -> Any:
             logprobs = logprobs_of(tokens) if tokens or end else None
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": end}
@@ -247,7 +248,7 @@ class DeltaWriter:
         self.begun = False
         self.tokens: tuple[Token, ...] = ()  # not sent yet
 
-    def add(self, delta: Delta) -> list[tuple[dict[str, Any], tuple[Token, ...]]]:
+    def add(self, delta: Delta) -> list[tuple[JsonObject, tuple[Token, ...]]]:
         """The deltas to send with their tokens."""
         self.tokens += delta.tokens
         parts = []
@@ -332,7 +333,7 @@ def chat_logprobs(
 ) -> list[dict[str, object]]:
     """Log-probabilities in the format of chat completions, without the end token."""
 
-    def entry(id: int, text: str, logprob: float | None) -> dict[str, Any]:
+    def entry(id: int, text: str, logprob: float | None) -> JsonObject:
         data = token_bytes(tokenizer, id, text)
         return {"token": token_label(data), "logprob": finite(logprob), "bytes": list(data)}
 
@@ -346,7 +347,7 @@ def chat_logprobs(
     ]
 
 
-def head_of(prefix: str, served: ServedModel) -> dict[str, Any]:
+def head_of(prefix: str, served: ServedModel) -> JsonObject:
     """The first fields of a response. prefix: of its ID."""
     return {
         "id": f"{prefix}-{secrets.token_hex(12)}",

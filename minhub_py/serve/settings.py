@@ -21,6 +21,7 @@ from minhub_py.serve.engine import StopRules
 from minhub_py.serve.known_fields import FIXED, SAMPLING, reject_unsupported
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.validation import Fields, invalid, shaped
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import Within
 
 MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
@@ -33,7 +34,7 @@ def parse_settings(
     chat: bool = True,
     defaults: Mapping[str, object] | None = None,
     penalty: str = "repetition_penalty",
-) -> dict[str, Any]:
+) -> JsonObject:
     """Settings of `engine.Request`.
 
     chat: add the stop strings and the end tokens of the chat template.
@@ -58,9 +59,7 @@ def parse_settings(
     return settings
 
 
-def limited(
-    settings: dict[str, Any], grammar: AnyGrammar | None, max_new_tokens: int
-) -> dict[str, Any]:
+def limited(settings: JsonObject, grammar: AnyGrammar | None, max_new_tokens: int) -> JsonObject:
     """Settings of `engine.Request` with a grammar and the limits of tokens. RequestError: they are
     contradictory.
     """
@@ -268,7 +267,7 @@ def parse_truncation(fields: Fields) -> int | None:
     return 0 if count == -1 else count
 
 
-def parse_schema(fields: Fields, name: str) -> dict[str, object] | None:
+def parse_schema(fields: Fields, name: str) -> JsonObject | None:
     """The schema of a response format, in `schema` or nested in `json_schema`; by default, of any
     object.
     """
@@ -283,7 +282,7 @@ def parse_schema(fields: Fields, name: str) -> dict[str, object] | None:
             "unsupported",
         )
     nested = kind == "json_schema" and form.get("json_schema") is not None
-    schema = (form.object("json_schema") if nested else form).get("schema", dict[str, Any])
+    schema = (form.object("json_schema") if nested else form).get("schema", JsonObject)
     if schema is None and kind == "json_schema":
         raise invalid(f"{name} has no schema: add it as json_schema.schema", name)
     return schema or {"type": "object"}

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
-from minhub_py.system.json_text import check_depth, decoder
+from minhub_py.system.json_text import JsonObject, check_depth, decoder
 
 T = TypeVar("T")
 Slices = Generator[None, None, T]  # yields between slices, and returns the result
@@ -115,7 +115,7 @@ class _Reader:
         self.text, self.position = text, _end_of_space(text, 0)
         self.decoder: Any = decoder(text)
         self.in_end = False  # whether the depth of the text's end is checked
-        self.open: list[list[Any] | dict[str, Any]] = []
+        self.open: list[list[Any] | JsonObject] = []
         self.keys: list[str] = []  # of the current member of each; "" in a list
         self.structure = 0
         self.complete, self.result = False, None

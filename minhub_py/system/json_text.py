@@ -15,6 +15,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+JsonObject = dict[str, Any]  # an object of JSON
 # of lists and objects, as in serde_json; functions that recurse into a value use several frames
 # each
 MAX_DEPTH = 128
