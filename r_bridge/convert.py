@@ -277,7 +277,7 @@ def column_order(array: NDArray[np.generic], dtype: type[np.generic]) -> Iterato
         yield np.ascontiguousarray(block, dtype).data.cast("B")
 
 
-def float_array(value: object) -> np.ndarray[Any, Any] | None:
+def float_array(value: object) -> NDArray[np.floating] | None:
     """An array or tensor of floats with two or more dimensions as a numpy array; None for other
     values, or with NA.
     """
@@ -464,8 +464,8 @@ class _Reader:
 
 
 def of_class(
-    value: np.ndarray[Any, Any], classes: Sequence[str], units: Any
-) -> np.ndarray[Any, Any]:
+    value: NDArray[np.generic], classes: Sequence[str], units: object
+) -> NDArray[np.generic]:
     """Numbers of a class of R. units: difftime's attribute.    ValueError: the class has no
     counterpart in Python.
     """
@@ -489,7 +489,7 @@ def of_class(
     )
 
 
-def _moments(value: np.ndarray[Any, Any], scale: float, dtype: str) -> np.ndarray[Any, Any]:
+def _moments(value: NDArray[np.generic], scale: float, dtype: str) -> NDArray[np.generic]:
     numbers = np.ma.filled(value.astype(np.float64), np.nan)
     valid = np.abs(numbers) < LAST_MOMENT / scale  # not NA or infinite
     numbers = np.where(valid, numbers, 0)

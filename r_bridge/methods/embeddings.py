@@ -33,7 +33,7 @@ def embed(
     rows: Any = texts if as_text else id_rows(texts, model.module.config.vocab_size)
     if pool == "none":
         rows = embedded_ids(model.module, tok, rows, prompt)
-    settings: Any = {
+    settings: dict[str, Any] = {
         "layer": layer,
         "pool": pool,
         "prompt": prompt,

@@ -52,7 +52,7 @@ def activations(
 
 def intervene(
     session: Session, model: Model, at: Any, how: str, value: Any, scale: float, positions: Any
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A model with interventions. value: a vector or matrix, or a named list of them by point; or
     None.
     """

@@ -51,7 +51,7 @@ def run_job(
     data: Any,
     settings: Any,
     manifest: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run a job on columns, and write its manifest. Returns the columns of the results.
 
     The input and the output are files in the manifest's folder. The same call continues an

@@ -38,7 +38,7 @@ def annotate(
         source = dict(zip(labels, definitions, strict=True))
     examples = list(zip(example_texts or [], example_labels or [], strict=True))
     book = codebook_of(source, instruction, examples)
-    settings: Any = {
+    settings: dict[str, Any] = {
         "calibrate": calibrate,
         "length": length,
         "template": template,
@@ -107,7 +107,7 @@ def label_agreement(
 
     rows = [vector_values(values) for values in raters]
     names = None if categories is None else vector_values(categories)
-    settings: Any = {"level": level, "categories": names, "bootstrap": bootstrap}
+    settings: dict[str, Any] = {"level": level, "categories": names, "bootstrap": bootstrap}
     result = agreement(*rows, confidence=confidence, seed=seed, **settings)
     return {
         "frame": frame(result.columns),
@@ -141,7 +141,7 @@ def corrected_estimate(
     cross_fit: int = 0,
     splits: int = 10,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The results of minhub_py.estimate for a design matrix."""
     from minhub_py.analysis.estimate import codes_of, fit
 

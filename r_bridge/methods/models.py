@@ -42,7 +42,7 @@ def from_pretrained(
     return about(model, session.add(model)) | {"commit": _commit(identifier, files.path)}
 
 
-def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:
+def adapter(session: Session, model: Model, source: str | None) -> dict[str, object]:
     """The model with an adapter, or without one. The weights are shared."""
     from minhub_py.inference.arguments import model_of
     from minhub_py.loading.adapters.loading import adapter_folders, with_adapter
@@ -155,7 +155,7 @@ def train(session: Session, model: Model, mode: bool) -> None:
     model.module.train(mode)
 
 
-def to(session: Session, model: Model, device: str | None, dtype: str | None) -> dict[str, Any]:
+def to(session: Session, model: Model, device: str | None, dtype: str | None) -> dict[str, object]:
     """Move a model to a device, a dtype or both."""
     from minhub_py.system.device import choose_device, choose_dtype
 
@@ -165,7 +165,7 @@ def to(session: Session, model: Model, device: str | None, dtype: str | None) ->
     return about(model, 0)
 
 
-def parameters(session: Session, model: Model) -> dict[str, Any]:
+def parameters(session: Session, model: Model) -> dict[str, object]:
     """The name, shape and dtype of each weight. ValueError: the model is quantized."""
     from minhub_py.inference.quantize import refuse_quantized
 
@@ -309,7 +309,7 @@ def encoder_inputs(
     return inputs
 
 
-def raw_tensor(tensor: Any) -> dict[str, Any]:
+def raw_tensor(tensor: Any) -> dict[str, object]:
     """The shape, R torch's name of the dtype, and the elements in row order."""
     import torch
 

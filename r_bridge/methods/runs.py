@@ -9,7 +9,7 @@ from r_bridge.objects import Session
 
 def train_model(
     session: Session, texts: Any, out: str, settings: Any, copy: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train a model on text files, and store it in the folder `out`. Returns the results.
 
     If the request is cancelled, `resume_training` resumes the run.    copy: copy the files, which
@@ -44,7 +44,7 @@ def train_on_examples(
         raise ValueError(str(error).replace(path, "text")) from error  # the file is not the user's
 
 
-def resume_training(session: Session, out: str, settings: Any) -> dict[str, Any]:
+def resume_training(session: Session, out: str, settings: Any) -> dict[str, object]:
     """Resume a run, with changes to its settings. Returns the results."""
     from minhub_py.training import resume
     from r_bridge import training

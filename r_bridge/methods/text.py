@@ -43,7 +43,7 @@ def generate(
     logit_bias: Any = None,
     draft: Model | None = None,
     mtp: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The new text and token IDs for each prompt, and the numbers of proposed and accepted draft
     tokens.
 

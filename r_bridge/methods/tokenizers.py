@@ -36,7 +36,7 @@ def tokenizer_from_file(session: Session, path: str) -> int:
 
 def encode_batch(
     session: Session, tokenizer: Tokenizer, texts: Any, add_special_tokens: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The concatenated token IDs of all texts, and the number of tokens of each text."""
     from minhub_py.checkpoints.tokenizers.tokenizer import working
 
