@@ -153,7 +153,7 @@ def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     return own
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if (
         not config["attention_bias"]

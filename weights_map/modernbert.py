@@ -55,7 +55,7 @@ def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     return {"global_attn_every_n_layers": 3, "layer_types": types}
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if not config["architectures"][0].endswith("Model"):
         raise ValueError(

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -148,7 +147,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
 
         def part(
             index: int, delta: JsonObject, tokens: Sequence[Token] = (), end: str | None = None
-        ) -> Any:
+        ) -> dict[str, object]:
             logprobs = logprobs_of(tokens) if tokens or end else None
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": end}
 

@@ -294,7 +294,7 @@ class OutputItems:
             ("output_item.added", {"output_index": len(self.output) - 1, "item": {**item}})
         )
 
-    def _send(self, kind: str, **data: Any) -> None:
+    def _send(self, kind: str, **data: object) -> None:
         """Add an event of the current item."""
         self.events.append(
             (kind, {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, **data})
