@@ -11,7 +11,7 @@ from minhub_py.system.json_text import parse
 from r_bridge.convert import NA_INTEGER, Frame, as_array
 
 
-def scalar(value: Any, kind: type) -> Any:
+def scalar(value: object, kind: type) -> Any:
     """The bool, int, float or str in a vector of length 1; None for NULL and NA. ValueError:
     another value.
     """
@@ -85,7 +85,7 @@ def json_schema(value: Any, name: str = "") -> Any:
 LARGEST = int(sys.float_info.max)
 
 
-def json_data(value: Any) -> Any:
+def json_data(value: object) -> Any:
     """Convert parsed JSON for R: arrays of numbers, booleans or strings become vectors, other
     arrays lists.
     """
@@ -106,7 +106,7 @@ def json_data(value: Any) -> Any:
     return value
 
 
-def vector_values(value: Any) -> list[Any]:
+def vector_values(value: object) -> list[Any]:
     """The values of a vector, with None for NA. Numbers are floats."""
     if isinstance(value, list):
         return value
@@ -142,7 +142,7 @@ def frame(columns: Mapping[str, Any], *names: str, from_1: Sequence[str] = ()) -
     return Frame({name: column(name) for name in names or columns})
 
 
-def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:
+def id_rows(value: object, size: int, first: int = 0) -> list[list[int]]:
     """Convert token IDs from R to sequences of 0-based IDs.
 
     Args:
@@ -179,7 +179,7 @@ def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:
     return [_id_row(row, f"row {number}", size, first) for number, row in enumerate(rows, start=1)]
 
 
-def _id_row(row: Any, label: str, size: int, first: int) -> list[int]:
+def _id_row(row: object, label: str, size: int, first: int) -> list[int]:
     if row is None:
         return []
     if not isinstance(row, np.ndarray) or row.dtype.kind not in "if" or row.ndim != 1:
@@ -213,7 +213,7 @@ def _id_row(row: Any, label: str, size: int, first: int) -> list[int]:
     return (row.astype(np.int64) - first).tolist()  # type: ignore[no-any-return]
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, np.ndarray):
         kind = {"b": "TRUE and FALSE", "f": "numbers", "i": "numbers"}[value.dtype.kind]
         return (

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 Buffer = bytes | memoryview
 
@@ -116,18 +117,18 @@ class Frame:
 # To R
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Serialize a value for R. TypeError: the value has no counterpart in R (see the table above)."""
     return b"".join(buffers(value))
 
 
-def buffers(value: Any) -> Iterator[Buffer]:
+def buffers(value: object) -> Iterator[Buffer]:
     """Serialize a value to a sequence of buffers, so that a large value is not copied in full."""
     yield HEADER
     yield from _item(value)
 
 
-def _item(value: Any) -> Iterator[Buffer]:
+def _item(value: object) -> Iterator[Buffer]:
     match value:
         case None:
             yield _int(NULL)
@@ -169,7 +170,7 @@ def _item(value: Any) -> Iterator[Buffer]:
 
 
 def _list(
-    values: Sequence[Any], attributes: Mapping[str, Any] | None = None, flags: int = 0
+    values: Sequence[object], attributes: Mapping[str, object] | None = None, flags: int = 0
 ) -> Iterator[Buffer]:
     yield _int(LIST | flags | (HAS_ATTRIBUTES if attributes else 0)) + _length(len(values))
     for value in values:
@@ -178,12 +179,12 @@ def _list(
         yield from _attributes(attributes)
 
 
-def _names(mapping: Mapping[str, Any]) -> Any:
+def _names(mapping: Mapping[str, object]) -> Any:
     # An empty list would become a list in R, not a character vector.
     return [str(name) for name in mapping] or np.array([], np.str_)
 
 
-def _attributes(attributes: Mapping[str, Any]) -> Iterator[Buffer]:
+def _attributes(attributes: Mapping[str, object]) -> Iterator[Buffer]:
     for name, value in attributes.items():
         yield _two(PAIRS | HAS_TAG, SYMBOL) + _chars(name)
         yield from _item(value)
@@ -206,7 +207,7 @@ def _chars(text: str | None) -> bytes:
     return _two(CHARS | (ASCII if len(data) == len(text) else UTF8), len(data)) + data
 
 
-def _array(value: Any) -> Iterator[Buffer]:
+def _array(value: object) -> Iterator[Buffer]:
     array = as_array(value)
     if array.dtype.kind in "mM":
         yield from _times(array)
@@ -226,7 +227,7 @@ def _array(value: Any) -> Iterator[Buffer]:
 
 def _times(array: np.ndarray[Any, Any]) -> Iterator[Buffer]:
     """Dates, times and durations as numbers of a class."""
-    attributes: dict[str, Any] = {"class": ["difftime"], "units": "secs"}
+    attributes: dict[str, object] = {"class": ["difftime"], "units": "secs"}
     unit = "us"
     if array.dtype.kind == "M":
         unit = np.datetime_data(array.dtype)[0]
@@ -259,7 +260,7 @@ def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
     raise TypeError(f"an array of {array.dtype} has no counterpart in R")
 
 
-def column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterator[Buffer]:
+def column_order(array: NDArray[np.generic], dtype: type[np.generic]) -> Iterator[Buffer]:
     """The elements in column order, in blocks.
 
     Each block is first copied in its memory order, so that it is in the processor's cache during
@@ -276,7 +277,7 @@ def column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterat
         yield np.ascontiguousarray(block, dtype).data.cast("B")
 
 
-def float_array(value: Any) -> np.ndarray[Any, Any] | None:
+def float_array(value: object) -> NDArray[np.floating] | None:
     """An array or tensor of floats with two or more dimensions as a numpy array; None for other
     values, or with NA.
     """
@@ -365,8 +366,8 @@ class _Reader:
         attributes = self.attributes() if flags & HAS_ATTRIBUTES else {}
         return self.finish(kind, value, attributes)
 
-    def attributes(self) -> dict[str, Any]:
-        attributes: dict[str, Any] = {}
+    def attributes(self) -> dict[str, object]:
+        attributes: dict[str, object] = {}
         while (flags := self.ints(1)[0]) != NULL:
             if flags & 0xFF != PAIRS or not flags & HAS_TAG:
                 raise ValueError("attributes must be pairs of a name and a value")
@@ -408,24 +409,24 @@ class _Reader:
             return None
         return str(self.take(count), "latin-1" if flags & LATIN1 else "utf-8")
 
-    def logicals(self) -> np.ndarray[Any, Any]:
+    def logicals(self) -> NDArray[np.bool_]:
         values = self.integers()
         if isinstance(values, np.ma.MaskedArray):
             return np.ma.MaskedArray(values.data != 0, values.mask)
         return values != 0
 
-    def integers(self) -> np.ndarray[Any, Any]:
+    def integers(self) -> NDArray[np.int32]:
         values = np.frombuffer(self.take(4 * self.length()), np.int32)
         mask = values == NA_INTEGER
         return np.ma.MaskedArray(values, mask) if mask.any() else values
 
-    def reals(self) -> np.ndarray[Any, Any]:
+    def reals(self) -> NDArray[np.float64]:
         return np.frombuffer(self.take(8 * self.length()), np.float64)
 
     def strings(self) -> list[str | None]:
         return [self.chars() for _ in range(self.length())]
 
-    def list(self) -> list[Any]:
+    def list(self) -> list[object]:
         return [self.nested(self.item) for _ in range(self.length())]
 
     def raw(self) -> bytes:
@@ -463,8 +464,8 @@ class _Reader:
 
 
 def of_class(
-    value: np.ndarray[Any, Any], classes: Sequence[str], units: Any
-) -> np.ndarray[Any, Any]:
+    value: NDArray[np.generic], classes: Sequence[str], units: object
+) -> NDArray[np.generic]:
     """Numbers of a class of R. units: difftime's attribute.    ValueError: the class has no
     counterpart in Python.
     """
@@ -488,7 +489,7 @@ def of_class(
     )
 
 
-def _moments(value: np.ndarray[Any, Any], scale: float, dtype: str) -> np.ndarray[Any, Any]:
+def _moments(value: NDArray[np.generic], scale: float, dtype: str) -> NDArray[np.generic]:
     numbers = np.ma.filled(value.astype(np.float64), np.nan)
     valid = np.abs(numbers) < LAST_MOMENT / scale  # not NA or infinite
     numbers = np.where(valid, numbers, 0)

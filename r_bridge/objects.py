@@ -16,6 +16,7 @@ from minhub_py.system.heap import release_free_pages
 from r_bridge.arguments import scalar
 
 if TYPE_CHECKING:
+    import tokenizers
     from torch import Tensor
 
 T = TypeVar("T")
@@ -31,11 +32,11 @@ class Model:
     identifier: str | None = None
     chat: Any = None  # the conversation with its KV cache (methods/chats.py)
     # of the files in `folder` when they were loaded (minhub_py/checkpoints/fingerprint.py)
-    signature: Any = None
+    signature: object = None
     adapter: Path | None = None
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> "tokenizers.Tokenizer":
         """The model's tokenizer. ValueError: it has none."""
         from minhub_py.checkpoints.tokenizers.tokenizer import (
             read_tokenizer,
@@ -50,7 +51,7 @@ class Model:
             )
         return read_tokenizer(self.folder)
 
-    def optional_tokenizer(self) -> Any:
+    def optional_tokenizer(self) -> "tokenizers.Tokenizer | None":
         """The tokenizer in the model's folder, or None."""
         from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
 
@@ -65,7 +66,7 @@ class Model:
 class Tokenizer:
     """A tokenizer."""
 
-    tokenizer: Any
+    tokenizer: "tokenizers.Tokenizer"
 
     @cached_property
     def size(self) -> int:
@@ -105,24 +106,24 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self.objects: dict[int, Any] = {}
+        self.objects: dict[int, object] = {}
         self.numbers = itertools.count(1)
         self.start_request(lambda value: None, threading.Event())
 
-    def start_request(self, emit: Callable[[Any], object], cancelled: threading.Event) -> None:
+    def start_request(self, emit: Callable[[object], object], cancelled: threading.Event) -> None:
         """Start a request. emit: sends a partial result to R.    cancelled: set when R cancels the
         request.
         """
         self.emit, self.cancelled = emit, cancelled
         self.last_progress = 0.0
 
-    def add(self, value: Any) -> int:
+    def add(self, value: object) -> int:
         """Store an object. Returns its number."""
         number = next(self.numbers)
         self.objects[number] = value
         return number
 
-    def get(self, name: str, number: Any, kind: type[T]) -> T:
+    def get(self, name: str, number: object, kind: type[T]) -> T:
         """The object with a number. LookupError: it does not exist or has another type. name: R's
         argument.
         """
@@ -150,7 +151,7 @@ class Session:
         if issubclass(category, UserWarning):
             self.emit({"warning": str(message)})
 
-    def progress(self, completed: int, total: int, label: str = "", **values: Any) -> None:
+    def progress(self, completed: int, total: int, label: str = "", **values: object) -> None:
         """Send the progress of a request to R, and raise Cancelled if R has cancelled it."""
         self.check_cancelled()
         now = time.monotonic()

@@ -42,7 +42,6 @@ import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from r_bridge import convert
 
@@ -95,7 +94,7 @@ def _read(peer: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Path) -> None:
+def send_value(peer: socket.socket, kind: int, call: int, value: object, folder: Path) -> None:
     """Send a value in a frame, or in a file if it is large and the folder has enough space.
 
     ValueError, TypeError: the value cannot be sent; nothing was sent.

@@ -19,8 +19,8 @@ from r_bridge.methods import METHODS
 from r_bridge.objects import Cancelled, Lens, Model, ResultFile, Session, StateDict, Tokenizer
 from r_bridge.spelling import use_r_spelling, with_r_names
 
-OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
-OPTIONAL_OBJECTS: dict[Any, type] = {
+OPTIONAL: dict[object, type] = {str | None: str, int | None: int, float | None: float}
+OPTIONAL_OBJECTS: dict[object, type] = {
     kind | None: kind for kind in (Model, Tokenizer, Lens, StateDict)
 }
 
@@ -33,8 +33,11 @@ class Service:
         self.thread = ThreadPoolExecutor(1, "minhub")
 
     def run(
-        self, request: Mapping[str, Any], emit: Callable[[Any], object], cancelled: threading.Event
-    ) -> tuple[str, Any]:
+        self,
+        request: Mapping[str, Any],
+        emit: Callable[[object], object],
+        cancelled: threading.Event,
+    ) -> tuple[str, object]:
         """Run a request.
 
         Args:
@@ -74,14 +77,14 @@ class Service:
             finally:
                 listener.reset(token)
 
-    def stream(self, request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    def stream(self, request: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         """Yield ("part", value) for each partial result, then the value of `run`. Closing the
         iterator cancels it.
 
         The request runs in another thread, so that the current thread can handle Ctrl-C while it
         waits.
         """
-        results: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        results: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
         cancelled = threading.Event()
         future, kind = None, "part"
         try:
@@ -131,7 +134,7 @@ class Service:
 
 
 @cache
-def parameters_of(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def parameters_of(method: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The parameters of a method after `session`. Cached, as the inspection takes longer than a
     small request.
     """

@@ -76,7 +76,7 @@ class RSpelling(Spelling):
         )
 
 
-def _quote(value: Any) -> str:
+def _quote(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

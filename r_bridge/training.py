@@ -125,7 +125,7 @@ class RListener(Listener):
     cancelled = asks_to_stop  # checked before each batch
 
 
-def write_examples(columns: Mapping[str, Any], path: Path) -> None:
+def write_examples(columns: Mapping[str, object], path: Path) -> None:
     """Write the columns of a data frame as JSON Lines. Conversations become lists of messages."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for values in zip(*columns.values(), strict=True):
@@ -168,7 +168,7 @@ def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def describe_run(folder: Path) -> dict[str, Any]:
+def describe_run(folder: Path) -> dict[str, object]:
     """A summary of a run. FileNotFoundError: the folder contains no run. ValueError: it has no
     results yet.
     """

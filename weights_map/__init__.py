@@ -5,7 +5,6 @@ engine.
 from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 from torch import Tensor
 
@@ -27,12 +26,12 @@ gguf_architectures: dict[str, GGUFArchitecture] = {
 }
 
 
-def table_of(model_type: str, config: Any) -> Table:
+def table_of(model_type: str, config: object) -> Table:
     """The table of a model with this config. The table of an encoder depends on the head."""
     return tables[model_type].for_model(config)
 
 
-def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
+def to_native(model_type: str, tensors: Mapping[str, Tensor], config: object = None) -> Mapped:
     """Convert the tensors of a Hub checkpoint to native names and shapes, each on access.
 
     Args:
@@ -48,7 +47,7 @@ def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None
     return Mapped(tables[model_type], tensors, "hub", config)
 
 
-def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
+def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: object = None) -> Mapped:
     """Convert native tensors to the Hub names that transformers writes. The inverse of `to_native`."""
     return Mapped(tables[model_type], tensors, "native", config)
 

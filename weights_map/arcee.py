@@ -1,7 +1,6 @@
 """Weight table of Arcee: Llama's, without the gate of the MLP."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from weights_map.llama import (
     ATTENTION_BIASES,
@@ -17,7 +16,7 @@ GATE = "layers.{}.mlp.gate_proj"
 table = relative("arcee", without=(f"{GATE}.weight", f"{GATE}.bias"))
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has biases."""
     if config["attention_bias"] or config["mlp_bias"]:
         raise ValueError("llama.cpp's arcee has no biases, but this model has them")

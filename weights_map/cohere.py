@@ -1,7 +1,6 @@
 """Weight tables of Command R and R7B: Llama's, with one norm in each block."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from weights_map.llama import HEAD_NORMS, PLAIN, gguf_architecture, relative
 from weights_map.olmo2 import WINDOWS, encode, types_of
@@ -15,7 +14,7 @@ SETTINGS = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "lo
 WITHOUT = (*PLAIN, "model.layers.{}.post_attention_layernorm.weight")
 
 
-def encode_cohere(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode_cohere(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the head is not tied."""
     if not config["tie_word_embeddings"]:
         raise ValueError(

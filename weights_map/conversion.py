@@ -12,7 +12,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice, product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ class Conversion:
 
 
 def match_names(
-    table: Table, names: Iterable[str], side: Side, config: Any = None
+    table: Table, names: Iterable[str], side: Side, config: object = None
 ) -> list[Conversion]:
     """Match all names of a checkpoint with a table. Returns conversions by layer and in the table's
     order.
@@ -111,7 +110,7 @@ class Mapped(Mapping[str, Tensor]):
     """The tensors of one side under the names of the other side, converted on access."""
 
     def __init__(
-        self, table: Table, tensors: Mapping[str, Tensor], side: Side, config: Any = None
+        self, table: Table, tensors: Mapping[str, Tensor], side: Side, config: object = None
     ) -> None:
         self.conversions = match_names(table.for_model(config), tensors, side, config)
         self._tensors = tensors

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -288,7 +288,7 @@ class Table:
                     exact[side].setdefault(template, row)
         return exact
 
-    def for_model(self, config: Any) -> "Table":
+    def for_model(self, config: object) -> "Table":
         """The table of a model with this config. config: None for a model without a head."""
         table = self.without_decoder() if getattr(config, "encoder_only", False) else self
         return table.for_head(getattr(config, "table_head", None))

@@ -1,14 +1,13 @@
 """Weight table of ERNIE 4.5: Llama's."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from weights_map.llama import gguf_architecture, relative
 
 table = relative("ernie4_5")
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has biases."""
     if config["use_bias"]:
         raise ValueError("llama.cpp's ernie4_5 has no biases, but this model has them")

@@ -85,7 +85,7 @@ GGUF_WINDOWS = {
 }
 
 
-def score_scale(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def score_scale(settings: Mapping[str, Any]) -> Mapping[str, object]:
     """The scale of attention scores, which the files lack. As in llama.cpp, the 27B models, by
     their layers, differ.
     """

@@ -105,7 +105,7 @@ table = Table(
 )
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     """Settings that files state for each layer, in the form of config.json. Without a soft cap,
     llama.cpp has 30.
     """
@@ -118,7 +118,7 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
             "attention.sliding_window_pattern must be a list, and KV heads and widths numbers or"
             " lists"
         )
-    own: dict[str, Any] = {
+    own: dict[str, object] = {
         "layer_types": ["sliding_attention" if each else "full_attention" for each in sliding]
     }
     if isinstance(heads, list):  # only models whose full layers use their keys as values
@@ -135,7 +135,7 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return own
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     ropes, sliding = (
         config["rope_parameters"],

@@ -14,23 +14,22 @@ converters.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
 from weights_map.engine import INDEX, Operation, Row, Table
 
-Derive = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-Encode = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Derive = Callable[[Mapping[str, object]], Mapping[str, object]]
+Encode = Callable[[Mapping[str, object]], Mapping[str, object]]
 PACKED = ".mxfp4"  # suffix of tensors in MXFP4 that are not dequantized
 
 
-def no_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def no_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
     """No further settings."""
     return {}
 
 
-def no_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def no_keys(config: Mapping[str, object]) -> Mapping[str, object]:
     """No further keys."""
     return {}
 
@@ -71,14 +70,14 @@ class GGUFArchitecture:
     rows: tuple[Row, ...]
     flags: Mapping[str, str] = field(default_factory=dict)
     derive: Derive = no_settings
-    required: Mapping[str, Any] = field(default_factory=dict)
+    required: Mapping[str, object] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
     with_experts: bool = False
     assumed: str = ""
     model_types: tuple[str, ...] = ()
     encode: Encode = no_keys
     rope_by_type: bool = False
-    yarn: Mapping[str, Any] = field(default_factory=dict)
+    yarn: Mapping[str, object] = field(default_factory=dict)
     packed: tuple[str, ...] = ()
     alternative: "tuple[str, GGUFArchitecture] | None" = None
     class_suffix: str = ""

@@ -1,7 +1,6 @@
 """Weight table of GPT-BigCode. Names are GPT-2's; all matrices are nn.Linear on both sides."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from weights_map.engine import Row, Table, drop, same, tie, ungroup_heads
 from weights_map.gguf import GGUFArchitecture, inverse
@@ -38,7 +37,7 @@ table = Table(
 )
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     """Whether the heads share one key and value. ValueError: another number of KV heads."""
     heads, kv_heads = settings["n_head"], settings["num_key_value_heads"]
     if kv_heads not in (1, heads):

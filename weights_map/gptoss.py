@@ -128,12 +128,12 @@ def periodic(period: int, layers: int) -> list[bool]:
     return [period == 0 or layer % period < period - 1 for layer in range(layers)]
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     """The form of config.json. Without a pattern of windows, every second layer has full attention.
 
     ValueError: the pattern is neither a period nor a list.
     """
-    own: dict[str, Any] = {
+    own: dict[str, object] = {
         "quantization_config": (
             {"quant_method": "mxfp4"} if settings["quantization_config"] else None
         )
@@ -153,7 +153,7 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return own
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if (
         not config["attention_bias"]

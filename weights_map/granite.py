@@ -1,7 +1,6 @@
 """Weight tables of Granite 3 and 4: Llama's, with other names of the MLP in Granite 4."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from weights_map.engine import Row, split
 from weights_map.llama import BIASES, PAIRS, gguf_architecture, relative
@@ -20,7 +19,7 @@ tables = (
 )
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has no positions."""
     if config["model_type"] == "granitemoehybrid" and config["position_embedding_type"] != "rope":
         raise ValueError(

@@ -13,7 +13,7 @@ table = relative(
 )
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """rope_theta with alpha, as in llama.cpp's converter."""
     rope, size = config["rope_parameters"], config["head_dim"]
     alpha = rope.get("alpha") or 1.0

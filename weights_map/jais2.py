@@ -1,7 +1,6 @@
 """Weight table of Jais 2: Llama's, with biases of the norms, and without the gate of the MLP."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from weights_map.engine import same
 from weights_map.llama import GGUF_NORM_BIASES, HEAD_NORMS, NORM_BIASES, gguf_architecture, relative
@@ -11,7 +10,7 @@ GATE = "layers.{}.mlp.gate_proj"
 table = relative("jais2", *NORM_BIASES, without=(f"{GATE}.weight", f"{GATE}.bias"))
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has no biases."""
     if not (config["attention_bias"] and config["mlp_bias"]):
         raise ValueError("llama.cpp's jais2 has biases, but this model lacks them")

@@ -63,7 +63,7 @@ spellings = (("model.", ""), ("", "model."))
 tables = (Table("lfm2", rows, spellings), Table("lfm2_moe", (*rows, *experts), spellings))
 
 
-def layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def layer_types(settings: Mapping[str, Any]) -> Mapping[str, object]:
     """A convolution has no KV heads. The width of the MLP is the computed one."""
     heads = settings["num_key_value_heads"]
     if not isinstance(heads, list):
@@ -81,7 +81,7 @@ def layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if config["conv_bias"]:
         raise ValueError("llama.cpp's lfm2 has convolutions without biases only")

@@ -7,7 +7,6 @@ The GGUF architecture llama, which includes Mistral, stores them as pairs.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from weights_map.engine import SIDES, Operation, Row, Table, drop, same, tie
 from weights_map.gguf import Derive, Encode, GGUFArchitecture, no_keys, no_settings, pairs_to_halves
@@ -165,7 +164,7 @@ def gguf_architecture(
     settings: Mapping[str, str] = MappingProxyType({}),
     derive: Derive = no_settings,
     encode: Encode = no_keys,
-    required: Mapping[str, Any] = MappingProxyType({}),
+    required: Mapping[str, object] = MappingProxyType({}),
     flags: Mapping[str, str] = MappingProxyType({}),
 ) -> GGUFArchitecture:
     """The GGUF architecture of Llama or of the general decoder: Llama's rows, except those with a

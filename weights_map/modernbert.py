@@ -46,7 +46,7 @@ table = Table(
 )
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     """The pattern of global layers, which is a period or a list."""
     pattern = settings.get("global_attn_every_n_layers", 3)
     if not isinstance(pattern, list):
@@ -55,7 +55,7 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"global_attn_every_n_layers": 3, "layer_types": types}
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if not config["architectures"][0].endswith("Model"):
         raise ValueError(

@@ -40,14 +40,14 @@ def types_of(settings: Mapping[str, Any], period: int = 4) -> list[str]:
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
-def derive_olmo(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive_olmo(settings: Mapping[str, object]) -> Mapping[str, object]:
     """A file with a window is of OLMo 3."""
     if settings.get("sliding_window"):
         return {"model_type": "olmo3", "layer_types": types_of(settings)}
     return {}
 
 
-def derive_exaone(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive_exaone(settings: Mapping[str, Any]) -> Mapping[str, object]:
     """A file without a window has none in any layer."""
     if settings.get("sliding_window"):
         return {"layer_types": types_of(settings)}
@@ -57,7 +57,7 @@ def derive_exaone(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """The layers with a window. ValueError: rope_theta depends on the layer."""
     if config.get("attention_bias") and config["model_type"] in ("olmo2", "olmo3"):
         raise ValueError("llama.cpp's olmo2 has no biases of attention, but this model has them")

@@ -1,7 +1,6 @@
 """Weight table of Phi-3 and Phi-4: Llama's, with fused tensors."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from weights_map.engine import Row, drop, same, split, split_by
 from weights_map.llama import ATTENTION_BIASES, HEAD_NORMS, PLAIN, gguf_architecture, relative
@@ -17,12 +16,12 @@ table = relative(
 )
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     """A window of 0 means no window."""
     return {"sliding_window": settings.get("sliding_window") or None}
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """No window is written as 0, as llama.cpp marks Phi-4."""
     return {"attention.sliding_window": config["sliding_window"] or 0}
 

@@ -222,7 +222,7 @@ taps = inverse(squeeze(1))
 row = Operation("one row", lambda x: [x[0].view(1, -1)], lambda x: [x[0].flatten()])
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def derive(settings: Mapping[str, Any]) -> Mapping[str, object]:
     """Settings in the form of config.json. The last block may be a head for multi-token prediction."""
     heads, keys = settings["linear_num_value_heads"], settings["linear_num_key_heads"]
     size, recurrent = settings["linear_value_head_dim"] // heads, settings.get("layer_types")
@@ -240,7 +240,7 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**own, "delta_sizes": (keys, settings["linear_key_head_dim"], size, heads // keys)}
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     name = config["model_type"]
     if (

@@ -1,7 +1,6 @@
 """Weight table of Seed-OSS: Llama's."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from weights_map.engine import Row, same
 from weights_map.llama import gguf_architecture, relative
@@ -9,7 +8,7 @@ from weights_map.llama import gguf_architecture, relative
 table = relative("seed_oss")
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has other biases than of q, k and v."""
     if config["attention_out_bias"] or config["mlp_bias"]:
         raise ValueError("llama.cpp's seed_oss has biases of q, k and v only")

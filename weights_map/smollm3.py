@@ -8,7 +8,7 @@ from weights_map.llama import BIASES, PAIRS, gguf_architecture, relative
 table = relative("smollm3")
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """ValueError: the files have no pattern of the layers without rotary embedding: it is each
     fourth.
     """

@@ -125,7 +125,7 @@ def gguf_stack(name: str, theirs: str, mlp: int, gated: bool) -> tuple[Row, ...]
     )
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
     """T5 has no maximum length; llama.cpp requires one. ValueError: llama.cpp lacks a setting of
     the model.
     """

@@ -26,7 +26,7 @@ class NamedTemplate(TypedDict):
     template: str
 
 
-def folder_templates(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+def folder_templates(folder: Path, settings: Mapping[str, object]) -> tuple[dict[str, str], str]:
     """The templates of a folder, and a description of their file. settings: of
     tokenizer_config.json.
 
@@ -42,7 +42,7 @@ def folder_templates(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[st
     return templates | {path.stem: read_template(path) for path in additional_files(folder)}, origin
 
 
-def gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+def gguf_templates(metadata: Mapping[str, object]) -> dict[str, str]:
     """The templates in a GGUF file's metadata."""
     return {
         key.removeprefix(GGUF_KEY).lstrip(".") or "default": value
@@ -51,13 +51,13 @@ def gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def gguf_pairs(templates: Mapping[str, str]) -> dict[str, Any]:
+def gguf_pairs(templates: Mapping[str, str]) -> dict[str, object]:
     """The metadata of templates, as the package gguf writes them. Names consist of letters, digits
     and underscores.
     """
     names = {re.sub("[^A-Za-z0-9]", "_", name): text for name, text in templates.items()}
     further = sorted(names.keys() - {"default"})
-    pairs: dict[str, Any] = {GGUF_KEY: names["default"]} if "default" in names else {}
+    pairs: dict[str, object] = {GGUF_KEY: names["default"]} if "default" in names else {}
     pairs |= {f"{GGUF_KEY}.{name}": names[name] for name in further}
     return pairs | ({"tokenizer.chat_templates": further} if further else {})
 

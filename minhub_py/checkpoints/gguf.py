@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import weights_map
@@ -95,9 +96,9 @@ class Tensors(Mapping[str, Tensor]):
 
     def __init__(self, path: Path, stored: Mapping[str, StoredTensor]) -> None:
         self.path, self.stored = path, stored
-        self._data: np.ndarray[Any, Any] | None = None
+        self._data: NDArray[np.uint8] | None = None
 
-    def bytes_of(self, name: str) -> "np.ndarray[Any, Any]":
+    def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor in the mapped file."""
         if self._data is None:
             self._data = memory_map(self.path)
@@ -147,7 +148,7 @@ def meta_of(name: str, stored: StoredTensor) -> Tensor:
     )
 
 
-def dequantize(data: "np.ndarray[Any, Any]", type: str) -> Tensor:
+def dequantize(data: NDArray[np.uint8], type: str) -> Tensor:
     """The float32 values of a tensor's bytes."""
     gguf = package()
     number = gguf.GGMLQuantizationType[type]
@@ -324,7 +325,7 @@ class GGUFCheckpoint(Checkpoint):
         chunks = (slice(first, first + 2**20) for first in range(0, head.size, 2**20))
         return all(np.array_equal(head_data[chunk], embedding_data[chunk]) for chunk in chunks)
 
-    def _token_ids(self) -> dict[str, Any]:
+    def _token_ids(self) -> dict[str, object]:
         """The token IDs for begin, end and padding. The ends of a chat turn (eot) and message (eom)
         are ends, too.
         """
@@ -451,7 +452,7 @@ def checkpoint_at(path: Path) -> Checkpoint:
     return GGUFCheckpoint(path) if path.is_file() else Checkpoint(path)
 
 
-def scaled_rope(factors: Tensor, rope: Mapping[str, Any], size: int) -> dict[str, Any]:
+def scaled_rope(factors: Tensor, rope: Mapping[str, object], size: int) -> dict[str, object]:
     """The rope_parameters for the frequency factors of a file: Llama 3's, or Gemma 4's, which has 1
     and a huge factor.
 

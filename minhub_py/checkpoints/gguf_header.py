@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from minhub_py.system.extras import require
 from minhub_py.system.files import open_regular
@@ -88,7 +89,7 @@ class Skipped:
 class Scanner:
     """Reads the values of a header in order. ValueError: a value exceeds the file, or is invalid."""
 
-    def __init__(self, data: "np.ndarray[Any, Any]") -> None:
+    def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data, self.position = data.data, 0
         self.strings_left = MAX_STRINGS
 
@@ -197,14 +198,14 @@ def read_header(path: Path) -> Header:
     return header
 
 
-def _read_header(data: "np.ndarray[Any, Any]") -> Header:
+def _read_header(data: NDArray[np.uint8]) -> Header:
     scanner = Scanner(data)
     scanner.take(4)
     version = scanner.number("I")
     if version not in (2, 3):
         raise ValueError(f"its version is {version}; supported are 2 and 3 in little-endian order")
     tensor_count = scanner.number("Q")
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
     for _ in range(scanner.check_count(scanner.number("Q"), "pairs", 13, MAX_PAIRS)):
         key = scanner.string(MAX_KEY)
         if key in metadata:
@@ -270,6 +271,6 @@ def package() -> Any:
     return gguf
 
 
-def memory_map(path: Path) -> "np.ndarray[Any, Any]":
+def memory_map(path: Path) -> NDArray[np.uint8]:
     """The bytes of a file, mapped copy-on-write: torch requires writable memory."""
     return np.asarray(np.memmap(path, np.uint8, "c"))

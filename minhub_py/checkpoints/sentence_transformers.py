@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
 from types import MappingProxyType
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, TypedDict, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -189,7 +189,7 @@ def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
     states.
     """
     modules = [("Transformer", ""), *([("Pooling", "1_Pooling")] if settings.has_pooling else [])]
-    pooling: dict[str, Any] = {
+    pooling: dict[str, object] = {
         "word_embedding_dimension": size,
         "include_prompt": settings.include_prompt,
     }
@@ -203,7 +203,7 @@ def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
         names = {mode: name.removeprefix("pooling_mode_") for name, mode in OLD_POOLINGS.items()}
         modes = [names[mode] if mode == "mean_sqrt_len" else mode for mode in settings.pooling]
         pooling |= {"pooling_mode": modes, "embedding_dimension": size}
-    files: dict[str, Any] = {"1_Pooling/config.json": pooling} if settings.has_pooling else {}
+    files: dict[str, object] = {"1_Pooling/config.json": pooling} if settings.has_pooling else {}
     for number, dense in enumerate(settings.dense, 2):
         path = f"{number}_Dense"
         modules.append(("Dense", path))

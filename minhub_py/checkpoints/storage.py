@@ -42,7 +42,7 @@ MAX_SETTINGS = 10_000_000  # bytes of a settings file; published files have up t
 MAX_TENSORS = 20_000  # per checkpoint; published checkpoints have up to 1,200
 
 
-def read_settings(folder: Path, *names: str) -> dict[str, Any]:
+def read_settings(folder: Path, *names: str) -> dict[str, object]:
     """The settings in JSON files of a folder, some of which may be missing; later files take
     precedence.
     """

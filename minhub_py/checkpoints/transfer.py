@@ -239,7 +239,7 @@ def _follow_redirects(session: Any, request: Any, connections: list[Any]) -> Any
     """
     import httpx2
 
-    def trace(event: str, info: Mapping[str, Any]) -> None:
+    def trace(event: str, info: Mapping[str, object]) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             connections.append(info["return_value"])
 

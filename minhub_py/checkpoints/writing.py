@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ def unwritable(path: Path, error: OSError, kind: str) -> OSError:
 def write_checkpoint(
     folder: Path,
     tensors: Mapping[str, Tensor],
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     *,
     companions: Mapping[str, bytes] | None = None,
     outdated: Collection[str] | None = None,
@@ -154,7 +153,7 @@ def write_safetensors(
     the bytes of each tensor.    metadata: further texts in the header.
     """
     dtype_names = {dtype: name for name, dtype in DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "layout": layout, **metadata}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", "layout": layout, **metadata}}
     # aligns each tensor to its dtype
     order = sorted(planned, key=lambda name: -planned[name].itemsize)
     offset = 0

@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.cli.output import progress_bar, table
 from minhub_py.system.console import note
 from minhub_py.system.quantization import KINDS as QUANTIZED
 from minhub_py.system.version import __version__
+
+if TYPE_CHECKING:
+    from minhub_py.models.base import LanguageModel
 
 # Kind of weights -> arguments of from_pretrained.
 KINDS: dict[str, dict[str, Any]] = {
@@ -105,7 +108,7 @@ def measure(
     return result
 
 
-def build(model: str | None, kind: str) -> Any:
+def build(model: str | None, kind: str) -> "LanguageModel":
     """The model with this kind of weights; without a model, random weights."""
     from minhub_py.loading.pretrained import from_pretrained
 
@@ -142,7 +145,7 @@ def interleave(
     return values
 
 
-def prompt(model: Any, length: int, seed: int = 0) -> list[int]:
+def prompt(model: "LanguageModel", length: int, seed: int = 0) -> list[int]:
     """Random token IDs, the same for the same length and seed."""
     import torch
 
@@ -150,7 +153,7 @@ def prompt(model: Any, length: int, seed: int = 0) -> list[int]:
     return torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
 
 
-def seconds_of(model: Any, prompts: list[list[int]], new_tokens: int) -> float:
+def seconds_of(model: "LanguageModel", prompts: list[list[int]], new_tokens: int) -> float:
     """Seconds of one greedy generation."""
     from minhub_py.inference.generate import generate
 
@@ -159,12 +162,12 @@ def seconds_of(model: Any, prompts: list[list[int]], new_tokens: int) -> float:
     return time.perf_counter() - start
 
 
-def fits(model: Any, length: int) -> bool:
+def fits(model: "LanguageModel", length: int) -> bool:
     """Whether the model's context has room for `length` tokens."""
     return model.config.context_length is None or length <= model.config.context_length
 
 
-def bytes_per_token(model: Any) -> int:
+def bytes_per_token(model: "LanguageModel") -> int:
     """Bytes of the weights that decoding one token reads: all except embeddings, which are lookups."""
     from torch import nn
 
@@ -181,7 +184,7 @@ def bytes_per_token(model: Any) -> int:
     return size(model) - sum(map(size, lookups))
 
 
-def decode(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+def decode(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """Tokens per second after a prompt of 32 tokens, and the fraction of the memory bandwidth that
     decoding uses.
     """
@@ -221,7 +224,7 @@ def decode(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def prefill(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+def prefill(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """Milliseconds from a prompt to its first new token."""
     steps = {
         (kind, length): lambda model=model, length=length: seconds_of(
@@ -243,7 +246,7 @@ def prefill(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def batch(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+def batch(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """Tokens per second of several sequences with prompts of 32 tokens."""
     new = settings.new_tokens
     prompts = {
@@ -260,7 +263,7 @@ def batch(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def load(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+def load(settings: Settings, models: Mapping[str, object]) -> list[Row]:
     """Seconds for the import, loading the model, and its first logits, each time in a new process."""
     import json
     import os

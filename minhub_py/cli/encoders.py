@@ -4,17 +4,24 @@ texts or files.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import input_files, texts_argument
-from minhub_py.cli.loading import open_model
+from minhub_py.cli.loading import Loading, open_model
 from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
 from minhub_py.cli.output import progress_bar
 from minhub_py.system.console import note
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from minhub_py.models.encoder import Encoder
+
+Update = Callable[[int, int], object]  # of a progress bar: done, total
 
 
 @click.command(cls=Command)
@@ -46,8 +53,8 @@ def rerank(
     top: int | None,
     raw_scores: bool,
     instruction: str | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Sort texts by their relevance to QUERY.
@@ -70,7 +77,9 @@ def rerank(
         "instruction": instruction,
     }
 
-    def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
+    def results(
+        network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
+    ) -> list[dict[str, Any]]:
         from minhub_py.analysis.classify import rerank as rerank_texts
 
         columns = rerank_texts(network, tokenizer, texts=rows, k=top, **settings, progress=update)
@@ -107,8 +116,8 @@ def classify(
     labels: str | None,
     hypothesis: str,
     multi_label: bool,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Classify texts.
@@ -136,7 +145,9 @@ def classify(
         raise click.UsageError("--hypothesis must contain {} in place of the label.")
     settings: dict[str, Any] = {"hypothesis": hypothesis, "multi_label": multi_label}
 
-    def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
+    def results(
+        network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
+    ) -> list[dict[str, Any]]:
         from minhub_py.analysis.classify import classify as classify_texts
 
         columns = classify_texts(network, tokenizer, rows, names, **settings, progress=update)
@@ -206,8 +217,8 @@ def masked(
     top: int,
     tokens: tuple[str, ...],
     target: str | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Predict the masked tokens of texts.
@@ -237,7 +248,9 @@ def masked(
             "--target is for the rows of files: add --out, a file for the results."
         )
 
-    def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
+    def results(
+        network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
+    ) -> list[dict[str, Any]]:
         from minhub_py.analysis.masked import masked_tokens
 
         return rows_of(
@@ -268,8 +281,8 @@ def pll(
     texts: tuple[str, ...],
     method: str,
     tokens: bool,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Compute the pseudo-log-likelihood of texts.
@@ -326,8 +339,8 @@ def entities(
     aggregation: str,
     ignore: tuple[str, ...],
     stride: int | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Find the names of persons, places and others in texts.
@@ -388,8 +401,8 @@ def answer(
     no_answer: bool,
     max_answer: int,
     stride: int | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Find the answers to QUESTION in texts.
@@ -415,7 +428,7 @@ def answer(
     run("answer", model, texts, settings, loading, as_json, table)
 
 
-Results = Callable[[Any, Any, list[str], Any], list[dict[str, Any]]]
+Results = Callable[["Encoder", "Tokenizer", list[str], Update], list[dict[str, Any]]]
 
 
 def run(
@@ -423,9 +436,9 @@ def run(
     model: str,
     texts: Sequence[str],
     settings: dict[str, Any],
-    loading: dict[str, Any],
+    loading: Loading,
     as_json: bool,
-    table: dict[str, Any],
+    table: jobs.Table,
     results: Results | None = None,
 ) -> None:
     """Run a task on the rows of files, or print its results for texts.
@@ -461,7 +474,7 @@ def run(
     jobs.show(shown, as_json)
 
 
-def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows_of(columns: Mapping[str, object]) -> list[dict[str, Any]]:
     """The rows of a table of columns, which can be arrays."""
     from minhub_py.jobs.tasks import plain
 

@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import input_files, require_files
+from minhub_py.cli.loading import Loading
 from minhub_py.cli.options import collected, is_set, json_option, na_option
 from minhub_py.cli.output import emit, progress_bar, say
 from minhub_py.cli.output import table as print_table
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., None])
 NAMES = ("out", "column", "prefix", "na", "workers", "ray", "overwrite", "manifest")
 MAX_NOTES = 5  # printed after a job
+
+
+class Table(TypedDict):
+    """The values of `table_options`, arguments of `Job`."""
+
+    out: Path | None
+    column: str
+    prefix: str
+    na: Sequence[str]
+    workers: int | None
+    ray: str | None
+    manifest: Path | None
+    overwrite: bool
 
 
 COLUMN = click.option(
@@ -96,9 +110,9 @@ def run(
     task: str,
     model: str,
     files: Sequence[str],
-    table: Mapping[str, Any],
+    table: Table,
     settings: Mapping[str, Any],
-    loading: Mapping[str, Any],
+    loading: Loading,
     as_json: bool,
     columns: Sequence[str] = (),
     hidden: str = "",
@@ -114,7 +128,12 @@ def run(
     """
     from minhub_py.jobs.arguments import Job
 
-    arguments = {"settings": settings, "loading": loading, "extra_columns": columns, **table}
+    arguments: dict[str, Any] = {
+        "settings": settings,
+        "loading": loading,
+        "extra_columns": columns,
+        **table,
+    }
     if not table["out"]:
         require_out("overwrite", "manifest")
         with input_files(files, table["column"]) as paths:
@@ -188,7 +207,7 @@ def replay(manifest: Path, rows: int | None, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def computed_rows(job_of: "Callable[[Path], Job]", hidden: str) -> list[dict[str, Any]]:
+def computed_rows(job_of: "Callable[[Path], Job]", hidden: str) -> list[dict[str, object]]:
     """Run a job and return its rows, without the column `hidden`.
 
     job_of: the job of an output file.
@@ -206,7 +225,7 @@ def computed_rows(job_of: "Callable[[Path], Job]", hidden: str) -> list[dict[str
     return [row for row in rows if any(value is not None for value in row.values())]
 
 
-def show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
     """Print rows as a table or JSON."""
     if as_json:
         emit(rows)
@@ -215,7 +234,7 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
         print_table(titles, [[format_cell(value) for value in row.values()] for row in rows])
 
 
-def format_cell(value: Any) -> Any:
+def format_cell(value: object) -> Any:
     """A value in a printed table: numbers with four decimals, and the first three of a vector."""
     if value is None:
         return ""

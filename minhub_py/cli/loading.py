@@ -1,7 +1,7 @@
 """Loading of a model and its tokenizer for a command, and conversion of text to token IDs."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from minhub_py.system.console import note
 
@@ -10,6 +10,16 @@ if TYPE_CHECKING:
 
     from minhub_py.distributed.process_group import ProcessGroup
     from minhub_py.loading.files import ModelFiles
+    from minhub_py.models.base import LanguageModel
+
+
+class Loading(TypedDict):
+    """The values of `loading_options`, arguments of `open_model`."""
+
+    revision: str
+    device: str
+    dtype: str
+    quantize: str | None
 
 
 def open_model(
@@ -50,7 +60,7 @@ def open_model(
     return model, tokenizer
 
 
-def note_quantized(model: Any, quantize: str | None) -> None:
+def note_quantized(model: "LanguageModel", quantize: str | None) -> None:
     """Print a note if the quantized weights of a GGUF file are used by default."""
     from minhub_py.inference.quantize import kind_of
 

@@ -9,7 +9,7 @@ import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
-from minhub_py.cli.loading import open_model
+from minhub_py.cli.loading import Loading, open_model
 from minhub_py.cli.options import (
     add_options,
     files_argument,
@@ -81,8 +81,8 @@ def pairs(
     by: str | None,
     bos: bool | None,
     plot: Path | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Measure the accuracy on minimal pairs.
@@ -126,7 +126,7 @@ def pairs(
 
 
 def suite_results(
-    model: str, files: Sequence[str], loading: Mapping[str, Any], bos: bool | None
+    model: str, files: Sequence[str], loading: Loading, bos: bool | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The results of each item of suites, and the accuracies."""
     from minhub_py.analysis.minimal_pairs import accuracies, read_suite, suite_columns
@@ -144,7 +144,7 @@ def pair_results(
     model: str,
     files: Sequence[str],
     table: Mapping[str, Any],
-    loading: Mapping[str, Any],
+    loading: Loading,
     bad: str,
     by: str | None,
     bos: bool | None,
@@ -187,7 +187,7 @@ def accuracies_of(outputs: Sequence[Path], by: str | None, prefix: str) -> list[
     return rows_of(accuracies(phenomena, correct))
 
 
-def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def rows_of(columns: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
     """The rows of a table of columns."""
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)

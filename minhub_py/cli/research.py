@@ -11,6 +11,7 @@ from minhub_py.cli import jobs
 from minhub_py.cli.encoders import parse_labels
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import require_files, texts_argument
+from minhub_py.cli.loading import Loading
 from minhub_py.cli.options import (
     files_argument,
     is_set,
@@ -97,8 +98,8 @@ def words(
     premise: str | None,
     lags: int,
     plot: Path | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Measure how predictable each word is.
@@ -243,8 +244,8 @@ def embed(
     prompt: str | None,
     dimensions: int | None,
     normalize: bool | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Compute embeddings of texts.
@@ -302,8 +303,8 @@ def activations(
     files: tuple[str, ...],
     at: str,
     pool: str,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Record the values at a point of a model.
@@ -388,8 +389,8 @@ def annotate(
     template: str | None,
     sep: str | None,
     chat: bool | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Label texts with a language model.
@@ -453,8 +454,8 @@ def decide(
     orders: int,
     seed: int,
     options: bool,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Answer typed questions about texts with a chat model.

@@ -1,19 +1,24 @@
 """The command `serve`: loads models, prints the address, and serves until a signal."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
-from minhub_py.cli.loading import open_model
+from minhub_py.cli.loading import Loading, open_model
 from minhub_py.cli.options import Bytes, Duration, loading_options, name_of
 from minhub_py.cli.output import say
 from minhub_py.system.console import note
 from minhub_py.system.extras import require
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from minhub_py.chat.templates import ChatTemplate
+    from minhub_py.models.base import LanguageModel
+    from minhub_py.models.encoder import Encoder
     from minhub_py.serve.models import ServedModel
     from minhub_py.serve.server import Server
 
@@ -173,7 +178,7 @@ def serve(
     keep_alive: float | None,
     ignore_unknown_fields: bool,
     log: bool,
-    loading: dict[str, Any],
+    loading: Loading,
 ) -> None:
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -328,8 +333,8 @@ def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str
 
 
 def load_served(
-    name: str, loading: Mapping[str, Any], adapters: Mapping[str, str] | None = None
-) -> tuple[Any, Any, Any]:
+    name: str, loading: Loading, adapters: Mapping[str, str] | None = None
+) -> "tuple[LanguageModel | Encoder, Tokenizer, ChatTemplate]":
     """A model with its adapters, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 

@@ -2,15 +2,15 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import read_stdin, standard_input, unread_pipe
-from minhub_py.cli.loading import decode_utf8, encode, open_model
+from minhub_py.cli.loading import Loading, decode_utf8, encode, open_model
 from minhub_py.cli.options import (
     files_argument,
     json_option,
@@ -23,6 +23,12 @@ from minhub_py.cli.output import table as print_table
 from minhub_py.cli.parallel import broadcast, connected, tensor_parallel_option
 from minhub_py.system.console import note
 from minhub_py.system.printable import displayed
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from minhub_py.inference.speculative import DraftModel, PredictionHead
+    from minhub_py.models.base import LanguageModel
 
 
 @click.command(cls=Command)
@@ -68,8 +74,8 @@ def generate(
     max_new_tokens: int,
     seed: int | None,
     stop: tuple[str, ...],
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
     adapter: str | None,
     draft: str | None,
@@ -160,7 +166,9 @@ def generate(
         note(f"Note: {drafts.accepted} of {drafts.proposed} draft tokens were accepted.")
 
 
-def open_draft(identifier: str, network: Any, tokenizer: Any, loading: dict[str, Any]) -> Any:
+def open_draft(
+    identifier: str, network: "LanguageModel", tokenizer: "Tokenizer", loading: Mapping[str, Any]
+) -> "DraftModel | PredictionHead":
     """The source of draft tokens of `--draft`: a model, or "mtp" for the head of `network`.
 
     UsageError: it has another tokenizer, or cannot make drafts.
@@ -210,8 +218,8 @@ def score(
     files: tuple[str, ...],
     target: str | None,
     sep: str | None,
-    table: dict[str, Any],
-    loading: dict[str, Any],
+    table: jobs.Table,
+    loading: Loading,
     as_json: bool,
 ) -> None:
     r"""Measure how well MODEL predicts a text.

@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from os import PathLike
 from reprlib import repr as brief
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from minhub_py.system.spelling import call_name
+
+if TYPE_CHECKING:
+    from minhub_py.models.base import LanguageModel
 
 
 def model_of(model: object, call: str) -> Any:
@@ -62,7 +65,7 @@ def check_list(name: str, values: object, elements: str) -> None:
         raise ValueError(f"{name} must be a list of {elements}, not {brief(values)}")
 
 
-def decoder_of(model: object, call: str) -> Any:
+def decoder_of(model: object, call: str) -> "LanguageModel":
     """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without
     output head.
     """

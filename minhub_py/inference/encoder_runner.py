@@ -8,7 +8,7 @@ call of the C decoder, and a token attends to its text only. `TorchEncoder` call
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -190,7 +190,7 @@ def check_texts(
         raise ValueError(f"{title}: a text must have as many token types as tokens")
 
 
-def encoder_runner(model: Any) -> EncoderRunner:
+def encoder_runner(model: Encoder) -> EncoderRunner:
     """The runner of an encoder: its steps in C if possible, otherwise its `forward`."""
     try:
         return NativeEncoder(model)
@@ -199,11 +199,11 @@ def encoder_runner(model: Any) -> EncoderRunner:
 
 
 # The runner of each model that was used last: creating one takes as long as a text of a few tokens.
-_idle: WeakKeyDictionary[Any, NativeEncoder] = WeakKeyDictionary()
+_idle: WeakKeyDictionary[Encoder, NativeEncoder] = WeakKeyDictionary()
 
 
 @contextmanager
-def borrowed_runner(model: Any) -> Iterator[EncoderRunner]:
+def borrowed_runner(model: Encoder) -> Iterator[EncoderRunner]:
     """The runner of an encoder, which the next call uses again if the model is unchanged.
 
     A runner serves one call at a time: concurrent calls get separate runners.

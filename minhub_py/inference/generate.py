@@ -7,9 +7,10 @@ rows.py describes long sequences.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.inference.arguments import check_integer, decoder_of
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @with_hints
 def generate(
-    model: Any,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int = 64,
     *,
@@ -39,11 +40,11 @@ def generate(
     frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None,
     seed: int | Sequence[int] | None = None,
-    eos_id: Any = "auto",
+    eos_id: int | Sequence[int] | Literal["auto"] | None = "auto",
     stop: str | Sequence[str] = (),
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     speculate: int = 0,
-    draft: Any = None,
+    draft: object = None,
 ) -> list[list[int]]:
     """Generate new tokens for each prompt.
 
@@ -115,7 +116,7 @@ def generate(
 
 @with_hints
 def stream(
-    model: Any,
+    model: LanguageModel,
     prompt: Sequence[int],
     max_new_tokens: int = 64,
     *,
@@ -128,11 +129,11 @@ def stream(
     frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None,
     seed: int | None = None,
-    eos_id: Any = "auto",
+    eos_id: int | Sequence[int] | Literal["auto"] | None = "auto",
     stop: str | Sequence[str] = (),
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     speculate: int = 0,
-    draft: Any = None,
+    draft: object = None,
 ) -> Iterator[int]:
     """Generate new tokens for one prompt and yield each token ID as soon as it is available.
 
@@ -161,7 +162,7 @@ def stream(
 
 
 def score(
-    model: Any,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
     targets: Sequence[Sequence[int]] | None = None,
@@ -243,7 +244,7 @@ def batch_length(model: LanguageModel, prompt: Sequence[int], new: int) -> int:
     return max(len(prompt), 1 + new) if model.encoder_decoder else len(prompt) + new
 
 
-def check_targets(model: LanguageModel, targets: Any, count: int) -> list[list[int]]:
+def check_targets(model: LanguageModel, targets: object, count: int) -> list[list[int]]:
     """`count` targets as lists of ints. ValueError: see `check_prompts`, or another number of
     targets.
     """
@@ -256,7 +257,7 @@ def check_targets(model: LanguageModel, targets: Any, count: int) -> list[list[i
     return texts
 
 
-def check_prompts(model: LanguageModel, prompts: Any) -> list[list[int]]:
+def check_prompts(model: LanguageModel, prompts: object) -> list[list[int]]:
     """Prompts as lists of ints. ValueError: a wrong type, an empty prompt, or a token ID outside
     the vocabulary.
     """
@@ -299,7 +300,7 @@ def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
     return ids
 
 
-def check_kind(prompt: Any) -> None:
+def check_kind(prompt: object) -> None:
     """ValueError: text, a tokenizer, or its result, instead of token IDs."""
     problem = ""
     if isinstance(prompt, str | bytes):
@@ -326,7 +327,7 @@ def stream_batch(
     seed: int | Sequence[int] | None,
     criteria: StopCriteria,
     speculate: int = 0,
-    draft: Any = None,
+    draft: object = None,
 ) -> Iterator[tuple[int, int]]:
     """Generate for prompts that `check_prompts` returns: an iterator of (index of the prompt, new
     token ID).
@@ -366,7 +367,7 @@ def stream_batch(
     return run()
 
 
-def drafts_of(model: LanguageModel, draft: Any) -> DraftSource | None:
+def drafts_of(model: LanguageModel, draft: object) -> DraftSource | None:
     """The source of draft tokens for the argument `draft`. ValueError: it cannot make drafts for
     the model.
     """

@@ -20,6 +20,7 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.inference.json_schema import prepared
@@ -168,7 +169,7 @@ class Vocabulary:
     ValueError: llguidance is not installed, or does not support this type of tokenizer.
     """
 
-    def __init__(self, tokenizer: Any, size: int, ends: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, size: int, ends: Iterable[int]) -> None:
         require("json")
         import llguidance
 
@@ -184,7 +185,7 @@ class Vocabulary:
                 " byte tokens (Llama 2, Gemma), which this model does not have: use another model"
             ) from error
 
-    def grammar(self, schema: Mapping[str, Any] | Pattern | None) -> Grammar:
+    def grammar(self, schema: Mapping[str, object] | Pattern | None) -> Grammar:
         """Compile a JSON schema, or the grammar of a pattern. None allows any object.
 
         Raises:
@@ -221,7 +222,7 @@ class Vocabulary:
         return Grammar(state)
 
 
-def schema_text(schema: Mapping[str, Any]) -> str:
+def schema_text(schema: Mapping[str, object]) -> str:
     """A schema as JSON. TypeError, ValueError: it is not an object, or too large to compile."""
     if not isinstance(schema, Mapping):
         raise TypeError(f"it must be an object, not {schema!r:.60}")
@@ -248,7 +249,7 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     return text
 
 
-def values_of(schema: Any) -> Iterator[Any]:
+def values_of(schema: object) -> Iterator[Any]:
     """A schema and all keys and values in it."""
     remaining = [schema]
     while remaining:
@@ -260,7 +261,7 @@ def values_of(schema: Any) -> Iterator[Any]:
             remaining += value
 
 
-def multiple_of(schema: Mapping[str, Any]) -> Fraction | None:
+def multiple_of(schema: Mapping[str, object]) -> Fraction | None:
     """The value of `multipleOf`, or None if it is absent or invalid."""
     number = schema.get("multipleOf")
     if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:

@@ -78,7 +78,7 @@ class OpenError(Exception):
     """A combination of objects that cannot be closed."""
 
 
-def prepared(schema: Mapping[str, Any]) -> dict[str, Any]:
+def prepared(schema: Mapping[str, object]) -> dict[str, object]:
     """The schema in the library's form."""
     result = closed(schema)
     result.pop("x-guidance", None)  # options of the library
@@ -87,7 +87,7 @@ def prepared(schema: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def loosened(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def loosened(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
     """The schema in the library's form without unsupported keywords, and the names of these
     keywords.
     """
@@ -103,7 +103,7 @@ def loosened(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return prepared(loose), sorted(removed)
 
 
-def unsupported(schema: Mapping[str, Any]) -> list[str]:
+def unsupported(schema: Mapping[str, object]) -> list[str]:
     """The keywords of a schema that the library does not support."""
     names = [name for name in UNSUPPORTED if name in schema]
     names += [name for name in BOUNDS if name in schema and not is_number(schema[name])]
@@ -138,7 +138,7 @@ def adapt(schema: dict[str, Any]) -> None:
             del schema[exclusive]
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a number that can be a bound."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
 
@@ -152,12 +152,12 @@ def next_number(value: float, sign: int) -> float:
     return float(exact + step.copy_sign(Decimal(sign)))
 
 
-def copied(schema: Any) -> Any:
+def copied(schema: object) -> Any:
     """A copy of JSON data. TypeError, ValueError, RecursionError: it is not JSON."""
     return parse(json.dumps(schema))
 
 
-def subschemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def subschemas(root: dict[str, Any]) -> Iterator[dict[str, object]]:
     """A schema and all schemas in it, including the targets of local references. A schema precedes
     those in it.
     """
@@ -186,7 +186,7 @@ def children(schema: Mapping[str, Any]) -> Iterator[Any]:
             yield from schema[name].values()
 
 
-def target(root: Any, reference: str) -> Any:
+def target(root: object, reference: str) -> Any:
     """The target of a local reference such as `#/$defs/A`; None if there is none."""
     if not reference.startswith("#"):
         return None
@@ -204,9 +204,9 @@ def target(root: Any, reference: str) -> Any:
 # Objects
 
 
-def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def closed(schema: Mapping[str, object]) -> dict[str, object]:
     """A copy in which objects that list properties have no others."""
-    result: dict[str, Any] = copied(schema)
+    result: dict[str, object] = copied(schema)
     try:
         _Closing(result).close()
     except OpenError:
@@ -241,9 +241,9 @@ class _Closing:
         alone = combined != ["allOf"] or len(schema["allOf"]) == 1
         return len(combined) == 1 and alone and "properties" not in schema and not own_names(schema)
 
-    def combined(self, schema: Any) -> list[dict[str, Any]]:
+    def combined(self, schema: object) -> list[dict[str, object]]:
         """All schemas that apply to the same object, including the given one."""
-        result: list[dict[str, Any]] = []
+        result: list[dict[str, object]] = []
         remaining, visited = deque([schema]), set()
         while remaining:
             part = remaining.popleft()
@@ -256,7 +256,7 @@ class _Closing:
                 remaining.append(target(self.original, reference))
         return result
 
-    def names(self, schema: Any) -> list[str] | None:
+    def names(self, schema: object) -> list[str] | None:
         """The properties of an object in all schemas that apply to it; None if it is not to be
         closed.
         """
@@ -324,14 +324,14 @@ class _Closing:
         return json.loads(text)
 
 
-def same_value(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def same_value(schema: Mapping[str, object]) -> Iterator[dict[str, object]]:
     """The schemas in a schema that apply to the same value."""
     for name in SAME_VALUE:
         if isinstance(parts := schema.get(name), list):
             yield from (part for part in parts if isinstance(part, dict))
 
 
-def own_names(schema: Mapping[str, Any]) -> list[str]:
+def own_names(schema: Mapping[str, object]) -> list[str]:
     """The properties that a schema itself lists or requires."""
     properties, required = schema.get("properties"), schema.get("required")
     names = list(properties) if isinstance(properties, dict) else []

@@ -59,7 +59,7 @@ def check_sampling(name: str, value: Any) -> None:
         )
 
 
-def check_logit_bias(value: Any) -> None:
+def check_logit_bias(value: object) -> None:
     """ValueError: not a mapping of at most MAX_BIASES token IDs to numbers within MAX_BIAS."""
     if not isinstance(value, Mapping):
         raise ValueError(

@@ -226,7 +226,7 @@ class Quantized(nn.Module):
         """The unpacked weight (out, in), computed at each access."""
         return self.rows(slice(None))
 
-    def rows(self, index: Any) -> Tensor:
+    def rows(self, index: Tensor | slice | int) -> Tensor:
         """The unpacked weight's rows at an index."""
         if self.kind in TYPES:
             return unpack_rows(self.codes[index], self.kind).to(self.dtype)
@@ -331,7 +331,7 @@ class QuantizedExperts(Quantized):
         """The unpacked weight (out, in) of an expert."""
         return self.rows(number)
 
-    def rows(self, index: Any) -> Tensor:
+    def rows(self, index: Tensor | slice | int) -> Tensor:
         """The unpacked weight of an expert."""
         if self.kind in TYPES:
             return unpack_rows(self.codes[index], self.kind).to(self.dtype)

@@ -14,6 +14,7 @@ from reprlib import repr as brief
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.inference.arguments import all_of, check_tokenizer, is_whole
@@ -204,7 +205,11 @@ class StopCriteria:
 
     @classmethod
     def of(
-        cls, model: LanguageModel, eos_id: Any, stop: str | Sequence[str], tokenizer: Any
+        cls,
+        model: LanguageModel,
+        eos_id: object,
+        stop: str | Sequence[str],
+        tokenizer: Tokenizer | None,
     ) -> "StopCriteria":
         """From the arguments of `generate`. ValueError: a wrong type, or stop strings without a
         tokenizer.

@@ -15,7 +15,6 @@ state of its ring (`Cache.truncate`).
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from torch import Tensor
 from minhub_py.inference.native.library import UnsupportedError
 from minhub_py.inference.native_runner import PredictionRunner, runner_of
 from minhub_py.inference.prefixes import common_prefix
+from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
 
 
@@ -127,7 +127,7 @@ class DraftModel(DraftSource):
 
     MOST = 8
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         """ValueError: the model cannot take back tokens that are not accepted."""
         super().__init__()
         self.runner = runner_of(model)
@@ -183,7 +183,7 @@ class PredictionHead(DraftSource):
 
     MOST = 3
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         """ValueError: the model has no head for multi-token prediction."""
         super().__init__()
         if getattr(model, "mtp", None) is None:

@@ -7,7 +7,6 @@ prediction.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,7 +134,7 @@ def with_stored_head(
     return without
 
 
-def names_headless_class(settings: Mapping[str, Any]) -> bool:
+def names_headless_class(settings: Mapping[str, object]) -> bool:
     """Whether config.json names a transformers class without a head."""
     classes = settings.get("architectures")
     return isinstance(classes, list) and bool(classes) and str(classes[0]).endswith("Model")

@@ -139,7 +139,7 @@ def repository_settings(
 
 
 def describe(
-    settings: dict[str, Any], generation: Mapping[str, Any]
+    settings: dict[str, Any], generation: Mapping[str, object]
 ) -> tuple[Architecture, ModelConfig]:
     """The architecture and config of the contents of config.json and generation_config.json."""
     settings = text_settings(settings)
@@ -166,7 +166,7 @@ def described_by_shapes(checkpoint: Checkpoint) -> tuple[Architecture, ModelConf
     )
 
 
-def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def text_settings(settings: dict[str, Any]) -> dict[str, object]:
     """The settings of the language model. A multimodal model has them in text_config."""
     text = settings.get("text_config")
     wrappers = [
@@ -186,7 +186,7 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {**{name: settings[name] for name in shared if name in settings}, **text}
 
 
-def with_token_ids(config: ModelConfig, generation: Mapping[str, Any]) -> ModelConfig:
+def with_token_ids(config: ModelConfig, generation: Mapping[str, object]) -> ModelConfig:
     """The config with the special token IDs of generation_config.json, which is newer than
     config.json.
 

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,8 @@ from minhub_py.system.quantization import KINDS
 from weights_map.blocks import Blocks
 from weights_map.conversion import Mapped
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 ADAPTER_IN_GROUP = (
     "a model with an adapter cannot be split among processes: merge it with minhub convert --merge"
 )
@@ -346,7 +348,11 @@ def place(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def save_pretrained(
-    model: nn.Module, folder: str | Path, tokenizer: Any = None, *, max_shard_size: int = 5 * 10**9
+    model: nn.Module,
+    folder: str | Path,
+    tokenizer: "Tokenizer | None" = None,
+    *,
+    max_shard_size: int = 5 * 10**9,
 ) -> None:
     """Save a model in Hub layout: config.json, model.safetensors and optionally a tokenizer.
 

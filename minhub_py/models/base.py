@@ -207,14 +207,14 @@ class LanguageModel(nn.Module):
             self.cache_layout(), batch_size, max_length, lookahead, next(self.parameters()), drafts
         )
 
-    def generate(self, *_: Any, **__: Any) -> NoReturn:
+    def generate(self, *_: object, **__: object) -> NoReturn:
         """TypeError: functions generate text for all models; the message names them."""
         raise TypeError(
             "a model has no method generate(): call complete(model, tokenizer, text), or"
             " generate(model, [token_ids]), from minhub_py"
         )
 
-    def check(self, idx: Any, cache: Cache | None) -> None:
+    def check(self, idx: object, cache: Cache | None) -> None:
         """TypeError, ValueError: see `forward`."""
         title, limit = self.config.TITLE, self.config.context_length
         if cache is not None and not isinstance(cache, Cache):

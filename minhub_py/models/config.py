@@ -162,7 +162,7 @@ def renamed(
     return {aliases.get(name, name): value for name, value in settings.items()}
 
 
-def aliases_of(Config: Any, settings: Mapping[str, object]) -> Mapping[str, str]:
+def aliases_of(Config: object, settings: Mapping[str, object]) -> Mapping[str, str]:
     """ALIASES for the model type in `settings`, or else for the default model type."""
     tables = getattr(Config, "ALIASES", {})
     return tables.get(
@@ -170,7 +170,7 @@ def aliases_of(Config: Any, settings: Mapping[str, object]) -> Mapping[str, str]
     )
 
 
-def rope_names(Config: Any) -> dict[str, str]:
+def rope_names(Config: object) -> dict[str, str]:
     """Older names of rotary settings -> names in rope_parameters."""
     return {"rope_theta": "rope_theta", **getattr(Config, "ROPE_NAMES", {})}
 
@@ -205,8 +205,8 @@ def changed(config: C, changes: Mapping[str, object]) -> C:
 
 
 def changed_rope(
-    Config: Any, parameters: Mapping[str, Any] | None, changes: Mapping[str, Any]
-) -> dict[str, Any] | None:
+    Config: object, parameters: Mapping[str, object] | None, changes: Mapping[str, Any]
+) -> dict[str, object] | None:
     """The rope_parameters with the values that `changes` has under older names. `one_rope`
     describes these names.
     """

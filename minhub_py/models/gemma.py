@@ -227,7 +227,7 @@ class EmbeddingGemma(Encoder, Gemma):
 
 
 NEWER = ("gemma2", "gemma3_text")  # model types with the settings of Gemma 2
-CAP: dict[str, Any] = {"range": (1e-3, 1e9), "model_types": NEWER}
+CAP: dict[str, object] = {"range": (1e-3, 1e9), "model_types": NEWER}
 GEMMA2 = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -246,7 +246,7 @@ class GemmaConfig(HeadSettings, Positions):
     TITLE: ClassVar = "Gemma"
     NO_EFFECT: ClassVar = frozenset({"cache_implementation", "sliding_window_size"})
     LOCAL_THETA: ClassVar = "rope_local_base_freq"
-    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "gemma": {},
         "gemma2": {**GEMMA2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         "gemma3_text": {**GEMMA2, "vocab_size": 262208, "max_position_embeddings": 2**17},

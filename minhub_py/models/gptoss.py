@@ -266,7 +266,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
         if self.quantization_config is not None:
             self._check_quantization(self.quantization_config)
 
-    def _check_quantization(self, settings: Mapping[str, Any]) -> None:
+    def _check_quantization(self, settings: Mapping[str, object]) -> None:
         method = settings.get("quant_method")
         if method != "mxfp4":
             raise ValueError(
@@ -274,7 +274,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
                 " the repository of the same model in mxfp4 or in BF16"
             )
         # dequantize is a setting of transformers' loader without effect on the result.
-        choices: dict[str, Any] = {"quant_method": [method], "dequantize": [True, False]}
+        choices: dict[str, list[object]] = {"quant_method": [method], "dequantize": [True, False]}
         for name, value in settings.items():
             if name == "modules_to_not_convert" and isinstance(value, list | None):
                 if unsupported := [module for module in value or () if module not in FLOATS]:

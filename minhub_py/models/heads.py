@@ -65,7 +65,7 @@ class MaskedLMHead(nn.Module):
         self.decoder = None if tied else nn.Linear(embedding_size, vocab_size, bias=own_bias)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, x: Tensor, embedding: Any, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: object, mask: Tensor | None = None) -> Tensor:
         x = self.norm(self.act(self.transform(x)))  # (B, T, E)
         weight, bias = self.output(embedding)
         return F.linear(x, weight, bias)
@@ -101,7 +101,7 @@ class SequenceHead(nn.Module):
         self.out, self.pooling = nn.Linear(size, labels), pooling
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
-    def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: object = None, mask: Tensor | None = None) -> Tensor:
         x = (
             mean_of(x, mask)
             if self.pooling == "mean"
@@ -120,7 +120,7 @@ class LastTokenHead(nn.Module):
         super().__init__()
         self.out = nn.Linear(size, labels, bias=False)
 
-    def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: object = None, mask: Tensor | None = None) -> Tensor:
         return self.out(last_of(x, mask))
 
 
@@ -144,7 +144,7 @@ class TokenHead(nn.Module):
         self.act, self.norm = act, norm
         self.out, self.dropout = nn.Linear(size, labels), nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: object = None, mask: Tensor | None = None) -> Tensor:
         if self.dense is not None and self.act is not None:
             x = self.act(self.dense(x))
         return self.out(self.dropout(x if self.norm is None else self.norm(x)))
@@ -211,7 +211,7 @@ class HeadSettings(Effective):
             for setting in HEAD_SETTINGS:
                 object.__setattr__(self, setting, None)
 
-    def hub_head(self, name: str) -> dict[str, Any]:
+    def hub_head(self, name: str) -> dict[str, object]:
         """The settings of the head of a decoder or of T5 for config.json. name: the class without
         the head.
         """
@@ -226,7 +226,7 @@ class HeadSettings(Effective):
             **({} if self.problem_type is None else {"problem_type": self.problem_type}),
         }
 
-    def without_head(self) -> dict[str, Any]:
+    def without_head(self) -> dict[str, object]:
         """All settings except the head's."""
         return {
             name: value
@@ -234,7 +234,7 @@ class HeadSettings(Effective):
             if name not in HeadSettings.__dataclass_fields__
         }
 
-    def hub_settings(self, name: str) -> dict[str, Any]:
+    def hub_settings(self, name: str) -> dict[str, object]:
         """All settings for config.json, with the class of the transformers model. name: the class
         without its end.
         """

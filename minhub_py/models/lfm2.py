@@ -200,7 +200,7 @@ class Lfm2Config(Positions):
         "lfm2_moe": {"tie_embedding": "tie_word_embeddings", "num_local_experts": "num_experts"},
     }
     DERIVED: ClassVar = ("head_dim",)
-    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "lfm2": {},
         "lfm2_moe": {"hidden_size": 2048, "intermediate_size": 7168},
     }

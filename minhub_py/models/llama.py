@@ -195,7 +195,7 @@ class LlamaConfig(HeadSettings, GroupedHeads):
 
     TITLE: ClassVar = "Llama"
     NO_EFFECT: ClassVar = frozenset({"pretraining_tp", "rope_interleaved", "is_llama_config"})
-    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "llama": {},
         "mistral": MISTRAL,
         "ministral": MISTRAL,

@@ -263,7 +263,7 @@ def new_factors(
 
 
 @cache
-def activated(decoder: Any) -> type[LanguageModel]:
+def activated(decoder: type[LanguageModel]) -> type[LanguageModel]:
     """The class of a decoder with an activated adapter: `body` first finds the tokens that the
     adapter changes.
     """
@@ -274,7 +274,7 @@ def activated(decoder: Any) -> type[LanguageModel]:
         x: Tensor = decoder.body(self, idx, past)
         return x
 
-    def reduce(self: LanguageModel) -> tuple[Any, ...]:
+    def reduce(self: LanguageModel) -> tuple[object, ...]:
         return empty_activated, (decoder,), vars(self)
 
     members = {"__module__": decoder.__module__, "body": body, "__reduce__": reduce}

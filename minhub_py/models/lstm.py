@@ -114,7 +114,7 @@ class LSTMConfig:
             )
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
         """The sizes of a state dict with the tensor names of this file, for checkpoints without
         config.json.
         """

@@ -193,7 +193,7 @@ class MixtralConfig(HeadSettings, GroupedHeads):
         {"output_router_logits", "router_aux_loss_coef", "max_window_layers"}
     )
     ALIASES: ClassVar = {name: {"num_local_experts": "num_experts"} for name in CLASSES}
-    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "mixtral": {},
         "olmoe": {"vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
                   "num_attention_heads": 16, "num_key_value_heads": None, "max_position_embeddings": 4096,

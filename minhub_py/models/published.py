@@ -6,7 +6,7 @@ from the defaults of the architecture's config.
 
 from typing import Any
 
-Sizes = dict[str, dict[str, Any]]
+Sizes = dict[str, dict[str, object]]
 # fmt: off
 
 GPT2: Sizes = {
@@ -30,7 +30,7 @@ GPTBIGCODE: Sizes = {
 }
 
 
-def _pythia(C: int, layers: int, heads: int, vocab_size: int = 50304) -> dict[str, Any]:
+def _pythia(C: int, layers: int, heads: int, vocab_size: int = 50304) -> dict[str, object]:
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
             "vocab_size": vocab_size, "eos_token_id": 0}
 
@@ -48,7 +48,7 @@ GPTNEOX: Sizes = {
     "gpt-neox-20b": {"hidden_act": "gelu_new", "eos_token_id": 0},
 }
 GPTJ: Sizes = {"gpt-j-6b": {}}
-_PHI: dict[str, Any] = {"bos_token_id": 50256, "eos_token_id": 50256}
+_PHI: dict[str, object] = {"bos_token_id": 50256, "eos_token_id": 50256}
 PHI: Sizes = {
     "phi-1": _PHI,
     "phi-1_5": _PHI,
@@ -57,7 +57,7 @@ PHI: Sizes = {
 }
 
 
-def _opt(C: int, layers: int, heads: int, **settings: Any) -> dict[str, Any]:
+def _opt(C: int, layers: int, heads: int, **settings: object) -> dict[str, object]:
     return {"hidden_size": C, "ffn_dim": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads, **settings}
 
 
@@ -73,12 +73,12 @@ OPT: Sizes = {
 }
 
 
-def llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
+def llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: object) -> dict[str, object]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, **settings}
 
 
-def rope(theta: float, **settings: Any) -> dict[str, Any]:
+def rope(theta: float, **settings: object) -> dict[str, object]:
     return {"rope_type": "default", "rope_theta": theta, **settings}
 
 
@@ -167,7 +167,7 @@ XGLM: Sizes = {
 }
 
 
-def _qwen35(C: int, inner: int, layers: int, heads: int, kv_heads: int, values: int, tied: bool) -> dict[str, Any]:
+def _qwen35(C: int, inner: int, layers: int, heads: int, kv_heads: int, values: int, tied: bool) -> dict[str, object]:
     rotary = {**rope(1e7), "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
     return llama(C, inner, layers, heads, kv_heads, linear_num_value_heads=values, max_position_embeddings=262144,
                  tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rotary)
@@ -182,11 +182,11 @@ QWEN35: Sizes = {
 }
 
 
-def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **settings: Any) -> dict[str, Any]:
+def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **settings: object) -> dict[str, object]:
     return {"d_model": C, "d_ff": inner, "num_layers": layers, "num_heads": heads, "d_kv": D, **settings}
 
 
-def _t5_1_1(C: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
+def _t5_1_1(C: int, inner: int, layers: int, heads: int) -> dict[str, object]:
     return _t5(C, inner, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 
 
@@ -249,13 +249,13 @@ QWEN3MOE: Sizes = {
 }
 
 
-def _encoder(C: int, layers: int, heads: int, head: str = "", **settings: Any) -> dict[str, Any]:
+def _encoder(C: int, layers: int, heads: int, head: str = "", **settings: object) -> dict[str, object]:
     """head: the class of the transformers model; none for a body without a head."""
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
             "architectures": [head] if head else None, **settings}
 
 
-def _roberta(C: int, layers: int, heads: int, model_type: str, vocab_size: int) -> dict[str, Any]:
+def _roberta(C: int, layers: int, heads: int, model_type: str, vocab_size: int) -> dict[str, object]:
     head = "RobertaForMaskedLM" if model_type == "roberta" else "XLMRobertaForMaskedLM"
     return _encoder(C, layers, heads, head, model_type=model_type, vocab_size=vocab_size, layer_norm_eps=1e-5,
                     max_position_embeddings=514, type_vocab_size=1)
@@ -303,7 +303,7 @@ MODERNBERT: Sizes = {
 }
 
 
-def _deberta(C: int, layers: int, heads: int, **settings: Any) -> dict[str, Any]:
+def _deberta(C: int, layers: int, heads: int, **settings: Any) -> dict[str, object]:
     """Without a head: the published ones detect replaced tokens, or are not trained."""
     settings = {"model_type": "deberta-v2", "pos_att_type": "p2c|c2p", **settings}
     return _encoder(C, layers, heads, relative_attention=True, position_biased_input=False, **settings)

@@ -325,7 +325,7 @@ class Qwen35Config(HeadSettings):
         name: {"num_local_experts": "num_experts"} for name in SPARSE["model_types"]
     }
     DERIVED: ClassVar = ("delta_sizes",)  # of GGUF files
-    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "qwen3_5_text": {},
         "qwen3_5_moe_text": {
             "hidden_size": 2048,

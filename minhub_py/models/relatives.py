@@ -4,7 +4,6 @@ A config file and a weight table complete an architecture: docs/internals/adding
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from minhub_py.models.published import WAVES, Sizes, llama, rope
 
@@ -125,8 +124,8 @@ SMOLLM3: Sizes = {
 
 
 def _granite(
-    C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any
-) -> dict[str, Any]:
+    C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: object
+) -> dict[str, object]:
     return (
         llama(
             C,

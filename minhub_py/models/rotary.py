@@ -118,8 +118,8 @@ class Rotation:
 
 
 def completed(
-    parameters: Mapping[str, Any] | None, context: int, theta: float = 1e4
-) -> dict[str, Any]:
+    parameters: Mapping[str, object] | None, context: int, theta: float = 1e4
+) -> dict[str, object]:
     """rope_parameters with defaults for rope_type, rope_theta and original_max_position_embeddings
     (context).
     """

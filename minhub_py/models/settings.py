@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from minhub_py.models.base import ModelConfig
 # Settings of classification heads in the configs of GPT-2 and its relatives. A language model does
 # not use them.
 SUMMARY = frozenset(
@@ -86,7 +88,7 @@ def unavailable(config: Any, model_type: str) -> dict[str, Any]:
     }
 
 
-def check_multiple(config: Any, name: str, divisor_name: str) -> None:
+def check_multiple(config: "ModelConfig", name: str, divisor_name: str) -> None:
     """ValueError: a setting is not a multiple of another, which may be None."""
     size, divisor = getattr(config, name), getattr(config, divisor_name)
     if divisor is not None and size % divisor:

@@ -7,7 +7,6 @@ thinking, text, tool_use. `Blocks` writes complete and streamed messages.
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -35,7 +34,7 @@ from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import parse_schema, parse_settings
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, RequestError, invalid
-from minhub_py.system.json_text import JSONText, object_text
+from minhub_py.system.json_text import JsonObject, JSONText, object_text
 
 SIGNATURE = "minhub"  # pydantic-ai treats thinking without a signature as user text
 MAX_STOP_SEQUENCES = 64
@@ -71,7 +70,7 @@ async def messages(request: HTTPRequest) -> Response:
     )
     message_id = f"msg_{secrets.token_hex(12)}"
 
-    def usage(output_tokens: int) -> dict[str, Any]:
+    def usage(output_tokens: int) -> dict[str, object]:
         cached = generation.cached_tokens
         return {
             "input_tokens": len(ids) - cached,
@@ -80,7 +79,7 @@ async def messages(request: HTTPRequest) -> Response:
             "output_tokens": output_tokens,
         }
 
-    def message(content: list[dict[str, Any]], ending: dict[str, Any]) -> dict[str, Any]:
+    def message(content: list[JsonObject], ending: JsonObject) -> JsonObject:
         return {
             "id": message_id,
             "type": "message",
@@ -91,7 +90,7 @@ async def messages(request: HTTPRequest) -> Response:
             "usage": usage(generation.generated_tokens),
         }
 
-    def ending(blocks: "Blocks") -> dict[str, Any]:
+    def ending(blocks: "Blocks") -> dict[str, object]:
         detokenizer = generation.requests[0].detokenizer
         sequence = None if detokenizer is None else detokenizer.stops.found
         if sequence in stops:
@@ -105,14 +104,14 @@ async def messages(request: HTTPRequest) -> Response:
         )
         return {"stop_reason": reason, "stop_sequence": None}
 
-    async def complete() -> dict[str, Any]:
+    async def complete() -> dict[str, object]:
         blocks = Blocks()
         async for _, delta in generation.deltas():
             blocks.add(delta)
         return message(blocks.content, ending(blocks))
 
     async def events() -> AsyncIterator[bytes]:
-        def event(kind: str, **data: Any) -> bytes:
+        def event(kind: str, **data: object) -> bytes:
             return sse({"type": kind, **data}, kind)
 
         blocks, started = Blocks(), False
@@ -147,7 +146,7 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     values = fields.get("messages")
     if not isinstance(values, list):
         raise invalid("messages must be a list of at least one message", "messages")
-    turns: list[dict[str, Any]] = []
+    turns: list[dict[str, object]] = []
     for index, value in enumerate(values):
         turns += parse_turn(Fields(value, f"messages[{index}]"), limit)
     parsed = parse_messages(turns, limit)
@@ -178,13 +177,13 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     return chat
 
 
-def parse_turn(message: Fields, limit: int) -> list[dict[str, Any]]:
+def parse_turn(message: Fields, limit: int) -> list[dict[str, object]]:
     """A message as messages of the OpenAI API: results of calls precede the text of their turn."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
-    texts: list[Any] = []
-    results: list[dict[str, Any]] = []
+    texts: list[object] = []
+    results: list[dict[str, object]] = []
     calls, reasoning = [], ""
     for index, part in enumerate(content):
         block = Fields(
@@ -213,7 +212,7 @@ def parse_turn(message: Fields, limit: int) -> list[dict[str, Any]]:
             texts.append(part if kind in (None, "text") else OMITTED.format("content"))
     if not texts and not calls and results:
         return results
-    turn: dict[str, Any] = {"role": role, "content": texts}
+    turn: dict[str, object] = {"role": role, "content": texts}
     if role == "assistant":
         turn |= {"tool_calls": calls, "reasoning_content": reasoning}
     return [*results, turn]
@@ -223,12 +222,12 @@ class Blocks:
     """The blocks of a reply. `add` returns the events of a stream."""
 
     def __init__(self) -> None:
-        self.content: list[dict[str, Any]] = []
+        self.content: list[JsonObject] = []
         self.kind = ""  # of the current block of text or reasoning
         self.has_calls, self.end = False, "length"
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[str, JsonObject]] = []
 
-    def add(self, delta: Delta) -> list[tuple[str, dict[str, Any]]]:
+    def add(self, delta: Delta) -> list[tuple[str, JsonObject]]:
         """Add a delta."""
         self.events = []
         for event in delta.events:
@@ -271,13 +270,13 @@ class Blocks:
         if kind:
             self._stop()
 
-    def _start(self, block: dict[str, Any]) -> None:
+    def _start(self, block: JsonObject) -> None:
         self.content.append(block)
         self.events.append(
             ("content_block_start", {"index": len(self.content) - 1, "content_block": {**block}})
         )
 
-    def _delta(self, delta: dict[str, Any]) -> None:
+    def _delta(self, delta: dict[str, object]) -> None:
         self.events.append(
             ("content_block_delta", {"index": len(self.content) - 1, "delta": delta})
         )

@@ -4,9 +4,8 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -14,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
 
 from minhub_py.serve import (
     anthropic,
@@ -59,7 +59,7 @@ class Middleware:
     def __init__(self, router: Router, server: Server) -> None:
         self.router, self.server = router, server
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process a request."""
         if scope["type"] != "http":  # a web socket
             await self.router(scope, receive, send)
@@ -70,7 +70,7 @@ class Middleware:
         allowed = origin != "" and origin in self.server.origins
         started, request_id = False, f"req_{secrets.token_hex(12)}"
 
-        async def send_with_headers(message: Any) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status, started
             if message["type"] == "http.response.start":
                 status, started = message["status"], True
@@ -122,7 +122,7 @@ class Middleware:
                 )
 
     async def _send_error(
-        self, request: HTTPRequest, error: RequestError, send: Any, started: bool
+        self, request: HTTPRequest, error: RequestError, send: Send, started: bool
     ) -> None:
         # closes the connection: the client must not take a partial response for a complete one
         if started:

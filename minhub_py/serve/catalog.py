@@ -449,7 +449,7 @@ async def in_daemon_thread(job: Callable[[], T]) -> T:
     future: asyncio.Future[T] = loop.create_future()
     context = copy_context()
 
-    def finish(method: Callable[[Any], None], value: Any) -> None:
+    def finish(method: Callable[[Any], None], value: object) -> None:
         if not future.done():
             method(value)
 

@@ -5,7 +5,6 @@ Source: OpenAI's API reference. lm-eval scores prompts with `echo` and `logprobs
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
@@ -32,6 +31,7 @@ from minhub_py.serve.settings import (
 )
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
+from minhub_py.system.json_text import JsonObject
 
 Part = tuple[int, str, list[Token], str | None]  # index of the choice, text, tokens, finish reason
 
@@ -44,10 +44,10 @@ async def completions(request: HTTPRequest) -> Response:
     head = head_of("cmpl", served) | {"object": "text_completion"}
     generation, count = completion.generation, len(completion.prompts) * completion.count
 
-    def counts() -> dict[str, Any]:
+    def counts() -> dict[str, object]:
         return usage(generation, sum(map(len, completion.prompts)))
 
-    async def complete() -> dict[str, Any]:
+    async def complete() -> dict[str, object]:
         texts, tokens, ends = [""] * count, [list[Token]() for _ in range(count)], [""] * count
         async for index, text, new, end in completion.parts():
             texts[index] += text
@@ -131,7 +131,7 @@ class Completion:
     max_tokens: int
     echo: bool
     top: int | None
-    settings: dict[str, Any]
+    settings: JsonObject
 
     def __post_init__(self) -> None:
         self.generation = Generation(self.served)
@@ -201,7 +201,7 @@ class Completion:
 
     def choice(
         self, index: int, text: str, tokens: Sequence[Token], end: str | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """A choice, or a part of it, in the format of the API."""
         logprobs = (
             None
@@ -221,7 +221,9 @@ def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
         )
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], top: int) -> dict[str, Any]:
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[Token], top: int
+) -> dict[str, object]:
     """Log-probabilities in the format of completions. The first token of an echoed prompt has none."""
 
     def label(id: int, text: str) -> str:

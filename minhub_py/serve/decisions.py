@@ -1,7 +1,5 @@
 """Typed decisions: POST /v1/systemone, in the form of transformers' server (System One API)."""
 
-from typing import Any
-
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
@@ -10,6 +8,7 @@ from minhub_py.analysis.questions import DecisionSettings, parse_questions
 from minhub_py.serve.embeddings import respond_json, run_decoder, unless_disconnected
 from minhub_py.serve.server import server_of
 from minhub_py.serve.validation import invalid
+from minhub_py.system.json_text import JsonObject
 
 MAX_QUESTIONS = 64  # of a request, as in transformers
 
@@ -32,7 +31,7 @@ async def systemone(request: HTTPRequest) -> Response:
         raise invalid(str(error), "questions") from error
     served.check_characters(len(str(state)), "state")
 
-    def answer(asked: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    def answer(asked: JsonObject) -> tuple[JsonObject, int]:
         result = decide(served.model, served.tokenizer, [state], asked)
         return result.answers(), result.tokens
 

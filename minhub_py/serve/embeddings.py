@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ async def embeddings(request: HTTPRequest) -> Response:
     return await unless_disconnected(request, work())
 
 
-def check_count(values: Sequence[Any], name: str) -> None:
+def check_count(values: Sequence[object], name: str) -> None:
     """Reject more than MAX_TEXTS texts."""
     if len(values) > MAX_TEXTS:
         raise invalid(f"{name} has {len(values):,} elements: at most {MAX_TEXTS:,}", name)
@@ -266,7 +266,7 @@ async def unless_disconnected(request: HTTPRequest, work: Awaitable[Response]) -
         return Response(status_code=499)  # for the log: the client does not receive it
 
 
-async def respond_json(served: ServedModel, content: Callable[[], Any]) -> Response:
+async def respond_json(served: ServedModel, content: Callable[[], object]) -> Response:
     """A JSON response, written in a thread."""
     body = await served.texts.run(
         lambda: json.dumps(content(), ensure_ascii=False, allow_nan=False).encode()

@@ -35,11 +35,11 @@ class EncoderRequest:
     """
 
     inputs: Sequence[Input]
-    finish: Callable[[Tensor, Input], Any]
+    finish: Callable[[Tensor, Input], object]
     send: Callable[[list[Any] | Failure], object]
     deadline: float = float("inf")
     cancelled: bool = False
-    results: list[Any] = field(default_factory=list)
+    results: list[object] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -28,6 +28,7 @@ from minhub_py.inference.grammar import AnyGrammar
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.prefixes import PrefixCache, identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria
+from minhub_py.models.base import LanguageModel
 from minhub_py.serve.engine_thread import EngineThread, Failure, failure_of
 from minhub_py.system.console import note
 
@@ -206,7 +207,7 @@ class Engine(EngineThread[Request]):
 
     def __init__(
         self,
-        model: Any,
+        model: LanguageModel,
         tokenizer: Tokenizer,
         *,
         batch_size: int = 8,

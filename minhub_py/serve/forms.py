@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from reprlib import repr as brief
-from typing import Annotated, Any
+from typing import Annotated
 
 from minhub_py.inference.grammar import MAX_SCHEMA, Pattern
 from minhub_py.serve.settings import parse_schema
 from minhub_py.serve.validation import Fields, invalid, shaped
-from minhub_py.system.json_text import parse
+from minhub_py.system.json_text import JsonObject, parse
 from minhub_py.system.shapes import Within
 
-Form = Mapping[str, Any] | Pattern
+Form = Mapping[str, object] | Pattern
 MAX_CHOICES = 1000
 
 
@@ -43,7 +43,7 @@ def parse_form(fields: Fields) -> tuple[Form | None, str]:
     return forms[0] if forms else (None, "response_format")
 
 
-def json_schema(value: Any, name: str) -> Form:
+def json_schema(value: object, name: str) -> Form:
     """A JSON schema, also as text."""
     if isinstance(value, str):
         try:
@@ -52,28 +52,28 @@ def json_schema(value: Any, name: str) -> Form:
             raise invalid(
                 f"{name} must be a JSON schema, not {brief(value)} ({error})", name
             ) from error
-    return shaped(value, dict[str, Any], name) or {"type": "object"}
+    return shaped(value, JsonObject, name) or {"type": "object"}
 
 
-def any_object(value: Any, name: str) -> Form:
+def any_object(value: object, name: str) -> Form:
     """Any JSON object."""
     if value is not True:
         raise invalid(f"{name} must be true or false, not {brief(value)}", name)
     return {"type": "object"}
 
 
-def regex(value: Any, name: str) -> Form:
+def regex(value: object, name: str) -> Form:
     """A regular expression of the whole reply."""
     return Pattern.regex(check_text(value, name))
 
 
-def choice(value: Any, name: str) -> Form:
+def choice(value: object, name: str) -> Form:
     """One of several strings."""
     values = shaped(value, Annotated[list[str], Within(1, MAX_CHOICES)], name)
     return Pattern.choice([check_text(text, name) for text in values])
 
 
-def grammar(value: Any, name: str) -> Form:
+def grammar(value: object, name: str) -> Form:
     """A grammar in GBNF or Lark."""
     try:
         return Pattern.grammar(check_text(value, name))
@@ -81,7 +81,7 @@ def grammar(value: Any, name: str) -> Form:
         raise invalid(f"{name}: {error}", name, "schema") from error
 
 
-def check_text(value: Any, name: str) -> str:
+def check_text(value: object, name: str) -> str:
     """A string that is not too long to compile."""
     if len(text := shaped(value, str, name)) > MAX_SCHEMA:
         raise invalid(
@@ -90,14 +90,14 @@ def check_text(value: Any, name: str) -> str:
     return text
 
 
-NESTED: dict[str, Callable[[Any, str], Form]] = {
+NESTED: dict[str, Callable[[object, str], Form]] = {
     "json": json_schema,
     "json_object": any_object,
     "regex": regex,
     "choice": choice,
     "grammar": grammar,
 }
-NAMES: dict[str, Callable[[Any, str], Form]] = {
+NAMES: dict[str, Callable[[object, str], Form]] = {
     **{f"guided_{name}": parse for name, parse in NESTED.items()},
     "json_schema": json_schema,
     "regex": regex,

@@ -9,7 +9,7 @@ from minhub_py.serve.validation import Fields, invalid, shaped
 Item = str | list[Any]  # a text, or a sequence of token IDs and texts
 
 
-def parse_items(value: Any, name: str) -> list[Item]:
+def parse_items(value: object, name: str) -> list[Item]:
     """A text, a sequence of token IDs and texts, or a list of either. A text can also be
     `{"prompt_string": text}`.
 
@@ -25,7 +25,7 @@ def parse_items(value: Any, name: str) -> list[Item]:
     return [parse_item(item, f"{name}[{index}]") for index, item in enumerate(value)]
 
 
-def parse_item(value: Any, name: str) -> Item:
+def parse_item(value: object, name: str) -> Item:
     """A text, or a sequence that is not empty."""
     if isinstance(value, dict):
         fields = Fields(value, name)
@@ -47,7 +47,7 @@ def parse_item(value: Any, name: str) -> Item:
     return value
 
 
-def is_sequence(value: Any) -> bool:
+def is_sequence(value: object) -> bool:
     """Whether a list is one sequence of token IDs and texts."""
     return isinstance(value, list) and any(type(part) is int for part in value)
 

@@ -8,8 +8,6 @@ Sources: the types of the clients openai 3.54, anthropic 2.14 and ollama 0.6; th
 vLLM, llama.cpp, SGLang, Text Generation Inference and Ollama.
 """
 
-from typing import Any
-
 from minhub_py.serve.validation import Fields
 
 # Of accounts and storage.
@@ -113,7 +111,7 @@ PROMPT = (
 )
 
 # Sampling of other servers -> values without an effect, in addition to false, 0 and empty ones.
-SAMPLING: dict[str, tuple[Any, ...]] = {
+SAMPLING: dict[str, tuple[object, ...]] = {
     "dry_multiplier": (),
     "dynatemp_range": (),
     "encoder_repetition_penalty": (1,),
@@ -142,7 +140,7 @@ SAMPLING: dict[str, tuple[Any, ...]] = {
     "xtc_probability": (),
 }
 # Further content and forms of replies.
-OUTPUT: dict[str, tuple[Any, ...]] = {
+OUTPUT: dict[str, tuple[object, ...]] = {
     "audio": (), "background": (), "chat_template": (), "container": (), "conversation": (), "echo": (),
     "fallbacks": (), "grammar_lazy": (), "grammar_triggers": (), "guided_whitespace_pattern": (), "image": (),
     "image_data": (), "images": (), "logprobs": (), "mcp_servers": (), "modalities": (["text"],), "moderation": (),
@@ -152,13 +150,13 @@ OUTPUT: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }  # fmt: skip
 # Settings whose only supported value is not an empty one.
-FIXED: dict[str, tuple[Any, ...]] = {
+FIXED: dict[str, tuple[object, ...]] = {
     "parse_tool_calls": (True,),
     "spaces_between_special_tokens": (True,),
 }
 
 
-def reject_unsupported(fields: Fields, *groups: dict[str, tuple[Any, ...]]) -> None:
+def reject_unsupported(fields: Fields, *groups: dict[str, tuple[object, ...]]) -> None:
     """Reject the unsupported fields of a request, except those that have been read. groups: of this
     module.
     """

@@ -5,10 +5,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from minhub_py.chat.templates import ChatTemplate
 from minhub_py.checkpoints import local
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.loading.files import open_files
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder
 from minhub_py.serve.catalog import Source
 from minhub_py.serve.encoder_engine import EncoderEngine
@@ -55,7 +59,11 @@ def task_of_version(path: Path, changed: int) -> Task:
 
 
 def served_models(
-    networks: Mapping[str, Any], tokenizer: Any, template: Any, seconds: float, **settings: Any
+    networks: Mapping[str, LanguageModel | Encoder],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    seconds: float,
+    **settings: Any,
 ) -> Iterator[ServedModel]:
     """A model, and the same model with adapters.
 
@@ -79,8 +87,8 @@ def served_models(
 
 
 def engine_for(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel | Encoder,
+    tokenizer: Tokenizer,
     name: str,
     *,
     max_requests: int,
@@ -120,7 +128,7 @@ def engine_for(
     )
 
 
-def length_of(model: Any, requested: int | None, name: str) -> int:
+def length_of(model: LanguageModel, requested: int | None, name: str) -> int:
     """Maximum number of tokens of a sequence. ValueError: `requested` exceeds the model's context
     length.
     """

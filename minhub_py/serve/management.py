@@ -229,10 +229,10 @@ class Download:
         """Progress of the download. Closing the generator cancels it; its files are kept for the
         next attempt.
         """
-        queue: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+        queue: asyncio.Queue[Mapping[str, object] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def send(event: Mapping[str, Any] | None) -> None:
+        def send(event: Mapping[str, object] | None) -> None:
             with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(queue.put_nowait, event)
 
@@ -244,7 +244,7 @@ class Download:
         finally:
             self.cancelled.set()
 
-    def _run(self, send: Callable[[Mapping[str, Any] | None], None]) -> None:
+    def _run(self, send: Callable[[Mapping[str, object] | None], None]) -> None:
         previous = ("", 0)
 
         def report(file: str, count: int, total: int) -> None:

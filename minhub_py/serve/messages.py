@@ -5,9 +5,9 @@ further request of a conversation fail. Such parts are accepted in a reduced for
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from minhub_py.chat.content import text_part
 from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
@@ -18,7 +18,7 @@ from minhub_py.serve.generation import Generation
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.settings import check_variables, limited, parse_truncation, parse_variables
 from minhub_py.serve.validation import Fields, invalid, shaped
-from minhub_py.system.json_text import encodable
+from minhub_py.system.json_text import JsonObject, encodable
 
 MAX_TOOLS, MAX_TOOL_NAME = 1024, 256
 OMITTED = "[{} omitted: the model reads text only]"
@@ -51,18 +51,18 @@ class ChatInput:
     truncation: result of `parse_truncation`.
     """
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[JsonObject]
+    tools: list[JsonObject] = field(default_factory=list)
     allowed: list[str] = field(default_factory=list)
     choice: Literal["none", "auto", "required"] = "none"
     parallel: bool = True
-    variables: dict[str, Any] = field(default_factory=dict)
-    schema: Mapping[str, Any] | Pattern | None = None
+    variables: JsonObject = field(default_factory=dict)
+    schema: Mapping[str, object] | Pattern | None = None
     separate_reasoning: bool = True
     truncation: int | None = None
 
     @property
-    def schemas(self) -> dict[str, dict[str, Any]]:
+    def schemas(self) -> dict[str, dict[str, object]]:
         """The schemas of the tools that the reply can call."""
         schemas = schemas_of(self.tools)
         return {name: schemas[name] for name in self.allowed}
@@ -86,7 +86,7 @@ def parse_chat(fields: Fields, served: ServedModel) -> ChatInput:
     return chat
 
 
-def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, Any]:
+def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, object]:
     """The variables of the chat template that have their own fields."""
     generation, continued = (
         fields.boolean("add_generation_prompt", True),
@@ -97,11 +97,11 @@ def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, Any
             "add_generation_prompt and continue_final_message contradict each other: remove one",
             "add_generation_prompt",
         )
-    variables: dict[str, Any] = {
+    variables: dict[str, object] = {
         "add_generation_prompt": generation,
         "continue_final_message": continued,
     }
-    documents = fields.get("documents", list[dict[str, Any]])
+    documents = fields.get("documents", list[JsonObject])
     if not documents:
         return variables
     if not any("documents" in text for text in served.template.templates.values()):
@@ -124,7 +124,7 @@ async def start_reply(
     served: ServedModel,
     chat: ChatInput,
     max_tokens: int | None,
-    settings: dict[str, Any],
+    settings: JsonObject,
     count: int = 1,
     name: str = "response_format",
 ) -> tuple[Generation, list[int]]:
@@ -156,7 +156,9 @@ async def start_reply(
     return generation, ids
 
 
-def parse_messages(values: Any, max_length: int, name: str = "messages") -> list[dict[str, Any]]:
+def parse_messages(
+    values: object, max_length: int, name: str = "messages"
+) -> list[dict[str, object]]:
     """Messages with a role and a content string, calls and results.
 
     max_length: maximum number of messages, and of parts of each, because each has at least one
@@ -179,7 +181,7 @@ def parse_messages(values: Any, max_length: int, name: str = "messages") -> list
         content = parse_content(
             fields.get("content"), max_length, f"{path}.content", omit=is_result
         )
-        message: dict[str, Any] = {
+        message: dict[str, object] = {
             "role": "system" if role == "developer" else role,
             "content": content,
         }
@@ -209,7 +211,7 @@ def parse_messages(values: Any, max_length: int, name: str = "messages") -> list
     return messages
 
 
-def parse_calls(message: Fields, max_length: int) -> list[dict[str, Any]]:
+def parse_calls(message: Fields, max_length: int) -> list[dict[str, object]]:
     """The calls of an assistant message. Calls without a name are dropped."""
     values = message.get("tool_calls")
     values = values if isinstance(values, list) else []
@@ -224,7 +226,7 @@ def parse_calls(message: Fields, max_length: int) -> list[dict[str, Any]]:
     return calls
 
 
-def make_call(id: Any, name: str, arguments: Any) -> dict[str, Any]:
+def make_call(id: object, name: str, arguments: object) -> dict[str, object]:
     """A call of a message, without lone surrogates, which UTF-8 cannot encode."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     function = {"name": encodable(name), "arguments": encodable(text)}
@@ -235,7 +237,7 @@ def make_call(id: Any, name: str, arguments: Any) -> dict[str, Any]:
     }
 
 
-def check_count(values: list[Any], max_length: int, name: str) -> None:
+def check_count(values: Sequence[object], max_length: int, name: str) -> None:
     """Reject lists with more elements than the context has tokens."""
     if len(values) > max_length:
         raise invalid(
@@ -247,7 +249,7 @@ def check_count(values: list[Any], max_length: int, name: str) -> None:
 
 
 def parse_content(
-    value: Any, max_length: int, name: str, *, omit: bool = False
+    value: object, max_length: int, name: str, *, omit: bool = False
 ) -> str | list[dict[str, str]]:
     """The content of a message, a string or a list of text parts. omit: as a string, with notes for
     other parts.
@@ -275,7 +277,7 @@ def parse_content(
 # Tools
 
 
-def parse_tools(value: Any, name: str = "tools") -> list[dict[str, Any]]:
+def parse_tools(value: object, name: str = "tools") -> list[JsonObject]:
     """Definitions of functions, also in the flat form of responses. Tools that run in the server
     are skipped.
     """
@@ -283,7 +285,7 @@ def parse_tools(value: Any, name: str = "tools") -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise invalid(f"{name} must be a list of at most {MAX_TOOLS} tools", name)
-    tools: dict[str, dict[str, Any]] = {}
+    tools: dict[str, dict[str, object]] = {}
     for index, item in enumerate(value):
         fields = Fields(item, f"{name}[{index}]")
         kind = fields.string("type") or "function"
@@ -297,7 +299,9 @@ def parse_tools(value: Any, name: str = "tools") -> list[dict[str, Any]]:
     return list(tools.values())
 
 
-def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: Any, path: str) -> None:
+def add_tool(
+    tools: dict[str, dict[str, object]], function: Fields, schema: object, path: str
+) -> None:
     """Add a tool's definition."""
     name = function.string("name")
     if not name or len(name) > MAX_TOOL_NAME or not name.isprintable():
@@ -317,7 +321,7 @@ def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: Any, pa
 
 
 def choose_tools(
-    chat: ChatInput, value: Any, parallel: bool = True, name: str = "tool_choice"
+    chat: ChatInput, value: object, parallel: bool = True, name: str = "tool_choice"
 ) -> None:
     """Apply the tool choice of the OpenAI APIs to the tools of a request."""
     names = [tool["function"]["name"] for tool in chat.tools]
@@ -364,7 +368,7 @@ def choose_tools(
 
 
 def set_effort(
-    chat: ChatInput, served: ServedModel, effort: Any, name: str = "reasoning_effort"
+    chat: ChatInput, served: ServedModel, effort: object, name: str = "reasoning_effort"
 ) -> None:
     """Apply an effort of reasoning: a level, or "none" to switch reasoning off."""
     if effort is None:

@@ -25,6 +25,7 @@ from minhub_py.serve.engine_thread import BusyError, EngineThread, Failure
 from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers
 from minhub_py.system.console import note
+from minhub_py.system.json_text import JsonObject
 
 FAILURE_STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
 Task = Literal["completion", "embedding", "rerank"]
@@ -129,7 +130,7 @@ class ServedModel:
             self.tokenizer, self.model.config.vocab_size, self.end_ids | self.template.end_ids
         )
 
-    def submit(self, *requests: Any) -> None:
+    def submit(self, *requests: object) -> None:
         """Queue requests, all or none. RequestError: the engine is busy."""
         try:
             self.engine.submit(*requests)
@@ -153,7 +154,7 @@ class ServedModel:
                 "context_length_exceeded",
             )
 
-    def _too_long(self, ids: Sequence[Any], name: str) -> RequestError:
+    def _too_long(self, ids: Sequence[object], name: str) -> RequestError:
         return invalid(
             f"the prompt has {len(ids):,} tokens, but the context has {self.engine.max_length:,}"
             " tokens for the prompt and the reply: shorten the prompt",
@@ -161,7 +162,7 @@ class ServedModel:
             "context_length_exceeded",
         )
 
-    def check_length(self, ids: Sequence[Any], name: str = "prompt") -> None:
+    def check_length(self, ids: Sequence[object], name: str = "prompt") -> None:
         """Reject prompts that exceed the context."""
         if len(ids) > self.engine.max_length:
             raise self._too_long(ids, name)
@@ -229,7 +230,7 @@ class ServedModel:
 
     async def encode_chat(
         self,
-        messages: list[dict[str, Any]],
+        messages: list[JsonObject],
         variables: Mapping[str, Any] | None = None,
         truncation: int | None = None,
         reply: int | None = None,
@@ -287,7 +288,7 @@ class ServedModel:
             field = "tools" if form.schema is None or isinstance(error, ToolError) else name
             raise invalid(str(error), field, "schema") from error
 
-    async def grammar(self, schema: Mapping[str, Any] | Pattern, name: str) -> Grammar:
+    async def grammar(self, schema: Mapping[str, object] | Pattern, name: str) -> Grammar:
         """The grammar of a JSON schema or a pattern."""
         try:
             return await self.schemas.run(lambda: self.vocabulary.grammar(schema))

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta, timezone
 from reprlib import repr as brief
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -44,7 +43,7 @@ from minhub_py.serve.settings import limited, parse_settings
 from minhub_py.serve.streaming import json_line, respond, respond_with_lists
 from minhub_py.serve.validation import Fields, invalid, shaped
 from minhub_py.system.duration import parse_duration
-from minhub_py.system.json_text import JSONText, object_text
+from minhub_py.system.json_text import JsonObject, JSONText, object_text
 from minhub_py.system.version import __version__
 
 NEVER = timedelta(days=36500)
@@ -134,7 +133,7 @@ def capabilities(served: ServedModel) -> list[str]:
     return ["completion", "tools", *(["thinking"] if served.template.markup.reasons else [])]
 
 
-def describe(entry: Entry, name: str) -> dict[str, Any]:
+def describe(entry: Entry, name: str) -> dict[str, object]:
     """The entry of a model, or of its alias `name`, in lists. Details are known if the model is
     loaded.
     """
@@ -154,7 +153,7 @@ def describe(entry: Entry, name: str) -> dict[str, Any]:
     }
 
 
-def details(served: ServedModel) -> dict[str, Any]:
+def details(served: ServedModel) -> dict[str, object]:
     count, family = served.parameters, architecture_of(served)
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
     kind = kind_of(served.model) or str(next(served.model.parameters()).dtype).removeprefix(
@@ -197,8 +196,8 @@ async def chat(request: HTTPRequest) -> Response:
     choose_tools(chat, None)
     generation, ids = await start(served, fields, chat)
 
-    def shape(part: ParsedReply) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": part.text}
+    def shape(part: ParsedReply) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": part.text}
         if part.reasoning:
             message["thinking"] = part.reasoning
         if part.calls:
@@ -236,7 +235,7 @@ async def generate(request: HTTPRequest) -> Response:
             served, fields, ChatInput([*messages, {"role": "user", "content": prompt}])
         )
 
-    def shape(part: ParsedReply) -> dict[str, Any]:
+    def shape(part: ParsedReply) -> JsonObject:
         return {"response": part.text, **({"thinking": part.reasoning} if part.reasoning else {})}
 
     return await reply(request, fields, generation, ids, shape)
@@ -294,7 +293,7 @@ def finish_embedding(fields: Fields) -> None:
     fields.finish(known_fields.OLLAMA)
 
 
-def parse_texts(value: Any) -> list[str]:
+def parse_texts(value: object) -> list[str]:
     """The texts of `input`: a string or a list of strings. An empty input has no texts."""
     values = value if isinstance(value, list) else [] if value in (None, "") else [value]
     if not all(isinstance(text, str) for text in values):
@@ -320,7 +319,7 @@ async def read(request: HTTPRequest, task: Task | None = None) -> tuple[ServedMo
     return served, fields
 
 
-def loaded(served: ServedModel, fields: Fields) -> dict[str, Any]:
+def loaded(served: ServedModel, fields: Fields) -> dict[str, object]:
     """The response to a request that loads a model, or unloads it with a `keep_alive` of 0."""
     created = timestamp(datetime.now(timezone.utc))
     reason = "unload" if fields.get("keep_alive") in (0, "0", "0s") else "load"
@@ -358,7 +357,7 @@ async def start(
     return generation, ids
 
 
-def apply_think(chat: ChatInput, served: ServedModel, value: Any) -> None:
+def apply_think(chat: ChatInput, served: ServedModel, value: object) -> None:
     """Apply the field `think`: true, false or a level."""
     if value is None:
         return
@@ -379,19 +378,19 @@ async def reply(
     fields: Fields,
     generation: Generation,
     ids: list[int],
-    shape: Callable[[ParsedReply], dict[str, Any]],
+    shape: Callable[[ParsedReply], JsonObject],
 ) -> Response:
     """The response; `shape` returns the fields of a part of the reply."""
     [sequence] = generation.requests
     started = time.monotonic()
 
-    def head() -> dict[str, Any]:
+    def head() -> JsonObject:
         return {
             "model": generation.served.name,
             "created_at": timestamp(datetime.now(timezone.utc)),
         }
 
-    def last(part: ParsedReply) -> dict[str, Any]:
+    def last(part: ParsedReply) -> JsonObject:
         now, first = time.monotonic(), sequence.first_token_at or started
         return {
             **head(),
@@ -406,7 +405,7 @@ async def reply(
             "eval_duration": nanoseconds(now - first),
         }
 
-    async def complete() -> dict[str, Any]:
+    async def complete() -> dict[str, object]:
         [complete] = await collect_replies(generation)
         return last(complete)
 

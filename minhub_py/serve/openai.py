@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -28,6 +27,7 @@ from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import parse_max_tokens, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.version import __version__
 
 MAX_CHOICES = 16
@@ -60,14 +60,14 @@ async def model(request: HTTPRequest) -> Response:
     return JSONResponse(describe(entry, name if models.target(name) != name else entry.name))
 
 
-def describe(entry: Entry, name: str) -> dict[str, Any]:
+def describe(entry: Entry, name: str) -> dict[str, object]:
     """The entry of a model, or of its alias `name`, in lists.
 
     `status` and the first three fields of `meta` follow llama.cpp; `root`, the model of an alias,
     and `parent` vLLM.
     """
     status = {"value": entry.state, **({"failed": True} if entry.failed else {})}
-    meta: dict[str, Any] = {"size": entry.size, "capabilities": [entry.task]}
+    meta: dict[str, object] = {"size": entry.size, "capabilities": [entry.task]}
     if (served := entry.served) is not None:
         meta |= {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters}
         if entry.task == "completion":
@@ -116,14 +116,14 @@ async def chat_completions(request: HTTPRequest) -> Response:
     generation, ids = await start_reply(served, chat, requested, settings, count, name)
     stop_ids, head = generation.requests[0].stop_ids, head_of("chatcmpl", served)
 
-    def logprobs_of(tokens: Sequence[Token]) -> dict[str, Any] | None:
+    def logprobs_of(tokens: Sequence[Token]) -> dict[str, object] | None:
         return (
             {"content": chat_logprobs(served.tokenizer, tokens, stop_ids), "refusal": None}
             if logprobs
             else None
         )
 
-    async def complete() -> dict[str, Any]:
+    async def complete() -> dict[str, object]:
         replies = await collect_replies(generation)
         choices = [
             {
@@ -142,12 +142,12 @@ async def chat_completions(request: HTTPRequest) -> Response:
         }
 
     async def events() -> AsyncIterator[bytes]:
-        def chunk(choices: list[dict[str, Any]], **fields: Any) -> bytes:
+        def chunk(choices: list[dict[str, object]], **fields: object) -> bytes:
             return sse({**head, "object": "chat.completion.chunk", "choices": choices, **fields})
 
         def part(
-            index: int, delta: dict[str, Any], tokens: Sequence[Token] = (), end: str | None = None
-        ) -> Any:
+            index: int, delta: JsonObject, tokens: Sequence[Token] = (), end: str | None = None
+        ) -> dict[str, object]:
             logprobs = logprobs_of(tokens) if tokens or end else None
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": end}
 
@@ -209,9 +209,9 @@ def finish_reason(end: str, calls: bool, legacy: bool) -> str:
     return "function_call" if legacy else "tool_calls"
 
 
-def message_of(reply: ParsedReply, legacy: bool) -> dict[str, Any]:
+def message_of(reply: ParsedReply, legacy: bool) -> dict[str, object]:
     """A reply as a message. The names of reasoning follow llama.cpp and vLLM."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+    message: dict[str, object] = {"role": "assistant", "content": reply.text, "refusal": None}
     if reply.reasoning:
         message |= {"reasoning_content": reply.reasoning, "reasoning": reply.reasoning}
     if reply.calls:
@@ -247,7 +247,7 @@ class DeltaWriter:
         self.begun = False
         self.tokens: tuple[Token, ...] = ()  # not sent yet
 
-    def add(self, delta: Delta) -> list[tuple[dict[str, Any], tuple[Token, ...]]]:
+    def add(self, delta: Delta) -> list[tuple[JsonObject, tuple[Token, ...]]]:
         """The deltas to send with their tokens."""
         self.tokens += delta.tokens
         parts = []
@@ -270,14 +270,14 @@ class DeltaWriter:
         self.tokens = () if parts else self.tokens
         return sent if first is None else [(first, ()), *sent]
 
-    def _remaining_text(self) -> list[dict[str, Any]]:
+    def _remaining_text(self) -> list[dict[str, object]]:
         return [
             text_delta(kind, text)
             for kind, splitter in self.splitters.items()
             for text in splitter.add("", last=True)
         ]
 
-    def _call(self, event: ReplyEvent) -> list[dict[str, Any]]:
+    def _call(self, event: ReplyEvent) -> list[dict[str, object]]:
         index, self.calls = self.calls, self.calls + 1
         if self.legacy:
             return (
@@ -299,7 +299,7 @@ class DeltaWriter:
         return finish_reason(end, self.calls > 0, self.legacy)
 
 
-def text_delta(kind: str, text: str) -> dict[str, Any]:
+def text_delta(kind: str, text: str) -> dict[str, object]:
     """The delta of text or reasoning."""
     return (
         {"content": text} if kind == "content" else {"reasoning_content": text, "reasoning": text}
@@ -329,10 +329,10 @@ class DeltaSplitter:
 
 def chat_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[Token], stop_ids: frozenset[int]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Log-probabilities in the format of chat completions, without the end token."""
 
-    def entry(id: int, text: str, logprob: float | None) -> dict[str, Any]:
+    def entry(id: int, text: str, logprob: float | None) -> JsonObject:
         data = token_bytes(tokenizer, id, text)
         return {"token": token_label(data), "logprob": finite(logprob), "bytes": list(data)}
 
@@ -346,7 +346,7 @@ def chat_logprobs(
     ]
 
 
-def head_of(prefix: str, served: ServedModel) -> dict[str, Any]:
+def head_of(prefix: str, served: ServedModel) -> JsonObject:
     """The first fields of a response. prefix: of its ID."""
     return {
         "id": f"{prefix}-{secrets.token_hex(12)}",
@@ -356,7 +356,7 @@ def head_of(prefix: str, served: ServedModel) -> dict[str, Any]:
     }
 
 
-def usage(generation: Generation, prompt_tokens: int) -> dict[str, Any]:
+def usage(generation: Generation, prompt_tokens: int) -> dict[str, object]:
     """The numbers of tokens of a response."""
     generated = generation.generated_tokens
     return {

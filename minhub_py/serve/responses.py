@@ -36,9 +36,9 @@ from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, invalid
-from minhub_py.system.json_text import encodable
+from minhub_py.system.json_text import JsonObject, encodable
 
-Event = tuple[str, dict[str, Any]]
+Event = tuple[str, JsonObject]
 
 
 class TextPart(TypedDict, total=False):
@@ -73,7 +73,7 @@ async def responses(request: HTTPRequest) -> Response:
     generation, ids = await start_reply(served, chat, requested, settings, name="text.format")
     response_id, created = f"resp_{secrets.token_hex(12)}", int(time.time())
 
-    def response(output: list[dict[str, Any]], end: str | None = None) -> dict[str, Any]:
+    def response(output: list[JsonObject], end: str | None = None) -> JsonObject:
         status = {None: "in_progress", "stop": "completed", "length": "incomplete"}[end]
         counts = usage(generation, len(ids))
         return {
@@ -105,7 +105,7 @@ async def responses(request: HTTPRequest) -> Response:
             ),
         }
 
-    async def complete() -> dict[str, Any]:
+    async def complete() -> dict[str, object]:
         items = OutputItems()
         async for _, delta in generation.deltas():
             items.add(delta)
@@ -114,7 +114,7 @@ async def responses(request: HTTPRequest) -> Response:
     async def events() -> AsyncIterator[bytes]:
         number = 0
 
-        def event(kind: str, **data: Any) -> bytes:
+        def event(kind: str, **data: object) -> bytes:
             nonlocal number
             number += 1
             return sse(
@@ -203,7 +203,7 @@ class OutputItems:
     """The items of a reply. `add` returns the events of a stream."""
 
     def __init__(self) -> None:
-        self.output: list[dict[str, Any]] = []
+        self.output: list[JsonObject] = []
         self.kind = ""  # of the current item of text or reasoning
         self.end = "length"
         self.events: list[Event] = []
@@ -255,7 +255,7 @@ class OutputItems:
         """Begin an item of text or reasoning."""
         self.kind, token = kind, secrets.token_hex(12)
         if kind == "reasoning":
-            item: dict[str, Any] = {
+            item: JsonObject = {
                 "id": f"rs_{token}",
                 "type": "reasoning",
                 "summary": [],
@@ -287,14 +287,14 @@ class OutputItems:
         if kind:
             self._stop(status)
 
-    def _start(self, item: dict[str, Any]) -> None:
+    def _start(self, item: JsonObject) -> None:
         item["status"] = "in_progress"
         self.output.append(item)
         self.events.append(
             ("output_item.added", {"output_index": len(self.output) - 1, "item": {**item}})
         )
 
-    def _send(self, kind: str, **data: Any) -> None:
+    def _send(self, kind: str, **data: object) -> None:
         """Add an event of the current item."""
         self.events.append(
             (kind, {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, **data})

@@ -4,14 +4,14 @@ import asyncio
 import hmac
 import re
 from collections import Counter
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request as HTTPRequest
+from starlette.types import Scope
 
 from minhub_py.serve.catalog import Entry, Models
 from minhub_py.serve.models import ServedModel, Task
@@ -91,7 +91,7 @@ class Server:
         assert entry.served is not None
         return entry.served
 
-    def release_models(self, scope: MutableMapping[str, Any]) -> None:
+    def release_models(self, scope: Scope) -> None:
         """Release the models of a request after its response."""
         entries: list[Entry] = scope.pop(ACQUIRED, [])
         for entry in entries:
@@ -158,7 +158,7 @@ def is_ollama(path: str) -> bool:
     return path.startswith("/api/")
 
 
-def format_error(path: str, error: RequestError) -> dict[str, Any]:
+def format_error(path: str, error: RequestError) -> dict[str, object]:
     """An error in the format of a path's API."""
     if is_ollama(path):
         return {"error": error.message}
@@ -180,7 +180,7 @@ def format_error(path: str, error: RequestError) -> dict[str, Any]:
     }
 
 
-def format_anthropic_error(error: RequestError) -> dict[str, Any]:
+def format_anthropic_error(error: RequestError) -> dict[str, object]:
     """An error in the format of the Anthropic API."""
     types = {
         401: "authentication_error",
@@ -191,7 +191,7 @@ def format_anthropic_error(error: RequestError) -> dict[str, Any]:
         500: "api_error",
         503: "overloaded_error",
     }
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "type": types.get(error.status, "invalid_request_error"),
         "message": error.message,
     }

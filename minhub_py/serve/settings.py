@@ -21,6 +21,7 @@ from minhub_py.serve.engine import StopRules
 from minhub_py.serve.known_fields import FIXED, SAMPLING, reject_unsupported
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.validation import Fields, invalid, shaped
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import Within
 
 MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
@@ -31,9 +32,9 @@ def parse_settings(
     served: ServedModel,
     *,
     chat: bool = True,
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, object] | None = None,
     penalty: str = "repetition_penalty",
-) -> dict[str, Any]:
+) -> JsonObject:
     """Settings of `engine.Request`.
 
     chat: add the stop strings and the end tokens of the chat template.
@@ -58,9 +59,7 @@ def parse_settings(
     return settings
 
 
-def limited(
-    settings: dict[str, Any], grammar: AnyGrammar | None, max_new_tokens: int
-) -> dict[str, Any]:
+def limited(settings: JsonObject, grammar: AnyGrammar | None, max_new_tokens: int) -> JsonObject:
     """Settings of `engine.Request` with a grammar and the limits of tokens. RequestError: they are
     contradictory.
     """
@@ -211,7 +210,7 @@ def parse_seed(fields: Fields) -> int:
     return random.getrandbits(62) if seed in (None, -1) else int(seed or 0)
 
 
-def parse_variables(fields: Fields) -> dict[str, Any]:
+def parse_variables(fields: Fields) -> dict[str, object]:
     """Further variables of the chat template, such as enable_thinking."""
     name = "chat_template_kwargs"
     variables = dict(fields.object(name).values)
@@ -228,7 +227,7 @@ def parse_variables(fields: Fields) -> dict[str, Any]:
     return variables
 
 
-def check_variables(variables: Any, name: str) -> None:
+def check_variables(variables: object, name: str) -> None:
     """Reject values that are too large for a chat template."""
     text = shaped(json.dumps(variables, ensure_ascii=False), str, name)
     if len(text) > MAX_VARIABLES_LENGTH:
@@ -268,7 +267,7 @@ def parse_truncation(fields: Fields) -> int | None:
     return 0 if count == -1 else count
 
 
-def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:
+def parse_schema(fields: Fields, name: str) -> JsonObject | None:
     """The schema of a response format, in `schema` or nested in `json_schema`; by default, of any
     object.
     """
@@ -283,7 +282,7 @@ def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:
             "unsupported",
         )
     nested = kind == "json_schema" and form.get("json_schema") is not None
-    schema = (form.object("json_schema") if nested else form).get("schema", dict[str, Any])
+    schema = (form.object("json_schema") if nested else form).get("schema", JsonObject)
     if schema is None and kind == "json_schema":
         raise invalid(f"{name} has no schema: add it as json_schema.schema", name)
     return schema or {"type": "object"}

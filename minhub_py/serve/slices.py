@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
-from minhub_py.system.json_text import check_depth, decoder
+from minhub_py.system.json_text import JsonObject, check_depth, decoder
 
 T = TypeVar("T")
 Slices = Generator[None, None, T]  # yields between slices, and returns the result
@@ -79,7 +79,7 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def write_list(elements: Iterable[Any], cost: int = 1) -> Slices[str]:
+def write_list(elements: Iterable[object], cost: int = 1) -> Slices[str]:
     """A list as JSON. cost: number of values of an element."""
     parts, iterator = [], iter(elements)
     while part := list(islice(iterator, max(SLICE // cost, 1))):
@@ -115,7 +115,7 @@ class _Reader:
         self.text, self.position = text, _end_of_space(text, 0)
         self.decoder: Any = decoder(text)
         self.in_end = False  # whether the depth of the text's end is checked
-        self.open: list[list[Any] | dict[str, Any]] = []
+        self.open: list[list[Any] | JsonObject] = []
         self.keys: list[str] = []  # of the current member of each; "" in a list
         self.structure = 0
         self.complete, self.result = False, None
@@ -138,7 +138,7 @@ class _Reader:
             self.in_end = True
             return 0
         self.structure += 1
-        container: list[Any] | dict[str, Any] = [] if opening == "[" else {}
+        container: list[object] | dict[str, object] = [] if opening == "[" else {}
         self.position = _end_of_space(self.text, start + 1)
         if self.text[self.position : self.position + 1] == ("]" if opening == "[" else "}"):
             self.position += 1
@@ -153,7 +153,7 @@ class _Reader:
     def _elements(self, run: str, start: int) -> list[Any]:
         """The values of elements with their commas."""
         try:
-            values: list[Any] = self.decoder.decode(f"[{run[:-1]}]")
+            values: list[object] = self.decoder.decode(f"[{run[:-1]}]")
         except json.JSONDecodeError as error:
             raise json.JSONDecodeError(error.msg, self.text, start + error.pos - 1) from None
         return values

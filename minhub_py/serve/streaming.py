@@ -4,10 +4,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.server import format_error, is_anthropic, server_of
@@ -26,20 +27,20 @@ class DisconnectedError(Exception):
     """The client has closed its connection."""
 
 
-def sse(data: Mapping[str, Any], name: str | None = None) -> bytes:
+def sse(data: Mapping[str, object], name: str | None = None) -> bytes:
     """A server-sent event."""
     return (f"event: {name}\ndata: " if name else "data: ").encode() + json_line(data) + b"\n"
 
 
-def json_line(data: Mapping[str, Any]) -> bytes:
+def json_line(data: Mapping[str, object]) -> bytes:
     """A line of newline-delimited JSON."""
     return f"{dumps(data, ensure_ascii=False, allow_nan=False)}\n".encode()
 
 
 async def respond_with_lists(
     request: HTTPRequest,
-    lists: Mapping[str, Iterable[Any]],
-    fields: Mapping[str, Any],
+    lists: Mapping[str, Iterable[object]],
+    fields: Mapping[str, object],
     cost: int = 1,
 ) -> Response:
     """A JSON response with long lists. cost: number of values of an element."""
@@ -55,7 +56,7 @@ async def respond_with_lists(
 async def respond(
     request: HTTPRequest,
     generation: Generation,
-    complete: Callable[[], Awaitable[Mapping[str, Any]]],
+    complete: Callable[[], Awaitable[Mapping[str, object]]],
     stream: Callable[[], AsyncIterator[bytes]] | None,
     media_type: str = "text/event-stream",
 ) -> Response:
@@ -121,7 +122,7 @@ class GenerationResponse(StreamingResponse):
         super().__init__(body, media_type=media_type, headers=headers)
         self.generation = generation
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         try:
             await super().__call__(scope, receive, send)

@@ -43,7 +43,7 @@ async def tokenize(request: HTTPRequest) -> Response:
         )
         finish(fields)
         ids = await served.tokenize(fields.string(name) or "", name, add_special_tokens=special)
-    lists: dict[str, Iterable[Any]] = {"tokens": ids}
+    lists: dict[str, Iterable[object]] = {"tokens": ids}
     with_pieces = fields.boolean("with_pieces")
     if with_pieces or fields.boolean("return_token_strs"):
         texts: list[str] = []

@@ -183,14 +183,14 @@ class Fields:
 
 
 @overload
-def shaped(value: Any, shape: type[T], name: str) -> T: ...
+def shaped(value: object, shape: type[T], name: str) -> T: ...
 
 
 @overload
-def shaped(value: Any, shape: Any, name: str) -> Any: ...
+def shaped(value: object, shape: object, name: str) -> Any: ...
 
 
-def shaped(value: Any, shape: Any, name: str) -> Any:
+def shaped(value: object, shape: object, name: str) -> Any:
     """A value in the types of a shape. RequestError: it has another one; the message begins with
     its location.
     """

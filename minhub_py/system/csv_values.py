@@ -6,7 +6,6 @@ is a word.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 NA = ("", "NA")
 QUOTED = "\ud800"  # marks the beginning of a value in quotes; valid UTF-8 does not contain it
@@ -18,7 +17,7 @@ class Missing(str):
     __slots__ = ()
 
 
-def without_missing(row: Mapping[str, Any]) -> dict[str, Any]:
+def without_missing(row: Mapping[str, object]) -> dict[str, object]:
     """A copy of a row with None for missing values."""
     return {name: None if isinstance(value, Missing) else value for name, value in row.items()}
 

@@ -129,7 +129,7 @@ def read_rows(path: Path, na: Sequence[str] = NA) -> Iterator[tuple[int, Row]]:
     return read_csv(path, na)
 
 
-def read_columns(path: Path) -> dict[str, Any]:
+def read_columns(path: Path) -> dict[str, object]:
     """Read the names and types of a file's columns. ValueError: the file is corrupt or has
     duplicate names.
     """
@@ -142,7 +142,7 @@ def read_columns(path: Path) -> dict[str, Any]:
     if file_format == "txt":
         return {"text": "string"}
     if file_format in ("json", "jsonl"):
-        types: dict[str, Any] = {}
+        types: dict[str, object] = {}
         for _, row in read_rows(path):
             for name, value in row.items():
                 types[name] = common_type(types.get(name, "null"), json_type(value))
@@ -249,7 +249,7 @@ def read_json_rows(path: Path) -> Iterator[tuple[int, Row]]:
     yield from enumerate(rows, 1)
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """A JSON object. ValueError: a key occurs twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
@@ -259,7 +259,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def check_unicode(value: Any, location: str) -> None:
+def check_unicode(value: object, location: str) -> None:
     """ValueError: a text has an unpaired surrogate, which UTF-8 cannot encode."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -342,7 +342,7 @@ def json_type(value: object) -> str:
     return {bool: "bool", int: "int64", float: "float64"}.get(type(value), "string")
 
 
-def common_type(first: Any, second: Any) -> Any:
+def common_type(first: object, second: object) -> Any:
     """A type that can represent the values of two types. It is string if the types differ and are
     not numeric.
     """

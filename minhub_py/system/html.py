@@ -11,7 +11,7 @@ from minhub_py.system.printable import printable
 MAX_ROWS = 20
 
 
-def table(columns: Mapping[str, Sequence[Any]]) -> str:
+def table(columns: Mapping[str, Sequence[object]]) -> str:
     """An HTML table of columns of equal length. The first MAX_ROWS rows are shown, and the number
     of rows.
     """

@@ -13,8 +13,9 @@ import math
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
+JsonObject = dict[str, Any]  # an object of JSON
 # of lists and objects, as in serde_json; functions that recurse into a value use several frames
 # each
 MAX_DEPTH = 128
@@ -31,12 +32,12 @@ class JSONText:
     text: str
 
 
-def dumps(value: Any, **options: Any) -> str:
+def dumps(value: object, **options: Any) -> str:
     """As `json.dumps`, for values that can contain `JSONText`."""
     parts: list[str] = []
     mark = ""
 
-    def placeholder(part: Any) -> str:
+    def placeholder(part: object) -> str:
         nonlocal mark
         if not isinstance(part, JSONText):
             raise TypeError(f"Object of type {type(part).__name__} is not JSON serializable")
@@ -90,7 +91,7 @@ def check_depth(text: str, depth: int = 0) -> None:
             )
 
 
-def object_in(text: str) -> dict[str, Any] | None:
+def object_in(text: str) -> dict[str, object] | None:
     """The JSON object that is the text, with numbers as `JSONText`; None if it is something else."""
     try:
         check_depth(text)
@@ -108,14 +109,14 @@ def object_text(text: str) -> str:
     return encodable(dumps(value, ensure_ascii=False)) if "\\ud" in text.lower() else text
 
 
-def encodable(value: Any) -> Any:
+def encodable(value: object) -> Any:
     """JSON data, or a text, with lone surrogates replaced: UTF-8 cannot encode them."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     return json.loads(encodable(json.dumps(value, ensure_ascii=False)))
 
 
-def _reject(name: str) -> Any:
+def _reject(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 

@@ -127,10 +127,10 @@ def read_json(path: Path, shape: type[T], *, limit: int | None = ..., advice: st
 
 
 @overload
-def read_json(path: Path, shape: Any, *, limit: int | None = ..., advice: str = ...) -> Any: ...
+def read_json(path: Path, shape: object, *, limit: int | None = ..., advice: str = ...) -> Any: ...
 
 
-def read_json(path: Path, shape: Any, *, limit: int | None = None, advice: str = ADVICE) -> Any:
+def read_json(path: Path, shape: object, *, limit: int | None = None, advice: str = ADVICE) -> Any:
     """The content of a JSON file. NaN and infinity, which Python writes, are allowed in values
     without a shape.
 
@@ -142,7 +142,7 @@ def read_json(path: Path, shape: Any, *, limit: int | None = None, advice: str =
     return parse_json(content, shape, str(path), advice)
 
 
-def parse_json(content: bytes, shape: Any, where: str, advice: str = "") -> Any:
+def parse_json(content: bytes, shape: object, where: str, advice: str = "") -> Any:
     """As `read_json`, for the content of a file. where: its name in messages."""
     try:
         text = content.decode()
@@ -156,7 +156,7 @@ def parse_json(content: bytes, shape: Any, where: str, advice: str = "") -> Any:
     return convert(value, shape, where, advice)
 
 
-def convert(value: Any, shape: Any, where: str = "", advice: str = "", path: str = "") -> Any:
+def convert(value: object, shape: object, where: str = "", advice: str = "", path: str = "") -> Any:
     """The value in the types of a shape. path: the value's location.
 
     ShapeError: it has another shape; the message contains where, the location and the advice.
@@ -167,7 +167,7 @@ def convert(value: Any, shape: Any, where: str = "", advice: str = "", path: str
         raise ShapeError(error.problem, joined(path, error.path), where, advice) from None
 
 
-def fits(value: Any, shape: Any) -> bool:
+def fits(value: object, shape: object) -> bool:
     """Whether a value has a shape."""
     try:
         reader(shape)(value)
@@ -215,13 +215,13 @@ def _scalar(kind: Any, value: Any) -> Any:
     return value
 
 
-def _unchecked(kind: type, value: Any) -> Any:
+def _unchecked(kind: type, value: object) -> Any:
     if not isinstance(value, Mapping if kind is dict else list | tuple):
         raise _wrong(value, kind)
     return value
 
 
-def _within(read: Reader, shape: Any, value: Any) -> Any:
+def _within(read: Reader, shape: Any, value: object) -> Any:
     result = read(value)
     number = len(result) if isinstance(result, Sequence) else result
     if isinstance(number, int | float) and not all(
@@ -231,7 +231,7 @@ def _within(read: Reader, shape: Any, value: Any) -> Any:
     return result
 
 
-def _alternative(readers: Sequence[Reader], shape: Any, value: Any) -> Any:
+def _alternative(readers: Sequence[Reader], shape: object, value: object) -> Any:
     """The value in the first of several shapes that fits. The error of a part of it is more precise
     than its own.
     """
@@ -247,19 +247,19 @@ def _alternative(readers: Sequence[Reader], shape: Any, value: Any) -> Any:
     )
 
 
-def _choice(choices: Sequence[Any], shape: Any, value: Any) -> Any:
+def _choice(choices: Sequence[object], shape: object, value: object) -> Any:
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise _wrong(value, shape)
     return value
 
 
-def _list(read: Reader, kind: type, shape: Any, value: Any) -> Any:
+def _list(read: Reader, kind: type, shape: object, value: object) -> Any:
     if not isinstance(value, list | tuple):
         raise _wrong(value, shape)
     return kind([_item(read, index, item) for index, item in enumerate(value)])
 
 
-def _tuple(readers: Sequence[Reader], shape: Any, value: Any) -> Any:
+def _tuple(readers: Sequence[Reader], shape: object, value: object) -> Any:
     if not isinstance(value, list | tuple) or len(value) != len(readers):
         raise _wrong(value, shape)
     return tuple(
@@ -268,7 +268,7 @@ def _tuple(readers: Sequence[Reader], shape: Any, value: Any) -> Any:
     )
 
 
-def _object(read: Reader, shape: Any, value: Any) -> Any:
+def _object(read: Reader, shape: object, value: object) -> Any:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise _wrong(value, shape)
     if not all(map(is_unicode, value)):
@@ -276,7 +276,7 @@ def _object(read: Reader, shape: Any, value: Any) -> Any:
     return {key: _item(read, key, item) for key, item in value.items()}
 
 
-def _members(readers: Mapping[str, Reader], shape: Any, value: Any) -> Any:
+def _members(readers: Mapping[str, Reader], shape: Any, value: object) -> Any:
     """An object in the form of a TypedDict or a dataclass."""
     if not isinstance(value, Mapping):
         raise _wrong(value, shape)
@@ -292,7 +292,7 @@ def _members(readers: Mapping[str, Reader], shape: Any, value: Any) -> Any:
     return shape(**result) if is_record else result
 
 
-def _item(read: Reader, key: str | int, item: Any) -> Any:
+def _item(read: Reader, key: str | int, item: object) -> Any:
     """An item of a container in the types of its shape."""
     try:
         return read(item)
@@ -317,7 +317,7 @@ def members(shape: Any) -> tuple[dict[str, Any], frozenset[str]]:
     return {field.name: shapes[field.name] for field in fields}, frozenset(required)
 
 
-def _wrong(value: Any, shape: Any) -> ShapeError:
+def _wrong(value: object, shape: object) -> ShapeError:
     return ShapeError(f"must be {described(shape)}, not {printable(brief(value))}")
 
 

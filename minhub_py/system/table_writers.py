@@ -110,7 +110,7 @@ class ParquetWriter:
             path, self.schema, compression="zstd", use_dictionary=dictionary
         )
 
-    def _arrow_type(self, kind: Any) -> Any:
+    def _arrow_type(self, kind: object) -> Any:
         if kind == "vector":
             return self.pa.list_(self.pa.float32())
         return self.pa.type_for_alias(kind) if isinstance(kind, str) else kind
@@ -206,7 +206,7 @@ class NpyWriter:
 def open_writer(
     path: Path,
     file_format: str,
-    columns: Mapping[str, Any],
+    columns: Mapping[str, object],
     results: Sequence[Column],
     na: Sequence[str] = NA,
 ) -> TextWriter | ParquetWriter | NpyWriter:
@@ -220,7 +220,7 @@ def open_writer(
     return TextWriter(path, file_format, columns, results, na)
 
 
-def format_cell(value: Any) -> str:
+def format_cell(value: object) -> str:
     """A value as text: empty if missing, JSON for numbers, lists and objects."""
     if value is None:
         return Missing()

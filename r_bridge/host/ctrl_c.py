@@ -132,6 +132,6 @@ def get_action(number: int) -> Any:
     return action
 
 
-def set_action(number: int, action: Any) -> None:
+def set_action(number: int, action: object) -> None:
     """Set the C handler of a signal, from any thread. Python's handler does not change."""
     libc.sigaction(number, action, None)

@@ -169,7 +169,7 @@ class Embedded:
         lib.Rf_unprotect(6)
         return evaluation
 
-    def _try(self, expression: Any) -> Any:
+    def _try(self, expression: object) -> Any:
         failed = self.ffi.new("int *")
         value = self.lib.R_tryEval(expression, self.lib.R_GlobalEnv, failed)
         if failed[0]:
@@ -226,7 +226,7 @@ class Embedded:
         self.outbox.append((self.lib.RAW, buffers))
         return self.lib.Rf_ScalarReal(sum(map(len, buffers)))
 
-    def _fill(self, vector: Any) -> Any:
+    def _fill(self, vector: object) -> Any:
         """Copy the last offered content into R's raw or double vector."""
         data, buffers = self.outbox.pop()
         target = self.ffi.cast("char *", data(vector))
@@ -235,10 +235,10 @@ class Embedded:
             target += len(buffer)
         return vector
 
-    def _bytes(self, vector: Any) -> bytes:
+    def _bytes(self, vector: object) -> bytes:
         return bytes(self.ffi.buffer(self.lib.RAW(vector), self.lib.Rf_xlength(vector)))
 
-    def _respond(self, vector: Any) -> Any:
+    def _respond(self, vector: object) -> Any:
         """Receive the response. Lets Python handle Ctrl-C."""
         self.ctrl_c.to_python()
         self.response = self._bytes(vector)

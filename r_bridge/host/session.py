@@ -117,7 +117,7 @@ class RSession:
         """Call an R function by its name, such as "paste" or "stats::sd", or by its code."""
         return self._call(function, *args, **kwargs)
 
-    def _call(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, function: str, /, *args: object, **kwargs: object) -> Any:
         arguments = {
             f"argument{number}": value for number, value in enumerate(args, start=1)
         } | kwargs

@@ -6,7 +6,6 @@ PyTorch is imported lazily, by the first method that needs it.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from r_bridge.methods import (
     cached,
@@ -28,7 +27,7 @@ from r_bridge.methods import (
     words,
 )
 
-_LIST: list[Callable[..., Any]] = [
+_LIST: list[Callable[..., object]] = [
     machine.hello, machine.nothing, machine.warm_up, machine.devices, machine.doctor,
     machine.require_extra,
     models.from_pretrained, models.adapter, models.from_config, models.fresh, models.save_pretrained,

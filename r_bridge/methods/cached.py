@@ -1,7 +1,6 @@
 """Models in the local cache: list, download and delete."""
 
 import os
-from typing import Any
 
 import numpy as np
 
@@ -50,7 +49,7 @@ def download(session: Session, identifier: str, revision: str, token: str | None
     )
 
 
-def plan_deletion(session: Session, identifier: str, revision: str | None) -> dict[str, Any]:
+def plan_deletion(session: Session, identifier: str, revision: str | None) -> dict[str, object]:
     """The commits that a deletion removes, and the disk space in bytes that it frees."""
     from minhub_py.checkpoints import cache
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from r_bridge.arguments import character, json_data, json_schema
 from r_bridge.methods.text import biases, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
+if TYPE_CHECKING:
+    from minhub_py.chat.conversation import Chat
 
-def chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -> dict[str, Any]:
+
+def chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The kind of a model's chat template, a note about it for the user, and the model's sampling
     settings.
     """
@@ -28,7 +31,7 @@ def reply(
     model: Model,
     tokenizer: Tokenizer | None,
     system: str | None,
-    said: Any,
+    said: object,
     text: str,
     max_new_tokens: int,
     temperature: float,
@@ -44,11 +47,11 @@ def reply(
     frequency_penalty: float = 0.0,
     logit_bias: Any = None,
     tools: Any = None,
-    steps: Any = None,
+    steps: object = None,
     called: str | None = None,
-    results: Any = None,
+    results: object = None,
     tool_choice: str = "auto",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Generate the reply to a text. It is streamed with its tokens, so R keeps the partial reply if
     it cancels.
 
@@ -121,7 +124,7 @@ def reply(
     }
 
 
-def restored_chat(chat: Any, system: str | None, said: Any, steps: Any) -> Any:
+def restored_chat(chat: "Chat", system: str | None, said: Any, steps: Any) -> "Chat":
     """The chat with R's conversation. For arguments see `reply`."""
     from minhub_py.chat.turns import Turn
 
@@ -136,7 +139,7 @@ def restored_chat(chat: Any, system: str | None, said: Any, steps: Any) -> Any:
     return chat
 
 
-def part(chat: Any, piece: str, first: int) -> dict[str, Any]:
+def part(chat: "Chat", piece: str, first: int) -> dict[str, object]:
     """New text of a reply with its tokens, which begin with the token number `first`, from 0."""
     events = chat.events[first:]
     top = [
@@ -152,7 +155,9 @@ def part(chat: Any, piece: str, first: int) -> dict[str, Any]:
     }
 
 
-def columns_of(chat: Any, ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+def columns_of(
+    chat: "Chat", ids: Sequence[int], logprobs: Sequence[float | None]
+) -> dict[str, object]:
     """Columns of tokens."""
     return {
         "token": token_texts(chat.tokenizer, list(ids)),
@@ -168,7 +173,7 @@ def strings(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [text for item in value for text in strings(item)]
 
 
-def _chat(model: Model, tokenizer: Tokenizer | None) -> Any:
+def _chat(model: Model, tokenizer: Tokenizer | None) -> "Chat":
     """The model's conversation, whose KV cache all chats of the model share.
 
     ValueError: the model has no tokenizer, or does not support chats.

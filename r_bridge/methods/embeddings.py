@@ -13,14 +13,14 @@ from r_bridge.objects import Lens, Model, Session, Tokenizer
 def embed(
     session: Session,
     model: Model,
-    texts: Any,
+    texts: object,
     tokenizer: Tokenizer | None,
     layer: int,
     pool: str | None,
     prompt: str | None,
     dimensions: int | None,
-    normalize: Any,
-) -> dict[str, Any]:
+    normalize: object,
+) -> dict[str, object]:
     """A matrix with one row per text, NA for a missing text; with pool "none", one matrix per text.
 
     With "none", `tokens` contains the text of each token for each text.
@@ -33,7 +33,7 @@ def embed(
     rows: Any = texts if as_text else id_rows(texts, model.module.config.vocab_size)
     if pool == "none":
         rows = embedded_ids(model.module, tok, rows, prompt)
-    settings: Any = {
+    settings: dict[str, Any] = {
         "layer": layer,
         "pool": pool,
         "prompt": prompt,
@@ -53,7 +53,7 @@ def embed(
 
 def attention_weights(
     session: Session, model: Model, text: Any, tokenizer: Tokenizer | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The attention weights (layers, heads, T, T) of a text, its tokens, and the numbers of the
     layers.
     """
@@ -76,7 +76,7 @@ def logit_lens(
     tokenizer: Tokenizer | None,
     n: int,
     lens: Lens | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """One row per layer, token of a text, and rank of its `n` most likely next tokens; and the
     text's token IDs.
     """
@@ -110,12 +110,12 @@ def logit_lens(
 def tuned_lens(
     session: Session,
     model: Model,
-    texts: Any,
+    texts: object,
     tokenizer: Tokenizer | None,
     steps: int,
     rate: float,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The number of a tuned lens, and the KL divergence (nats) of each layer before and after
     training.
     """

@@ -69,7 +69,7 @@ def classify(
     hypothesis: str,
     multi_label: bool,
     tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The columns of minhub_py.classify with NA for missing texts, and the labels."""
     from minhub_py.analysis.classify import classify as compute
 
@@ -97,14 +97,18 @@ def classify_tokens(
     ignore: Any,
     tokenizer: Tokenizer | None,
     stride: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The columns of minhub_py.classify_tokens, with texts and characters that count from 1, and
     the labels.
     """
     from minhub_py.analysis.token_labels import classify_tokens as compute
 
     tok = find_tokenizer(model, tokenizer, needed=True)
-    settings: Any = {"aggregation": aggregation, "ignore": tuple(ignore or ()), "stride": stride}
+    settings: dict[str, Any] = {
+        "aggregation": aggregation,
+        "ignore": tuple(ignore or ()),
+        "stride": stride,
+    }
     columns = compute(model.module, tok, texts, **settings, progress=session.progress)
     labels = model.module.config.labels
     if aggregation != "none":

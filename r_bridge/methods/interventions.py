@@ -22,7 +22,7 @@ def activations(
     at: Any,
     pool: str,
     targets: Any = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The matrices of each point, and a frame that describes their rows."""
     from minhub_py.analysis.activations import activations as compute
 
@@ -52,7 +52,7 @@ def activations(
 
 def intervene(
     session: Session, model: Model, at: Any, how: str, value: Any, scale: float, positions: Any
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A model with interventions. value: a vector or matrix, or a named list of them by point; or
     None.
     """
@@ -85,13 +85,13 @@ def intervene(
 def direction(
     session: Session,
     model: Model,
-    positive: Any,
-    negative: Any,
+    positive: object,
+    negative: object,
     tokenizer: Tokenizer | None,
     at: str,
     kind: str,
     pool: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The vector of minhub_py.direction, and the projections of the texts."""
     from minhub_py.analysis.directions import direction as compute
 
@@ -106,14 +106,14 @@ def direction(
 
 def probe(
     session: Session,
-    x: Any,
-    y: Any,
-    groups: Any,
+    x: object,
+    y: object,
+    groups: object,
     folds: int,
     penalty: float,
     bootstrap: int,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The result of minhub_py.probe."""
     from minhub_py.analysis.probes import probe as fit
 
@@ -143,14 +143,14 @@ def probe(
 def patching(
     session: Session,
     model: Model,
-    clean: Any,
-    corrupted: Any,
+    clean: object,
+    corrupted: object,
     answers: Any,
     kinds: Any,
     position: int | None,
     target: Any,
     tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The table of minhub_py.patching, and the metrics of both runs."""
     from minhub_py.analysis.patching import patching as compute
 
@@ -190,14 +190,14 @@ def patching(
 def attribution(
     session: Session,
     model: Model,
-    text: Any,
-    token: Any,
-    against: Any,
+    text: object,
+    token: object,
+    against: object,
     position: int,
     heads: bool,
     tokenizer: Tokenizer | None,
-    target: Any = None,
-) -> dict[str, Any]:
+    target: object = None,
+) -> dict[str, object]:
     """The parts of minhub_py.attribution."""
     from minhub_py.analysis.attribution import attribution as compute
 

@@ -12,7 +12,7 @@ from r_bridge.objects import Session
 LISTS = ("renyi", "labels", "definitions", "example_texts", "example_labels")
 
 
-def replay(session: Session, manifest: str, rows: int | None) -> dict[str, Any]:
+def replay(session: Session, manifest: str, rows: int | None) -> dict[str, object]:
     """The result of minhub_py.replay. A difference that is not a number is infinite."""
     from minhub_py.jobs.replay import replay as repeat
 
@@ -51,7 +51,7 @@ def run_job(
     data: Any,
     settings: Any,
     manifest: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run a job on columns, and write its manifest. Returns the columns of the results.
 
     The input and the output are files in the manifest's folder. The same call continues an
@@ -101,7 +101,7 @@ def run_job(
     }
 
 
-def codebook(values: dict[str, Any]) -> dict[str, Any]:
+def codebook(values: dict[str, Any]) -> dict[str, object]:
     """The codebook of R's arguments, which are removed from `values`."""
     from minhub_py.analysis.codebook import codebook_of
 
@@ -115,7 +115,7 @@ def codebook(values: dict[str, Any]) -> dict[str, Any]:
     return dict(codebook_of(source, values.pop("instruction"), examples).to_dict())
 
 
-def setting_of(name: str, value: Any) -> Any:
+def setting_of(name: str, value: object) -> Any:
     """A setting from R: a scalar, or a list for settings with several values."""
     if value is None or isinstance(value, str | int | float | bool):
         return value

@@ -24,10 +24,10 @@ def annotate(
     length: str,
     template: str | None,
     premise: str | None,
-    chat: Any,
+    chat: object,
     sep: str | None,
     tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The columns of minhub_py.annotate with NA for missing texts, and the labels."""
     from minhub_py.analysis.annotate import annotate as compute
     from minhub_py.analysis.codebook import codebook_of
@@ -38,7 +38,7 @@ def annotate(
         source = dict(zip(labels, definitions, strict=True))
     examples = list(zip(example_texts or [], example_labels or [], strict=True))
     book = codebook_of(source, instruction, examples)
-    settings: Any = {
+    settings: dict[str, Any] = {
         "calibrate": calibrate,
         "length": length,
         "template": template,
@@ -60,7 +60,7 @@ def decide(
     seed: int,
     options: bool,
     tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The table of minhub_py.decide, with texts that count from 1.
 
     questions: by name, {"type", "instructions", "options", "descriptions"}.
@@ -81,7 +81,7 @@ def decide(
     return {"frame": frame(result.table(options), from_1=("text",))}
 
 
-def question_of(question: dict[str, Any]) -> dict[str, object]:
+def question_of(question: dict[str, object]) -> dict[str, object]:
     """A question of R in the form of `decide`."""
     kind, instructions = (
         None if question.get(name) is None else scalar(question[name], str)
@@ -101,17 +101,17 @@ def label_agreement(
     session: Session,
     raters: Any,
     level: str,
-    categories: Any,
+    categories: object,
     bootstrap: int,
     confidence: float,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The results of minhub_py.agreement. raters: a list of vectors."""
     from minhub_py.analysis.agreement import agreement
 
     rows = [vector_values(values) for values in raters]
     names = None if categories is None else vector_values(categories)
-    settings: Any = {"level": level, "categories": names, "bootstrap": bootstrap}
+    settings: dict[str, Any] = {"level": level, "categories": names, "bootstrap": bootstrap}
     result = agreement(*rows, confidence=confidence, seed=seed, **settings)
     return {
         "frame": frame(result.columns),
@@ -145,7 +145,7 @@ def corrected_estimate(
     cross_fit: int = 0,
     splits: int = 10,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The results of minhub_py.estimate for a design matrix."""
     from minhub_py.analysis.estimate import codes_of, fit
 
@@ -177,6 +177,6 @@ def corrected_estimate(
     }
 
 
-def spelled(value: Any) -> str:
+def spelled(value: object) -> str:
     """A category as text: numbers as in R."""
     return f"{value:g}" if isinstance(value, float) else str(value)

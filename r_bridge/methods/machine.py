@@ -11,7 +11,7 @@ from r_bridge.convert import Frame
 from r_bridge.objects import Session
 
 
-def hello(session: Session) -> dict[str, Any]:
+def hello(session: Session) -> dict[str, object]:
     """The versions and the path of this Python."""
     return {
         "minhub_py": importlib.metadata.version("minhub_py"),

@@ -21,7 +21,7 @@ def from_pretrained(
     local_files_only: bool,
     adapter: str | None = None,
     mtp: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
     from minhub_py.checkpoints.fingerprint import signature
     from minhub_py.loading.files import open_files
@@ -42,7 +42,7 @@ def from_pretrained(
     return about(model, session.add(model)) | {"commit": _commit(identifier, files.path)}
 
 
-def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:
+def adapter(session: Session, model: Model, source: str | None) -> dict[str, object]:
     """The model with an adapter, or without one. The weights are shared."""
     from minhub_py.inference.arguments import model_of
     from minhub_py.loading.adapters.loading import adapter_folders, with_adapter
@@ -62,11 +62,11 @@ def from_config(
     path: str,
     revision: str,
     family: str | None,
-    config: Any,
+    config: object,
     token: str | None,
     local_files_only: bool,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Create a model with random weights from a model type or a config.json.
 
     path: the identifier, or the absolute path if it is the name of a folder or file in R's working
@@ -93,7 +93,7 @@ def from_config(
     return about(model, session.add(model)) | {"commit": folder and _commit(path, folder)}
 
 
-def fresh(session: Session, family: str, config: Any, seed: int) -> dict[str, Any]:
+def fresh(session: Session, family: str, config: object, seed: int) -> dict[str, object]:
     """Create a model with random weights from settings."""
     from minhub_py.models.registry import ENTRIES
 
@@ -122,7 +122,7 @@ def _commit(identifier: str, folder: Path) -> str | None:
     return local.commit_of(folder) if local.locate(identifier) is None else None
 
 
-def about(model: Model, number: int) -> dict[str, Any]:
+def about(model: Model, number: int) -> dict[str, object]:
     """A description of a model, which R stores."""
     from minhub_py.inference.quantize import count, kind_of
     from minhub_py.models.registry import architecture_of
@@ -155,7 +155,7 @@ def train(session: Session, model: Model, mode: bool) -> None:
     model.module.train(mode)
 
 
-def to(session: Session, model: Model, device: str | None, dtype: str | None) -> dict[str, Any]:
+def to(session: Session, model: Model, device: str | None, dtype: str | None) -> dict[str, object]:
     """Move a model to a device, a dtype or both."""
     from minhub_py.system.device import choose_device, choose_dtype
 
@@ -165,7 +165,7 @@ def to(session: Session, model: Model, device: str | None, dtype: str | None) ->
     return about(model, 0)
 
 
-def parameters(session: Session, model: Model) -> dict[str, Any]:
+def parameters(session: Session, model: Model) -> dict[str, object]:
     """The name, shape and dtype of each weight. ValueError: the model is quantized."""
     from minhub_py.inference.quantize import refuse_quantized
 
@@ -195,7 +195,7 @@ def save_pretrained(
     save(model.module, folder, tokenizer.tokenizer if tokenizer else model.optional_tokenizer())
 
 
-def new_adapter(session: Session, model: Model, lora: Any, seed: int) -> dict[str, Any]:
+def new_adapter(session: Session, model: Model, lora: Any, seed: int) -> dict[str, object]:
     """The model with a new adapter for training in R torch. lora: settings as in minhub_train()."""
     from minhub_py.inference.arguments import model_of
     from minhub_py.loading.adapters import attach
@@ -243,11 +243,11 @@ def save_torchscript(session: Session, model: Model, path: str) -> None:
 def forward(
     session: Session,
     model: Model,
-    ids: Any,
+    ids: object,
     first: int,
     as_torch: bool,
-    attention_mask: Any = None,
-    token_type_ids: Any = None,
+    attention_mask: object = None,
+    token_type_ids: object = None,
 ) -> Any:
     """Logits (B, T, V), or the result of an encoder's head, as an R array or as the components of
     an R torch tensor.
@@ -281,7 +281,7 @@ def forward(
 
 
 def encoder_inputs(
-    module: Any, attention_mask: Any, token_type_ids: Any
+    module: Any, attention_mask: object, token_type_ids: object
 ) -> dict[str, list[list[int]]]:
     """The mask and the token types that R has sent. ValueError: the model does not use them, or a
     value is invalid.
@@ -309,7 +309,7 @@ def encoder_inputs(
     return inputs
 
 
-def raw_tensor(tensor: Any) -> dict[str, Any]:
+def raw_tensor(tensor: Any) -> dict[str, object]:
     """The shape, R torch's name of the dtype, and the elements in row order."""
     import torch
 

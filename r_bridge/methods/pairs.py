@@ -10,7 +10,7 @@ from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
 
-def read_pairs(session: Session, path: str, by: str | None) -> dict[str, Any]:
+def read_pairs(session: Session, path: str, by: str | None) -> dict[str, object]:
     """The pairs of BLiMP's files as a frame; an empty list for the suites of SyntaxGym."""
     from pathlib import Path
 
@@ -31,7 +31,7 @@ def read_pairs(session: Session, path: str, by: str | None) -> dict[str, Any]:
 
 
 def pair_logprobs(
-    session: Session, model: Model, good: Any, bad: Any, bos: Any, tokenizer: Tokenizer | None
+    session: Session, model: Model, good: Any, bad: Any, bos: object, tokenizer: Tokenizer | None
 ) -> Frame:
     """The log-probabilities of the sentences of each pair, with NA for missing sentences."""
     from minhub_py.analysis.minimal_pairs import sentence_logprobs
@@ -50,7 +50,7 @@ def pair_logprobs(
 
 
 def suite_results(
-    session: Session, model: Model, path: str, bos: Any, tokenizer: Tokenizer | None
+    session: Session, model: Model, path: str, bos: object, tokenizer: Tokenizer | None
 ) -> Frame:
     """The result of each item and prediction of SyntaxGym's suites."""
     from minhub_py.analysis.minimal_pairs import minimal_pairs

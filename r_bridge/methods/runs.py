@@ -9,7 +9,7 @@ from r_bridge.objects import Session
 
 def train_model(
     session: Session, texts: Any, out: str, settings: Any, copy: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train a model on text files, and store it in the folder `out`. Returns the results.
 
     If the request is cancelled, `resume_training` resumes the run.    copy: copy the files, which
@@ -26,8 +26,8 @@ def train_model(
 
 
 def train_on_examples(
-    session: Session, columns: Any, path: str, out: str, settings: Any
-) -> dict[str, Any]:
+    session: Session, columns: Any, path: str, out: str, settings: object
+) -> dict[str, object]:
     """Train a model on the examples of a data frame, and store it in the folder `out`. Returns the
     results.
 
@@ -44,7 +44,7 @@ def train_on_examples(
         raise ValueError(str(error).replace(path, "text")) from error  # the file is not the user's
 
 
-def resume_training(session: Session, out: str, settings: Any) -> dict[str, Any]:
+def resume_training(session: Session, out: str, settings: Any) -> dict[str, object]:
     """Resume a run, with changes to its settings. Returns the results."""
     from minhub_py.training import resume
     from r_bridge import training
@@ -54,7 +54,7 @@ def resume_training(session: Session, out: str, settings: Any) -> dict[str, Any]
     return training.describe_run(Path(out))
 
 
-def read_run(session: Session, out: str) -> dict[str, Any]:
+def read_run(session: Session, out: str) -> dict[str, object]:
     """The current results of a run."""
     from r_bridge import training
 

@@ -20,7 +20,7 @@ def serve(
     cache_dir: str | None = None,
     cache_size: float = 1e10,
     adapters: Any = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Start a server on localhost. Returns its address, and its number for `stop_serving`.
 
     adapters: folders by name.    ValueError: an adapter does not fit the model.
@@ -41,7 +41,7 @@ def serve(
     base = model.module
     networks = {name: base, **{key: with_adapter(base, path) for key, path in folders.items()}}
     background = BackgroundServer(Server(Models([]), key=key), port=port)
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "max_requests": max_requests,
         "context": context,
         "cache_dir": cache_dir,
@@ -53,7 +53,7 @@ def serve(
     return {"address": address, "number": session.add(background), "note": template.note}
 
 
-def stop_serving(session: Session, server: Any) -> None:
+def stop_serving(session: Session, server: object) -> None:
     """Stop a server. Responses in progress end with an error message."""
     from minhub_py.serve.run import BackgroundServer
 

@@ -1,7 +1,7 @@
 """Text generation, next tokens and scores. Prompts and texts are strings or token IDs."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,6 +9,9 @@ from r_bridge.arguments import character, frame, id_rows
 from r_bridge.convert import Frame, as_array
 from r_bridge.methods.tokenizers import warn_of_unknown
 from r_bridge.objects import Model, Session, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 def biases(columns: Any) -> dict[int, float] | None:
@@ -40,7 +43,7 @@ def generate(
     logit_bias: Any = None,
     draft: Model | None = None,
     mtp: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The new text and token IDs for each prompt, and the numbers of proposed and accepted draft
     tokens.
 
@@ -131,7 +134,7 @@ def draft_model(model: Model, draft: Model) -> Any:
 
 
 def next_tokens(
-    session: Session, model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int
+    session: Session, model: Model, prompts: object, tokenizer: Tokenizer | None, n: int
 ) -> Frame:
     """The `n` most likely next tokens of each prompt."""
     from minhub_py.analysis.surprisal import next_tokens as predict
@@ -214,7 +217,7 @@ def score(
     )
 
 
-def perplexity(session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Any:
+def perplexity(session: Session, model: Model, texts: object, tokenizer: Tokenizer | None) -> Any:
     """The perplexity of each text: exp of the mean surprisal (nats) of its tokens after the first,
     or NA.
     """
@@ -249,14 +252,14 @@ def concatenate(scores: list[Any]) -> Any:
     return np.concatenate([as_array(values) for values in scores]) if scores else np.empty(0)
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     """Whether R has sent strings, not token IDs."""
     return (isinstance(value, list) and all(isinstance(text, str) for text in value)) or (
         isinstance(value, np.ndarray) and value.dtype.kind == "U"
     )
 
 
-def is_text_or_missing(value: Any) -> bool:
+def is_text_or_missing(value: object) -> bool:
     """Whether R has sent a character vector, which may contain NA."""
     return is_text(value) or (
         isinstance(value, list) and all(text is None or isinstance(text, str) for text in value)
@@ -316,7 +319,7 @@ def nonempty(rows: list[list[int]]) -> list[list[int]]:
     return rows
 
 
-def token_texts(tokenizer: Any, ids: list[int]) -> Any:
+def token_texts(tokenizer: "tokenizers.Tokenizer | None", ids: list[int]) -> Any:
     """The text of each token; NA without a tokenizer."""
     if tokenizer is None:
         return [None] * len(ids) or character(())

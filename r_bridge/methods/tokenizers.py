@@ -4,13 +4,16 @@ import itertools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from r_bridge.arguments import character, frame, id_rows
 from r_bridge.convert import Frame
 from r_bridge.objects import Session, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 def tokenizer_from_pretrained(
@@ -33,7 +36,7 @@ def tokenizer_from_file(session: Session, path: str) -> int:
 
 def encode_batch(
     session: Session, tokenizer: Tokenizer, texts: Any, add_special_tokens: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The concatenated token IDs of all texts, and the number of tokens of each text."""
     from minhub_py.checkpoints.tokenizers.tokenizer import working
 
@@ -51,7 +54,7 @@ def encode_batch(
 
 
 def decode_batch(
-    session: Session, tokenizer: Tokenizer, ids: Any, skip_special_tokens: bool
+    session: Session, tokenizer: Tokenizer, ids: object, skip_special_tokens: bool
 ) -> Any:
     """The text of each sequence of token IDs."""
     rows = id_rows(ids, tokenizer.size)
@@ -60,7 +63,7 @@ def decode_batch(
     )
 
 
-def id_to_token(session: Session, tokenizer: Tokenizer, ids: Any) -> Any:
+def id_to_token(session: Session, tokenizer: Tokenizer, ids: object) -> Any:
     """The vocabulary's token for each ID; NA for an unknown ID."""
     [row] = id_rows(ids, 2**31 - 1)
     return character(tokenizer.tokenizer.id_to_token(id) for id in row)
@@ -95,7 +98,9 @@ def save_tokenizer(session: Session, tokenizer: Tokenizer, path: str, pretty: bo
     publish(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
-def warn_of_unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+def warn_of_unknown(
+    tokenizer: "tokenizers.Tokenizer", texts: Sequence[str], rows: Sequence[Sequence[int]]
+) -> None:
     """Warn about characters without a token, which the result does not include."""
     from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
 

@@ -15,6 +15,8 @@ from r_bridge.objects import Model, Session, StateDict
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from minhub_py.models.base import LanguageModel
+    from minhub_py.models.encoder import Encoder
     from weights_map.engine import Table
 
 
@@ -40,7 +42,7 @@ def new_state_dict(session: Session) -> int:
     return session.add(StateDict({}))
 
 
-def add_weight(session: Session, state: StateDict, name: str, value: Any) -> None:
+def add_weight(session: Session, state: StateDict, name: str, value: object) -> None:
     """Add a weight: an array, or an R torch tensor as {"shape", "dtype", "data"} (row order).
     ValueError: NaN.
     """
@@ -76,7 +78,9 @@ def load_state_dict(session: Session, model: Model, state: StateDict) -> None:
     state.tensors = {}
 
 
-def as_native(module: Any, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Tensor]":
+def as_native(
+    module: "LanguageModel | Encoder", tensors: "Mapping[str, Tensor]"
+) -> "Mapping[str, Tensor]":
     """Convert weights to native names and layout. ValueError: a weight is missing, unknown or has
     another shape.
 

@@ -63,14 +63,14 @@ def word_logprobs(
 def target_logprobs(
     session: Session,
     model: Model,
-    contexts: Any,
-    targets: Any,
+    contexts: object,
+    targets: object,
     sep: str,
-    ignored: Any,
-    bos: Any,
+    ignored: object,
+    bos: object,
     tokenizer: Tokenizer | None,
     correct: str | None = None,
-    renyi: Any = None,
+    renyi: object = None,
     premise: str | None = None,
 ) -> Frame:
     """The columns of minhub_py.target_logprobs. ignored: token IDs that are not counted."""
@@ -101,7 +101,7 @@ def vocabulary(session: Session, model: Model, tokenizer: Tokenizer | None) -> F
 
 
 def logprob_matrix(
-    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, out: str | None
+    session: Session, model: Model, texts: object, tokenizer: Tokenizer | None, out: str | None
 ) -> Any:
     """The matrix of minhub_py.logprob_matrix, and a frame that describes its rows; with `out`, the
     frame only.
@@ -118,17 +118,17 @@ def logprob_matrix(
     return {"rows": rows, "matrix": np.ma.MaskedArray(matrix, np.isnan(matrix))}
 
 
-def _texts(value: Any) -> list[str | None]:
+def _texts(value: object) -> list[str | None]:
     """A character vector as a list; empty for any other value."""
     return list(value) if isinstance(value, list) else []
 
 
-def _ids(value: Any) -> list[int]:
+def _ids(value: object) -> list[int]:
     return [] if value is None else as_array(value).reshape(-1).tolist()
 
 
 def _measures(
-    correct: str | None, renyi: Any, premise: str | None, ignored: Any, lags: int = 0
+    correct: str | None, renyi: object, premise: str | None, ignored: object, lags: int = 0
 ) -> "Measures":
     """The requested measures. ValueError: a wrong value."""
     from minhub_py.analysis.measures import measures_of

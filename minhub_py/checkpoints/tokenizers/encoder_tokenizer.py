@@ -108,7 +108,7 @@ ENCODER_FILES = {
 NUMBER_COMMA = re.compile(r"\d,$")
 
 
-def family_of(path: Path, tokenizer_class: Any, model_type: Any) -> str | None:
+def family_of(path: Path, tokenizer_class: object, model_type: object) -> str | None:
     """The family of a tokenizer file; None: not an encoder's.
 
     tokenizer_class: of tokenizer_config.json.    model_type: of config.json. Both are None if
@@ -129,7 +129,7 @@ def family_of(path: Path, tokenizer_class: Any, model_type: Any) -> str | None:
     return ENCODER_FILES.get(path.name)
 
 
-def read_wordpiece(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
+def read_wordpiece(path: Path, settings: Mapping[str, object]) -> Tokenizer:
     """Load a vocab.txt: one token per line, whose number is its ID. ValueError: it is corrupt."""
     try:
         lines = read_text(path).removesuffix("\n").split("\n")
@@ -142,7 +142,7 @@ def read_wordpiece(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def set_wordpiece_normalizer(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
+def set_wordpiece_normalizer(tokenizer: Tokenizer, settings: Mapping[str, object]) -> None:
     """Normalize texts by the settings of tokenizer_config.json. ValueError: a setting is not a
     bool.
     """
@@ -169,7 +169,7 @@ def wordpiece_tokenizer(vocabulary: Mapping[str, int], unknown: str) -> Tokenize
     return tokenizer
 
 
-def flag(settings: Mapping[str, Any], name: str) -> bool | None:
+def flag(settings: Mapping[str, object], name: str) -> bool | None:
     """A setting of tokenizer_config.json; None if missing or null. ValueError: it is not a bool."""
     value = settings.get(name)
     if not isinstance(value, bool | None):
@@ -177,7 +177,9 @@ def flag(settings: Mapping[str, Any], name: str) -> bool | None:
     return value
 
 
-def unigram_tokenizer(model: SentencePiece, family: str, settings: Mapping[str, Any]) -> Tokenizer:
+def unigram_tokenizer(
+    model: SentencePiece, family: str, settings: Mapping[str, object]
+) -> Tokenizer:
     """The tokenizer of a SentencePiece file. ValueError: the file is not a unigram model."""
     if model.model_type != UNIGRAM:
         raise ValueError("it is not a unigram model")
@@ -210,7 +212,7 @@ def unigram_tokenizer(model: SentencePiece, family: str, settings: Mapping[str, 
     )
 
 
-def deberta_steps(settings: Mapping[str, Any], charsmap: list[Any]) -> Iterator[Any]:
+def deberta_steps(settings: Mapping[str, object], charsmap: list[Any]) -> Iterator[Any]:
     """DeBERTa's normalizers, version 2 and 3."""
     if flag(settings, "do_lower_case"):
         yield normalizers.Lowercase()
@@ -218,7 +220,7 @@ def deberta_steps(settings: Mapping[str, Any], charsmap: list[Any]) -> Iterator[
     yield from charsmap
 
 
-def albert_steps(settings: Mapping[str, Any], charsmap: list[Any]) -> Iterator[Any]:
+def albert_steps(settings: Mapping[str, object], charsmap: list[Any]) -> Iterator[Any]:
     """ALBERT's normalizers."""
     yield from (normalizers.Replace("``", '"'), normalizers.Replace("''", '"'))
     if not flag(settings, "keep_accents"):
@@ -236,7 +238,7 @@ def normalized_unigram(
     unknown: int,
     charsmap: bytes,
     family: str,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
 ) -> Tokenizer:
     """The tokenizer of a family in NORMALIZERS. entries: pieces with scores; unknown: the ID of the
     unknown token.

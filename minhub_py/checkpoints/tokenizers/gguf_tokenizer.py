@@ -115,7 +115,7 @@ ENCODERS = {
 }
 
 
-def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def tokenizer_settings(metadata: Mapping[str, object]) -> dict[str, object]:
     """The settings of special tokens, as in tokenizer_config.json.
 
     ValueError: the type of tokenizer is not supported, or the metadata is corrupt.
@@ -129,20 +129,20 @@ def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
             " original repository's tokenizer.json"
         )
     add_bos = words_of(metadata).add_bos if model == "gpt2" else model != "t5"
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", add_bos) or model == "gemma4",
         "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", model == "t5"),
     }
     return settings | special_tokens(metadata, DEFAULT_IDS.get(str(model), {}))
 
 
-def encoder_family(metadata: Mapping[str, Any]) -> str | None:
+def encoder_family(metadata: Mapping[str, object]) -> str | None:
     """The family of an encoder's tokenizer; None for other architectures."""
     names = metadata.get("general.architecture"), metadata.get("tokenizer.ggml.model")
     return next((family for key, family in ENCODERS.items() if key == names), None)
 
 
-def special_tokens(metadata: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
+def special_tokens(metadata: Mapping[str, object], defaults: Mapping[str, int]) -> dict[str, Any]:
     """The special tokens by their names in tokenizer_config.json. ValueError: an ID is invalid."""
     tokens = strings(metadata, "tokens")
     settings = {}
@@ -158,7 +158,7 @@ def special_tokens(metadata: Mapping[str, Any], defaults: Mapping[str, int]) -> 
     return settings
 
 
-def words_of(metadata: Mapping[str, Any]) -> Words:
+def words_of(metadata: Mapping[str, object]) -> Words:
     """The word splitting of a byte-level BPE. ValueError: it is not supported."""
     name = metadata.get("tokenizer.ggml.pre")
     if name in (None, "default") and metadata.get("general.architecture") in WITHOUT_PRE:
@@ -186,7 +186,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def encoder_tokenizer(
-    metadata: Mapping[str, Any], family: str, tokens: list[str], kinds: list[int]
+    metadata: Mapping[str, object], family: str, tokens: list[str], kinds: list[int]
 ) -> Tokenizer:
     """Build the tokenizer of an encoder, with special tokens around a text and a pair."""
     names = {**FAMILIES[family].tokens, **special_tokens(metadata, {})}
@@ -245,7 +245,7 @@ def restored(token: str, kind: int) -> str:
     return token[1:] if token.startswith(SPACE) else f"##{token}"
 
 
-def charsmap_of(metadata: Mapping[str, Any]) -> bytes:
+def charsmap_of(metadata: Mapping[str, object]) -> bytes:
     """The map of characters; empty if missing. ValueError: it is corrupt."""
     array = metadata.get("tokenizer.ggml.precompiled_charsmap")
     if array is None:
@@ -258,7 +258,7 @@ def charsmap_of(metadata: Mapping[str, Any]) -> bytes:
     return charsmap
 
 
-def byte_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
+def byte_bpe(metadata: Mapping[str, object], tokens: list[str], kinds: list[int]) -> Tokenizer:
     """Build a byte-level BPE."""
     words = words_of(metadata)
     ids, merges = ids_and_merges(metadata, tokens)
@@ -269,7 +269,7 @@ def byte_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -
 
 
 def ids_and_merges(
-    metadata: Mapping[str, Any], tokens: list[str]
+    metadata: Mapping[str, object], tokens: list[str]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """The vocabulary and merges of a BPE. ValueError: they are invalid."""
     ids = {token: id for id, token in enumerate(tokens)}
@@ -344,7 +344,7 @@ def sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: list[in
     return sentencepiece_tokenizer(model)
 
 
-def strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+def strings(metadata: Mapping[str, object], key: str) -> list[str]:
     """A list of strings in the metadata. ValueError: it is missing or invalid."""
     items = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
@@ -352,7 +352,7 @@ def strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     return items
 
 
-def numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
+def numbers(metadata: Mapping[str, object], key: str, count: int) -> list[Any]:
     """An array of numbers in the metadata. ValueError: it is missing or has another length."""
     array = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(array, np.ndarray) or len(array) != count:
@@ -360,7 +360,7 @@ def numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
     return array.tolist()
 
 
-def hub_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+def hub_files(metadata: Mapping[str, object]) -> dict[str, bytes]:
     """The companions of a tokenizer.json: tokenizer_config.json, and the file's chat templates."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer_settings(metadata)}
     files = {

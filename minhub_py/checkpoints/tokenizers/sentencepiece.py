@@ -103,7 +103,7 @@ def read_sentencepiece(path: Path) -> SentencePiece:
     return result
 
 
-def parse_message(data: Any) -> Message:
+def parse_message(data: object) -> Message:
     """Parse a Protocol Buffers message: field number -> values in order. ValueError: it is invalid."""
     if not isinstance(data, bytes):
         raise ValueError("a field should contain a message, not a number")

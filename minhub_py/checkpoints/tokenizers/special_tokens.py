@@ -26,7 +26,7 @@ class Convention:
     add_eos: bool = False
 
 
-def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
+def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, object]) -> None:
     """Add the folder's added tokens to the vocabulary, and mark its special tokens (by default
     GPT-2's).
 
@@ -68,7 +68,7 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
             )
 
 
-def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
+def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, object]) -> None:
     """Add the special and added tokens that only tokenizer_config.json names, as transformers does.
 
     A token of the vocabulary keeps its ID. Other tokens get the next IDs, if the model has
@@ -101,7 +101,7 @@ def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) ->
 
 
 def declared_tokens(
-    folder: Path, settings: Mapping[str, Any]
+    folder: Path, settings: Mapping[str, object]
 ) -> tuple[dict[str, AddedToken], dict[str, int]]:
     """The added tokens of tokenizer_config.json by their text, and the IDs that it gives them."""
     tokens, ids = {}, {}
@@ -178,7 +178,7 @@ def content(token: Any) -> str | None:
     return text if isinstance(text, str) and is_unicode(text) else None
 
 
-def surround(tokenizer: Tokenizer, settings: Mapping[str, Any], convention: Convention) -> None:
+def surround(tokenizer: Tokenizer, settings: Mapping[str, object], convention: Convention) -> None:
     """Add bos and eos around each text, by the settings or the convention.
 
     ValueError: a token is not in the vocabulary.

@@ -2,7 +2,7 @@
 
 import warnings
 from reprlib import repr as brief
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from tokenizers import Tokenizer
@@ -13,6 +13,8 @@ from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
 from minhub_py.checkpoints.tokenizers.special_tokens import content
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES, surrounding_ids
 
+if TYPE_CHECKING:
+    from minhub_py.models.base import ModelConfig
 REPORTED: WeakSet[Tokenizer] = WeakSet()  # tokenizers that contradict their model
 
 
@@ -29,7 +31,7 @@ def named_bos(tokenizer: Tokenizer) -> int | None:
     return None if token is None else tokenizer.token_to_id(token)
 
 
-def bos_token_id(tokenizer: Any, config: Any) -> int | None:
+def bos_token_id(tokenizer: Tokenizer, config: "ModelConfig") -> int | None:
     """The ID of the beginning-of-text token: the tokenizer's, or else the model's; None if both
     have none.
 

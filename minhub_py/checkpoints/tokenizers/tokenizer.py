@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -166,7 +165,7 @@ def read_gguf(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def read_vocabulary(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Convention]:
+def read_vocabulary(path: Path, settings: Mapping[str, object]) -> tuple[Tokenizer, Convention]:
     """Load a vocab.json and the merges.txt in its folder. ValueError: one of them is corrupt."""
     vocabulary: list[str] | dict[str, int] = read_json(path, list[str] | dict[str, TokenID])
     if isinstance(vocabulary, list):
@@ -179,7 +178,7 @@ def read_vocabulary(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer,
     return tokenizer, Convention("<|endoftext|>", "<|endoftext|>")
 
 
-def read_encoder(path: Path, family: str, settings: Mapping[str, Any]) -> Tokenizer:
+def read_encoder(path: Path, family: str, settings: Mapping[str, object]) -> Tokenizer:
     """Load the tokenizer of an encoder, with its special tokens. ValueError: a file is corrupt."""
     configured = {name: value for name, value in settings.items() if value is not None}
     settings = {**FAMILIES[family].tokens, **configured}
@@ -204,7 +203,7 @@ def read_encoder(path: Path, family: str, settings: Mapping[str, Any]) -> Tokeni
     return tokenizer
 
 
-def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Convention]:
+def read_model(path: Path, settings: Mapping[str, object]) -> tuple[Tokenizer, Convention]:
     """Load a file of SentencePiece, tiktoken or Mistral. ValueError: it is corrupt."""
     with open_regular(path) as file:
         is_sentencepiece = file.read(1) == b"\n"  # never the first byte of base64
@@ -235,7 +234,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Conv
     return tokenizer, convention
 
 
-def sentinels(model: SentencePiece, settings: Mapping[str, Any]) -> list[str]:
+def sentinels(model: SentencePiece, settings: Mapping[str, object]) -> list[str]:
     """T5's sentinel tokens for masked spans, which are in no file. Their numbers decrease with
     increasing IDs.
     """

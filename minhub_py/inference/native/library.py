@@ -131,7 +131,7 @@ class Matrix(ctypes.Structure):
     ]
 
 
-def structure(**fields: Any) -> type[ctypes.Structure]:
+def structure(**fields: object) -> type[ctypes.Structure]:
     """A structure with these fields."""
     return type("Parameters", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
@@ -282,7 +282,7 @@ class Operation(ctypes.Structure):
 
 
 def new_operation(
-    kind: str, activation: int = 0, layer: int = 0, flags: int = 0, **parameters: Any
+    kind: str, activation: int = 0, layer: int = 0, flags: int = 0, **parameters: object
 ) -> Any:
     """An operation with the parameters of its kind."""
     operation = Operation(KINDS[kind], activation, layer, flags)

@@ -170,7 +170,7 @@ class AdapterConfig:
         rank, alpha = self.rank(module), pattern_value(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    def to_json(self, transposed: bool) -> dict[str, Any]:
+    def to_json(self, transposed: bool) -> dict[str, object]:
         """The content of adapter_config.json.    transposed: the base stores its weights (in, out),
         as GPT-2.
         """
@@ -230,7 +230,7 @@ def pattern_value(patterns: Mapping[str, float], module: str, default: float) ->
     return default
 
 
-def read_config(values: Mapping[str, Any], source: str) -> AdapterConfig:
+def read_config(values: Mapping[str, object], source: str) -> AdapterConfig:
     """The settings in adapter_config.json. ValueError: a setting is not supported; the message
     names it.
     """
@@ -265,7 +265,7 @@ def read_config(values: Mapping[str, Any], source: str) -> AdapterConfig:
     return config
 
 
-def normal(name: str, value: Any) -> Any:
+def normal(name: str, value: object) -> Any:
     """A setting in one form: lists of names and of layers are sorted; a single layer and pattern
     are lists.
     """

@@ -7,7 +7,7 @@ the file select the layers.
 
 from collections.abc import Mapping
 from reprlib import repr as brief
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from torch import Tensor
 
@@ -44,13 +44,13 @@ class MLXFile(Required, total=False):
     model: str
 
 
-def is_mlx(values: Mapping[str, Any]) -> bool:
+def is_mlx(values: Mapping[str, object]) -> bool:
     """Whether the content of adapter_config.json is mlx-lm's."""
     return "lora_parameters" in values and "peft_type" not in values
 
 
 def to_peft(
-    values: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
+    values: Mapping[str, object], tensors: Mapping[str, Tensor], source: str
 ) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """The settings and tensors in PEFT's format. ValueError: the adapter is not LoRA or DoRA."""
     file: MLXFile = convert(values, MLXFile, source, ADVICE)

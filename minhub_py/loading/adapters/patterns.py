@@ -71,7 +71,7 @@ def operations(tree: Any) -> Iterator[Any]:
             yield from operations(subtree)
 
 
-def subtrees(argument: Any) -> Iterator[Any]:
+def subtrees(argument: object) -> Iterator[Any]:
     """The syntax trees in the argument of an operation."""
     if isinstance(argument, parser.SubPattern):
         yield argument
@@ -165,7 +165,7 @@ class Match:
             ends |= new
         return ends
 
-    def at(self, where: Any, starts: Positions) -> Positions:
+    def at(self, where: object, starts: Positions) -> Positions:
         name, size = self.name, len(self.name)
         word = CATEGORIES["CATEGORY_WORD"]
         inside = [False, *map(word, name), False]
