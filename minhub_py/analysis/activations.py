@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.points import ENCODER, Point, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text, rows_of_texts, token_strings
 from minhub_py.inference.arguments import model_of
+from minhub_py.models.base import LanguageModel
 from minhub_py.system import html
 from minhub_py.system.tables import Columns, Result
 
@@ -80,8 +82,8 @@ class Activations(Result):
 
 @torch.no_grad()
 def activations(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
     text: Text | Sequence[Text],
     at: str | Iterable[str] | None = None,
     *,
@@ -165,13 +167,15 @@ def activations(
     )
 
 
-def default_points(model: Any, targets: object = None) -> list[str]:
+def default_points(model: LanguageModel, targets: object = None) -> list[str]:
     """The embeddings and the output of each layer; of the encoder if there are no targets."""
     prefix = ENCODER if model.encoder_decoder and targets is None else ""
     return [f"{prefix}embeddings", f"{prefix}layers.*.resid"]
 
 
-def recorder(model: Any, points: Iterable[Point], call: str) -> tuple[Any, dict[str, Tensor]]:
+def recorder(
+    model: LanguageModel, points: Iterable[Point], call: str
+) -> tuple[Any, dict[str, Tensor]]:
     """A copy of the model, and the values (T, size) at the points in the first row of its last
     forward call.
 

@@ -25,6 +25,7 @@ from typing import Any, Literal
 from warnings import warn
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from minhub_py.analysis.codebook import Codebook, codebook_of
 from minhub_py.analysis.columns import label_columns
@@ -46,8 +47,8 @@ TEXTS = 1024  # texts per call of `predict`, which bounds the memory for token I
 
 
 def annotate(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     texts: Iterable[str | None],
     labels: Any,
     *,
@@ -179,7 +180,9 @@ class Answers:
     count: int
 
     @classmethod
-    def of(cls, model: LanguageModel, tokenizer: Any, book: Codebook, prompt: Prompt) -> "Answers":
+    def of(
+        cls, model: LanguageModel, tokenizer: Tokenizer, book: Codebook, prompt: Prompt
+    ) -> "Answers":
         """Tokenize the answers. ValueError: two have the same tokens, or one shares a token with
         the prompt.
         """
@@ -224,7 +227,7 @@ class Encoder:
     """
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Any, prompt: Prompt, answers: Answers
+        self, model: LanguageModel, tokenizer: Tokenizer, prompt: Prompt, answers: Answers
     ) -> None:
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
         context = None if model.encoder_decoder else model.config.context_length

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from minhub_py.analysis.encoders import TEXTS, Input, check_ids, hidden_states, limit_of
 from minhub_py.analysis.predictions import Progress
@@ -37,8 +38,8 @@ class Answer:
 
 
 def answer_questions(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     question: str | Iterable[str | None],
     context: str | Iterable[str | None],
     *,
@@ -185,7 +186,7 @@ class Window:
 
 
 def windows_of(
-    model: Encoder, tokenizer: Any, question: str, context: str, size: int, stride: int
+    model: Encoder, tokenizer: Tokenizer, question: str, context: str, size: int, stride: int
 ) -> Iterator[Window]:
     """The windows of a question and its context. ValueError: the question is too long."""
     with working(tokenizer):

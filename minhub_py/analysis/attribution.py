@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from minhub_py.analysis.activations import forward, recorder
@@ -27,6 +28,7 @@ from minhub_py.analysis.patching import check_position, token_id
 from minhub_py.analysis.points import ENCODER, Points, norms_between_additions, recipe_of
 from minhub_py.analysis.tokens import Text, single_row
 from minhub_py.inference.arguments import decoder_of
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
 from minhub_py.system.tables import Columns, Result
 
@@ -57,8 +59,8 @@ class Attribution(Result):
 
 @torch.no_grad()
 def attribution(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     text: Text,
     token: str | int,
     against: str | int | None = None,
@@ -109,6 +111,7 @@ def attribution(
     inputs = None
     if model.encoder_decoder:
         target_ids = [] if target is None else single_row(model, tokenizer, target, "target")
+        assert model.decoder_start is not None
         inputs = [model.decoder_start, *target_ids]
     elif target is not None:
         raise ValueError("target is for an encoder-decoder such as T5: make it part of the text")
@@ -167,7 +170,7 @@ def factor_of(name: str, factors: Sequence[float]) -> float:
 
 
 def components_of(
-    model: Any, points: Points, names: list[str], stored: dict[str, Tensor], heads: bool
+    model: LanguageModel, points: Points, names: list[str], stored: dict[str, Tensor], heads: bool
 ) -> dict[str, Tensor]:
     """The vector (C,) that each component adds to the residual stream. heads: split attention into
     its heads.

@@ -20,6 +20,7 @@ from minhub_py.analysis.activations import Activations
 from minhub_py.analysis.directions import Direction
 from minhub_py.analysis.points import Point, Points, edited, recipe_of
 from minhub_py.inference.arguments import all_of, is_number, is_whole, model_of
+from minhub_py.models.base import LanguageModel
 
 KINDS = ("zero", "mean", "replace", "add", "project_out")
 
@@ -76,7 +77,7 @@ class Intervention:
 
 
 def intervene(
-    model: Any,
+    model: LanguageModel,
     at: str | Iterable[str],
     how: str,
     value: Any = None,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
@@ -14,11 +15,12 @@ from minhub_py.analysis.surprisal import refuse_encoder_decoder
 from minhub_py.analysis.tokens import encodings, token_strings
 from minhub_py.inference.arguments import check_list, decoder_of
 from minhub_py.inference.generate import check_ids
+from minhub_py.models.base import LanguageModel
 
 
 def logprob_matrix(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     texts: str | Iterable[str] | Iterable[Sequence[int]],
     *,
     out: str | os.PathLike[str] | None = None,

@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.predictions import Measure
@@ -152,12 +153,14 @@ class Boundaries:
         return {name: log_probability(ids) for name, ids in sets.items() if ids}
 
 
-def boundaries_of(model: LanguageModel, tokenizer: Any, method: str) -> Boundaries:
+def boundaries_of(model: LanguageModel, tokenizer: Tokenizer, method: str) -> Boundaries:
     """The tokens at which words begin. ValueError: the tokenizer does not mark the beginning of
     words.
     """
     end = [id for id in end_tokens(model) if id < model.config.vocab_size]
-    special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    special: set[int | None] = {
+        id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+    }
     special |= {*end, bos_token_id(tokenizer, model.config), model.decoder_start}
     vocabulary = {
         token: id for token, id in tokenizer.get_vocab().items() if id < model.config.vocab_size

@@ -28,6 +28,7 @@ from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from minhub_py.analysis import plots
 from minhub_py.analysis.formulas import parse
@@ -93,8 +94,8 @@ class MinimalPairs(Result):
 
 
 def minimal_pairs(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     pairs: Any,
     *,
     by: str | None = None,
@@ -141,7 +142,7 @@ def minimal_pairs(
 
 def pair_columns(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     records: Sequence[Mapping[str, Any]],
     by: str | None,
     bos: bool | None,
@@ -185,7 +186,7 @@ def phenomenon_key(records: Sequence[Mapping[str, Any]], by: str | None) -> str:
 
 def sentence_logprobs(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     sentences: Sequence[str],
     bos: bool | None,
     progress: Progress | None = None,
@@ -199,7 +200,7 @@ def sentence_logprobs(
 
 def suite_columns(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     suites: Sequence[tuple[str, Mapping[str, Any]]],
     bos: bool | None,
     progress: Progress | None,
@@ -239,7 +240,7 @@ def suite_columns(
 
 def part_surprisals(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[Sequence[str]],
     bos: bool | None,
     progress: Progress | None,

@@ -415,7 +415,7 @@ def edited_class(cls: type) -> type:
     return type(cls.__name__, (Edited, cls), {"__module__": __name__})
 
 
-def recipe_of(model: Any) -> Recipe:
+def recipe_of(model: LanguageModel) -> Recipe:
     """The recipe of a copy; of another model, a recipe without edits."""
     return model.recipe if isinstance(model, Edited) else Recipe(model, ())
 

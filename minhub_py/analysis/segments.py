@@ -13,6 +13,7 @@ from typing import Any
 from warnings import warn
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from minhub_py.analysis.tokens import encodings, is_missing
 from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
@@ -71,7 +72,7 @@ def texts_of_words(
 
 def target_ids(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     contexts: Sequence[str],
     targets: Sequence[str],
     sep: str = " ",
@@ -101,7 +102,7 @@ def target_ids(
 
 def encode_parts(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[Segments],
     sep: str,
     *,
@@ -149,7 +150,7 @@ def describe_shared(count: int, examples: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def without_unknown(tokenizer: Any, texts: Sequence[Segments]) -> Sequence[Segments]:
+def without_unknown(tokenizer: Tokenizer, texts: Sequence[Segments]) -> Sequence[Segments]:
     """The texts without characters that the tokenizer drops, which would shift its offsets; with a
     warning.
 

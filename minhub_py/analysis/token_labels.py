@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from minhub_py.analysis.encoders import (
     TEXTS,
@@ -45,8 +46,8 @@ class Token:
 
 
 def classify_tokens(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     texts: Iterable[str | None],
     *,
     aggregation: Aggregation = "simple",
@@ -121,7 +122,7 @@ def classify_tokens(
 @torch.inference_mode()
 def tokens_of(
     model: Encoder,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[str],
     stride: int | None = None,
     progress: Progress | None = None,
@@ -160,7 +161,7 @@ def tokens_of(
     return results
 
 
-def continued(tokenizer: Any, encoding: Any, text: str) -> list[bool]:
+def continued(tokenizer: Tokenizer, encoding: Any, text: str) -> list[bool]:
     """Whether each token of a text belongs to the same word as the token before it, by
     transformers' rule.
 

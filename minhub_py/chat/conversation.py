@@ -46,7 +46,10 @@ from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.system.shapes import Within, convert, read_json
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from typing_extensions import Unpack
+
+    from minhub_py.models.base import LanguageModel
 
 TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None
@@ -93,8 +96,8 @@ class Chat:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any = None,
+        model: "LanguageModel | str | PathLike[str]",
+        tokenizer: "Tokenizer | None" = None,
         system: str | None = None,
         *,
         template: ChatTemplate | None = None,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.chat.functions import Tool
 from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
@@ -21,6 +21,9 @@ from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.prefixes import PrefixCache, identity_of_weights
 from minhub_py.inference.sampling import StopCriteria, generators
 from minhub_py.models.base import LanguageModel
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PREFIX_CACHE_BYTES = 2**29
 
@@ -47,7 +50,7 @@ class ReplyGenerator:
     def __init__(
         self,
         model: LanguageModel,
-        tokenizer: Any,
+        tokenizer: "Tokenizer",
         template: ChatTemplate,
         context: int,
         disk: DiskCache | None,

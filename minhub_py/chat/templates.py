@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.chat.content import ContentForms, content_forms, normalized_content, text_of
 from minhub_py.chat.markers import MarkerAlphabet
@@ -29,6 +29,9 @@ from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
 from minhub_py.checkpoints.tokenizers.special_tokens import content
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode, surrounding_ids
 from minhub_py.system.printable import printable
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Message = Mapping[str, Any]
 # Field names of a message's reasoning. Most templates read the first, gpt-oss's reads the second.
@@ -54,7 +57,7 @@ class ChatTemplate:
     """
 
     kind: Literal["template", "dialogue", "plain"]
-    tokenizer: Any
+    tokenizer: "Tokenizer"
     tokens: Mapping[str, str]
     templates: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
@@ -347,7 +350,7 @@ def to_plain_json(fields: dict[str, Any], title: str) -> dict[str, Any]:
     return plain
 
 
-def chat_template_of(source: Checkpoint | Path | None, tokenizer: Any) -> ChatTemplate:
+def chat_template_of(source: Checkpoint | Path | None, tokenizer: "Tokenizer") -> ChatTemplate:
     """Load the chat template of a model.
 
     Args:
@@ -375,7 +378,7 @@ def chat_template_of(source: Checkpoint | Path | None, tokenizer: Any) -> ChatTe
     return template
 
 
-def gguf_template(path: Path, tokenizer: Any) -> ChatTemplate:
+def gguf_template(path: Path, tokenizer: "Tokenizer") -> ChatTemplate:
     """The chat template in a GGUF file's metadata."""
     metadata = read_header(path).metadata
     templates = gguf_templates(metadata)
@@ -384,7 +387,7 @@ def gguf_template(path: Path, tokenizer: Any) -> ChatTemplate:
     return ChatTemplate(kind, tokenizer, tokens, templates, f"the chat template in {path}")
 
 
-def folder_template(folder: Path, tokenizer: Any) -> ChatTemplate:
+def folder_template(folder: Path, tokenizer: "Tokenizer") -> ChatTemplate:
     """The chat template in a model folder."""
     settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
     config = read_settings(folder, "config.json")

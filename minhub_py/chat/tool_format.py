@@ -19,9 +19,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from os import path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.chat.markers import MarkerAlphabet, is_marker
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Kind = Literal["json", "name", "tags", "python", "literal", "channels"]
 ID, KEY = "\x00", "\x01"  # a call ID, and a parameter's key, in a format
@@ -173,7 +176,7 @@ def definition(name: str) -> dict[str, Any]:
     }
 
 
-def detect(render: Callable[..., str], tokenizer: Any, source: str) -> Markup:
+def detect(render: Callable[..., str], tokenizer: "Tokenizer", source: str) -> Markup:
     """The markup of a template.
 
     Args:

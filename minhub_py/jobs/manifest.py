@@ -36,6 +36,7 @@ from minhub_py.system.version import __version__
 if TYPE_CHECKING:
     from minhub_py.jobs.arguments import Job
     from minhub_py.jobs.sources import Source
+    from minhub_py.models.base import LanguageModel
 
 STATEMENT, PREDICATE, JOB = (
     "https://in-toto.io/Statement/v1",
@@ -176,7 +177,7 @@ class Manifest(TypedDict):
     predicate: Predicate
 
 
-def computation(model: Any, task: str) -> dict[str, Any]:
+def computation(model: "LanguageModel", task: str) -> dict[str, Any]:
     """How this process computes a task: runner, dtype, quantization, device, and whether results
     are bitwise stable.
     """

@@ -18,6 +18,9 @@ from minhub_py.system.table_writers import Column
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from minhub_py.models.base import LanguageModel
+    from minhub_py.models.encoder import Encoder
+
 # prompt and new tokens that are generated in one batch, which bounds the KV cache's memory
 MAX_BATCH_TOKENS = 16384
 NEEDS_TARGETS = (
@@ -94,7 +97,7 @@ def measures(
     }
 
 
-def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
+def score(model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
     """The measures of each text. They are missing for a text of one token, which has no predicted
     token.
     """
@@ -111,7 +114,7 @@ def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Res
 
 
 def score_targets(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, sep: str = " "
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], *, sep: str = " "
 ) -> list[Results]:
     """The measures of each text's target: the text's continuation after `sep`, or an
     encoder-decoder's answer.
@@ -138,7 +141,7 @@ def score_targets(
 
 
 def generate(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -214,7 +217,7 @@ def memory_batches(texts: Sequence[Text], max_new_tokens: int) -> Iterator[Seque
 
 
 def words(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
 ) -> list[Results]:
     """The surprisal of each word of each text, one row per word. Words are separated by white
     space.
@@ -230,7 +233,7 @@ def words(
 
 
 def words_by(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
 ) -> list[Results]:
     """The surprisal of words that are rows. Words with the same key belong to one text."""
     words, keys = [text.text for text in texts], [text.extra for text in texts]
@@ -238,7 +241,7 @@ def words_by(
 
 
 def word_values(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     words: Sequence[str],
     by: Sequence[Hashable],
@@ -282,7 +285,7 @@ def classification(settings: Mapping[str, Any]) -> Sequence[Column]:
 
 
 def pairs(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None
 ) -> list[Results]:
     """The log-probabilities of the two sentences of each pair, and whether the first is larger (1
     or 0).
@@ -306,7 +309,7 @@ def pairs(
 
 
 def embed(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
 ) -> list[Results]:
     """The embedding of each text. Numbers have the fewest digits that identify a float32 value."""
     from minhub_py.analysis.embeddings import embed as embed_texts
@@ -316,7 +319,7 @@ def embed(
 
 
 def activations(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, at: str, pool: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], *, at: str, pool: Any
 ) -> list[Results]:
     """The values at a point of the model: a row per token, or the row of each text."""
     from minhub_py.analysis.activations import activations as activations_of
@@ -349,7 +352,7 @@ def activations(
 
 
 def classify(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -379,7 +382,7 @@ def classify(
 
 
 def annotate(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -397,7 +400,7 @@ def annotate(
 
 
 def decide(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -435,7 +438,7 @@ def decision_options(settings: Mapping[str, Any]) -> Sequence[Column]:
 
 
 def rerank(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -458,7 +461,9 @@ def rerank(
     return [[{"score": scores[number]}] for number in range(len(texts))]
 
 
-def masked(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int) -> list[Results]:
+def masked(
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int
+) -> list[Results]:
     """The most likely tokens at each mask of each text, `n` rows per mask."""
     from minhub_py.analysis.masked import limit_of, predict_masks
 
@@ -483,7 +488,9 @@ def masked(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int)
     return results
 
 
-def masked_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
+def masked_targets(
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text]
+) -> list[Results]:
     """The log-probability of each target in place of the mask of its text."""
     from minhub_py.analysis.masked import limit_of, score_targets
 
@@ -509,7 +516,7 @@ def masked_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) ->
 
 
 def pseudo(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
 ) -> list[Results]:
     """The pseudo-log-likelihood and the pseudo-perplexity of each text."""
     return [
@@ -531,7 +538,7 @@ def pseudo(
 
 
 def pseudo_tokens(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
 ) -> list[Results]:
     """The log-probability of each token of each text, given the other tokens, one row per token."""
     from minhub_py.analysis.masked import limit_of, score_tokens
@@ -549,7 +556,7 @@ def pseudo_tokens(
 
 
 def entities(
-    model: Any,
+    model: "Encoder",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -575,7 +582,12 @@ def entities(
 
 
 def answer(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, question: str, **settings: Any
+    model: "Encoder",
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    question: str,
+    **settings: Any,
 ) -> list[Results]:
     """The answers to the question in each text, one row per answer."""
     from minhub_py.analysis.answers import answer_questions

@@ -275,7 +275,7 @@ class Trainer:
         with self.autocast(), self.kernels():
             return self.task.loss(self.model, micro_batch) * micro_batch.scale
 
-    def loss(self, model: Any, sequences: Tensor, state: Any) -> Tensor:
+    def loss(self, model: Callable[..., Tensor], sequences: Tensor, state: Any) -> Tensor:
         """Mean cross-entropy in nats per token; sequences (B, T + 1) are inputs and, shifted by
         one, targets.
         """
