@@ -21,10 +21,11 @@ Sources
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from warnings import warn
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from minhub_py.analysis.codebook import Codebook, codebook_of
@@ -38,7 +39,7 @@ from minhub_py.inference.arguments import check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.tables import Columns
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.float64]
 Calibration = Literal["contextual", "pmi"]
 Length = Literal["sum", "tokens", "characters"]
 
@@ -50,10 +51,10 @@ def annotate(
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: Iterable[str | None],
-    labels: Any,
+    labels: object,
     *,
     instruction: str | None = None,
-    examples: Iterable[Any] = (),
+    examples: Iterable[object] = (),
     calibrate: Calibration | None = None,
     length: Length = "sum",
     template: str | None = None,

@@ -321,7 +321,7 @@ def classifier(model: object, call: str) -> Encoder:
     return result
 
 
-def check_classifier(config: Any, call: str) -> None:
+def check_classifier(config: object, call: str) -> None:
     """ValueError: the checkpoint has no sequence classification head."""
     head = getattr(config, "head", None)
     if head == "sequence":

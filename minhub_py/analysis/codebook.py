@@ -68,7 +68,7 @@ class Codebook:
 
 
 def codebook_of(
-    labels: Any, instruction: str | None = None, examples: Iterable[Any] = ()
+    labels: object, instruction: str | None = None, examples: Iterable[object] = ()
 ) -> Codebook:
     """A codebook from labels in any form that `annotate` accepts.
 
@@ -135,7 +135,7 @@ def from_mapping(value: Mapping[str, Any]) -> Codebook:
     )
 
 
-def labels_of(values: Any) -> tuple[Label, ...]:
+def labels_of(values: object) -> tuple[Label, ...]:
     """Labels from a list of names, of mappings or of both, or from a mapping of names to
     definitions.
     """
@@ -178,7 +178,7 @@ def label_of(value: Any) -> Label:
     return Label(name.strip(), definition.strip(), tuple(word.strip() for word in words))
 
 
-def examples_of(values: Iterable[Any]) -> tuple[tuple[str, str], ...]:
+def examples_of(values: Iterable[object]) -> tuple[tuple[str, str], ...]:
     """Examples as pairs, from pairs or from mappings with "text" and "label"."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ValueError(f"examples must be a list of pairs (text, label), not {brief(values)}")

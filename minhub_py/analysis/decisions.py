@@ -81,7 +81,7 @@ class Decisions(Result):
             -1 if answer is None else int(p.argmax())
             for answer, (_, _, p, _) in zip(answers, rows, strict=True)
         ]
-        columns: dict[str, Any] = {
+        columns: dict[str, object] = {
             "text": np.array([number for number, *_ in rows]),
             "question": [question.name for _, question, *_ in rows],
             "type": [question.type for _, question, *_ in rows],
@@ -123,7 +123,7 @@ def decide(
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: State | Iterable[State | None] | None,
-    questions: Mapping[str, Mapping[str, Any]],
+    questions: Mapping[str, Mapping[str, object]],
     *,
     settings: DecisionSettings | None = None,
     orders: int = 1,
@@ -175,7 +175,7 @@ def answer(
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: Sequence[State | None],
-    questions: Mapping[str, Mapping[str, Any]],
+    questions: Mapping[str, Mapping[str, object]],
     *,
     settings: DecisionSettings | None = None,
     orders: int = 1,

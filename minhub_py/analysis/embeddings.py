@@ -167,7 +167,7 @@ def embedded_ids(
 def embeddings_of_inputs(
     model: LanguageModel,
     tokenizer: Tokenizer | None,
-    texts: list[Any],
+    texts: list[Text],
     settings: EmbeddingSettings,
     layer: int,
     prompt: str,
@@ -273,7 +273,7 @@ def hidden_states_of_decoder(
 def embeddings_of_windows(
     model: LanguageModel,
     tokenizer: Tokenizer | None,
-    texts: list[Any],
+    texts: list[Text],
     settings: EmbeddingSettings,
     layer: int,
     prompt: str,

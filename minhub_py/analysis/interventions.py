@@ -80,7 +80,7 @@ def intervene(
     model: LanguageModel,
     at: str | Iterable[str],
     how: str,
-    value: Any = None,
+    value: object = None,
     *,
     scale: float = 1.0,
     positions: Iterable[int] | None = None,
@@ -141,7 +141,7 @@ def intervene(
     return edited(model, edits, "intervene()")
 
 
-def value_at(point: Point, how: str, value: Any) -> Tensor | None:
+def value_at(point: Point, how: str, value: object) -> Tensor | None:
     """The value of an intervention at a point, (size,) or (positions, size). ValueError: it does
     not fit.
     """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -25,7 +26,7 @@ def logprob_matrix(
     *,
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+) -> tuple[dict[str, Any], NDArray[np.float32]]:
     """Compute the log-probability of every token of the vocabulary at every position, given the
     tokens before it.
 
@@ -108,7 +109,7 @@ class MatrixWriter:
             self.start = self.file.tell()
         return self
 
-    def write(self, row: int, values: np.ndarray[Any, Any]) -> None:
+    def write(self, row: int, values: NDArray[np.float32]) -> None:
         if self.path is None:
             self.array[row] = values
         else:
@@ -124,9 +125,9 @@ class MatrixWriter:
             else:
                 self.partial.unlink()
 
-    def result(self) -> np.ndarray[Any, Any]:
+    def result(self) -> NDArray[np.float32]:
         """The matrix, memory-mapped if it is in a file."""
         if self.path is None:
             return self.array
-        matrix: np.ndarray[Any, Any] = np.load(self.path, mmap_mode="r" if self.shape[0] else None)
+        matrix: NDArray[np.float32] = np.load(self.path, mmap_mode="r" if self.shape[0] else None)
         return matrix

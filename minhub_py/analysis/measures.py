@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -79,10 +80,10 @@ class Measures:
 
 
 def measures_of(
-    correct: Any = None,
-    renyi: Any = None,
-    premise: Any = None,
-    lags: Any = 0,
+    correct: object = None,
+    renyi: object = None,
+    premise: object = None,
+    lags: object = 0,
     *,
     ignored: bool = False,
 ) -> Measures:
@@ -93,7 +94,9 @@ def measures_of(
         raise ValueError(f'correct must be "pimentel", "oh" or None, not {brief(correct)}')
     if correct is not None and ignored:
         raise ValueError("correct is the probability of complete words: leave ignore_regex unset")
-    orders = [] if renyi is None else list(renyi) if isinstance(renyi, Iterable) else [renyi]
+    orders: list[Any] = (
+        [] if renyi is None else list(renyi) if isinstance(renyi, Iterable) else [renyi]
+    )
     for order in orders:
         if isinstance(order, bool) or not isinstance(order, Real) or not float(order) >= 0:
             raise ValueError(
@@ -193,13 +196,13 @@ def end_tokens(model: LanguageModel) -> list[int]:
 
 
 def correction(
-    values: Mapping[str, Any],
-    slots: Any,
+    values: Mapping[str, NDArray[np.float64]],
+    slots: Iterable[int],
     ids: Sequence[Sequence[int]],
     token_rows: Sequence[Sequence[int]],
     count: int,
     boundaries: Boundaries,
-) -> Any:
+) -> NDArray[np.float64]:
     """The change of the log-probability of each row.
 
     Args:

@@ -96,7 +96,7 @@ class MinimalPairs(Result):
 def minimal_pairs(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    pairs: Any,
+    pairs: object,
     *,
     by: str | None = None,
     bos: bool | None = None,
@@ -303,7 +303,9 @@ def interval(successes: int, n: int) -> tuple[float, float, float]:
     return share, center - half if successes else 0.0, center + half if successes < n else 1.0
 
 
-def read_pairs(pairs: Any) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:
+def read_pairs(
+    pairs: object,
+) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:
     """The records of pairs, and the suites with their names. ValueError: a file or a value is not
     as expected.
     """
@@ -357,7 +359,7 @@ def read_blimp(path: Path) -> Iterator[Mapping[str, Any]]:
                 }
 
 
-def check_record(record: Any, where: str) -> Mapping[str, Any]:
+def check_record(record: object, where: str) -> Mapping[str, Any]:
     """A record with two sentences. ValueError: others."""
     checked: Mapping[str, Any] = convert(record, Pair, where)
     return checked

@@ -5,6 +5,7 @@ Sources
         Hewitt & Liang (2019), "Designing and Interpreting Probes with Control Tasks".
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,10 +59,10 @@ class Probe(Result):
 
 
 def probe(
-    activations: Any,
-    y: Any,
+    activations: object,
+    y: Iterable[object],
     *,
-    groups: Any = None,
+    groups: Iterable[object] | None = None,
     folds: int = 5,
     penalty: float = 1.0,
     bootstrap: int = 1000,

@@ -90,7 +90,7 @@ class DecisionFile(TypedDict, total=False):
     adapter: str
 
 
-def by_type(values: Mapping[str, Any] | None) -> dict[str, Any]:
+def by_type(values: Mapping[str, object] | None) -> dict[str, Any]:
     """The values that are set, by type of question."""
     return {kind: value for kind, value in (values or {}).items() if value}
 
@@ -237,7 +237,7 @@ def read_questions(path: Path) -> dict[str, Any]:
     return {str(name): spelled_criteria(question) for name, question in value.items()}
 
 
-def spelled_criteria(question: Any) -> Any:
+def spelled_criteria(question: object) -> object:
     """A question of a YAML file whose options are text."""
     if not isinstance(question, dict) or not isinstance(question.get("criteria"), dict):
         return question
@@ -249,7 +249,7 @@ def spelled_criteria(question: Any) -> Any:
     return {**question, "criteria": criteria}
 
 
-def parse_questions(questions: Any, settings: DecisionSettings) -> list[Question]:
+def parse_questions(questions: object, settings: DecisionSettings) -> list[Question]:
     """The questions of a request. ValueError: lists every invalid question, with a valid example."""
     if not isinstance(questions, Mapping) or not questions:
         raise ValueError(
@@ -266,7 +266,7 @@ def parse_questions(questions: Any, settings: DecisionSettings) -> list[Question
     return parsed
 
 
-def parse_question(name: str, value: Any, settings: DecisionSettings) -> Question:
+def parse_question(name: str, value: object, settings: DecisionSettings) -> Question:
     """A question. ValueError: it is invalid, or has more options than labels."""
     kind: Type = convert(value, QuestionType)["type"]
     example = f"a {kind} question looks like {EXAMPLES[kind]}"

@@ -16,6 +16,7 @@ from typing import Any
 from warnings import warn
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -325,7 +326,7 @@ def pmi(
     ignored: Collection[int],
     bos: bool | None,
     measures: Measures,
-) -> Any:
+) -> NDArray[np.float64]:
     """The pointwise mutual information (bits) of each word and its context, relative to
     `measures.premise`.
     """

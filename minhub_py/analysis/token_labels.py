@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
 
 from minhub_py.analysis.encoders import (
     TEXTS,
@@ -41,7 +42,7 @@ class Token:
 
     start: int
     end: int
-    probs: "np.ndarray[Any, Any]"
+    probs: NDArray[np.float32] | NDArray[np.float64]
     continues: bool = False
 
 
@@ -161,7 +162,7 @@ def tokens_of(
     return results
 
 
-def continued(tokenizer: Tokenizer, encoding: Any, text: str) -> list[bool]:
+def continued(tokenizer: Tokenizer, encoding: Encoding, text: str) -> list[bool]:
     """Whether each token of a text belongs to the same word as the token before it, by
     transformers' rule.
 

@@ -111,7 +111,10 @@ def ids_of_texts(
 
 
 def rows_of_texts(
-    model: LanguageModel, tokenizer: "Tokenizer | None", texts: Any, name: str = "text"
+    model: LanguageModel,
+    tokenizer: "Tokenizer | None",
+    texts: Any,
+    name: str = "text",
 ) -> list[list[int]]:
     """The token IDs of one text or several. ValueError: a text has no tokens or exceeds the context
     length.
