@@ -28,6 +28,7 @@ from minhub_py.checkpoints.storage import Checkpoint, read_settings
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
 from minhub_py.checkpoints.tokenizers.special_tokens import content
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode, surrounding_ids
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class ChatTemplate:
 
     def render_messages(
         self,
-        plain: list[dict[str, Any]],
+        plain: list[JsonObject],
         *,
         tools: Sequence[Message] = (),
         add_generation_prompt: bool = True,
@@ -155,7 +156,7 @@ class ChatTemplate:
 
     def _rendered(
         self,
-        messages: list[dict[str, Any]],
+        messages: list[JsonObject],
         tools: Sequence[Message],
         add_generation_prompt: bool,
         marks: list[str] | None,
@@ -255,7 +256,7 @@ class ChatTemplate:
         ]
         return frozenset(ends[:1])
 
-    def _after_reply(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def _after_reply(self, messages: Sequence[JsonObject]) -> list[int]:
         """The token IDs after the reply QZQ; none if the template rejects the conversation."""
         try:
             text = self.render_messages(list(messages), add_generation_prompt=False)
@@ -289,7 +290,7 @@ class ChatTemplate:
         """The end-of-sequence token."""
         return self._token("eos_token")
 
-    def _dialogue(self, messages: list[dict[str, Any]]) -> str:
+    def _dialogue(self, messages: list[JsonObject]) -> str:
         eos = self.tokens.get("eos_token")
         if eos is None:
             raise ValueError(
@@ -314,7 +315,7 @@ def plain_dialogue(messages: Sequence[Message], add_generation_prompt: bool) -> 
     return "\n".join([*turns, "Assistant:"] if add_generation_prompt else turns)
 
 
-def check_messages(messages: Any) -> Sequence[Message]:
+def check_messages(messages: object) -> Sequence[Message]:
     """The messages. ValueError: they are not a list of messages."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(
@@ -326,7 +327,7 @@ def check_messages(messages: Any) -> Sequence[Message]:
     return messages
 
 
-def normalized(message: Message) -> dict[str, Any]:
+def normalized(message: Message) -> JsonObject:
     """A message with its content as text and without null fields. ValueError: it is not JSON or not
     text.
     """
@@ -341,10 +342,10 @@ def normalized(message: Message) -> dict[str, Any]:
     return to_plain_json(fields, "a message")
 
 
-def to_plain_json(fields: dict[str, Any], title: str) -> dict[str, Any]:
+def to_plain_json(fields: JsonObject, title: str) -> JsonObject:
     """A copy that consists of JSON types. ValueError: a value has another type."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(fields))
+        plain: JsonObject = json.loads(json.dumps(fields))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{title} must be plain JSON: {error}") from error
     return plain

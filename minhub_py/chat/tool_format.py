@@ -22,6 +22,7 @@ from os import path
 from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.chat.markers import MarkerAlphabet, is_marker
+from minhub_py.system.json_text import JsonObject
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -166,7 +167,7 @@ def trained_format(alphabet: MarkerAlphabet) -> ToolFormat | None:
     return None
 
 
-def definition(name: str) -> dict[str, Any]:
+def definition(name: str) -> JsonObject:
     """A tool for rendering."""
     properties = {key: {"type": "string", "description": "a text"} for key in KEYS}
     parameters = {"type": "object", "properties": properties, "required": [KEYS[0]]}
@@ -196,7 +197,7 @@ class _Detection:
         self.user = {"role": "user", "content": USER}
         self.tools = [definition(name) for name in NAMES]
 
-    def tail(self, *messages: dict[str, Any], tools: bool = True, **variables: Any) -> str | None:
+    def tail(self, *messages: JsonObject, tools: bool = True, **variables: Any) -> str | None:
         """The rendered text after the last user message, in the internal alphabet; None if
         rendering fails.
         """
@@ -238,7 +239,7 @@ class _Detection:
 
     # Tools
 
-    def calls(self, count: int, arguments: int, as_text: bool) -> dict[str, Any]:
+    def calls(self, count: int, arguments: int, as_text: bool) -> JsonObject:
         """A message with `count` calls of `arguments` arguments."""
         values = dict(zip(KEYS[:arguments], VALUES, strict=False))
         return {

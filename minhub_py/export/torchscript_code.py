@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from minhub_py.export.torchscript_functions import FUNCTIONS, traced
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
@@ -175,7 +175,7 @@ class CodeWriter:
 
     # Expressions
 
-    def path(self, parameter: Any) -> str:
+    def path(self, parameter: Tensor | None) -> str:
         """A parameter."""
         return "None" if parameter is None else self.paths[id(parameter)]
 
@@ -264,7 +264,12 @@ class CodeWriter:
             self.lines.append(f"h = {self.activation(step.activation)}(h)")
         self.drop(step.dropout)
 
-    def split(self, step: Rotate | Attend, q_norm: Any = None, k_norm: Any = None) -> None:
+    def split(
+        self,
+        step: Rotate | Attend,
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+    ) -> None:
         """Split h into q, k and v, and a gate. q_norm, k_norm: joint norms of all heads."""
         size = self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
         self.has_heads = True
@@ -294,7 +299,7 @@ class CodeWriter:
         if step.norms_last:
             self.norm_heads(*norms)
 
-    def norm_heads(self, q_norm: Any, k_norm: Any) -> None:
+    def norm_heads(self, q_norm: nn.Module | None, k_norm: nn.Module | None) -> None:
         """Norms of each head of q and k."""
         for name, norm in (("q", q_norm), ("k", k_norm)):
             if norm is not None:

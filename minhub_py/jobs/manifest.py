@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 from minhub_py.checkpoints.fingerprint import file_digest, model_files, sha256
 from minhub_py.jobs.tasks import TASKS
 from minhub_py.system import processor
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import ShapeError, Within, read_json
 from minhub_py.system.version import __version__
 
@@ -106,7 +107,7 @@ class RequiredArguments(TypedDict):
     column: str
     extra_columns: list[str]
     prefix: str
-    settings: dict[str, Any]
+    settings: JsonObject
     loading: Loading
 
 
@@ -152,7 +153,7 @@ class Byproduct(TypedDict, total=False):
     """A record of the job; the one named "environment" describes the machine."""
 
     name: str
-    annotations: dict[str, Any]
+    annotations: JsonObject
 
 
 class Details(TypedDict):
@@ -177,7 +178,7 @@ class Manifest(TypedDict):
     predicate: Predicate
 
 
-def computation(model: "LanguageModel", task: str) -> dict[str, Any]:
+def computation(model: "LanguageModel", task: str) -> JsonObject:
     """How this process computes a task: runner, dtype, quantization, device, and whether results
     are bitwise stable.
     """
@@ -315,7 +316,7 @@ def write_manifest(
         draft.unlink(missing_ok=True)
 
 
-def model_dependency(job: "Job", record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def model_dependency(job: "Job", record: Mapping[str, Any], folder: Path) -> JsonObject:
     """The model: fingerprint, commit, and the SHA-256 of each file."""
     from minhub_py.checkpoints.local import commit_of, locate
 
@@ -328,7 +329,7 @@ def model_dependency(job: "Job", record: Mapping[str, Any], folder: Path) -> dic
     return entry
 
 
-def environment() -> dict[str, Any]:
+def environment() -> JsonObject:
     """Processor, operating system and environment variables."""
     return {
         "processor": processor.name(),
@@ -340,7 +341,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def digest_of(name: str, sha: str) -> dict[str, Any]:
+def digest_of(name: str, sha: str) -> JsonObject:
     """A resource with its digest."""
     return {"name": name, "digest": {"sha256": sha}}
 
@@ -366,7 +367,7 @@ def timestamp(time: datetime) -> str:
     return time.astimezone(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def different(values: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def different(values: Iterable[Mapping[str, Any]]) -> list[JsonObject]:
     """The different mappings, in order of appearance."""
     unique = {json.dumps(value, sort_keys=True): dict(value) for value in values}
     return list(unique.values())

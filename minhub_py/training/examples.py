@@ -328,7 +328,7 @@ class Encoder:
             settings = settings | {"tools": parsed(tools, "tools", list)}
         return self.limited(*encode_replies(self.template, messages, settings))
 
-    def note_unused_keys(self, message: Any) -> None:
+    def note_unused_keys(self, message: object) -> None:
         """Note the keys of a message that the template does not read."""
         if not isinstance(message, Mapping):
             return

@@ -15,7 +15,7 @@ at the same time.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -332,7 +332,9 @@ class FrozenHead(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: Any) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         values, gradients = [], []
         for rows, ids in zip(hidden.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
             with torch.enable_grad():
@@ -351,7 +353,9 @@ class FrozenHead(torch.autograd.Function):
         return gradients[0].unsqueeze(1) * saved, None, None
 
 
-def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, frozen: bool = False) -> Tensor:
+def token_logprobs(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, frozen: bool = False
+) -> Tensor:
     """The log-probability of each target (N,) from hidden states (N, C), with the head in slices.
 
     targets: token IDs (N,); or hidden states of a reference (N, C), for minus the divergence from
@@ -370,7 +374,7 @@ def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, frozen: bool = Fa
     return torch.cat(parts) if parts else hidden.new_zeros(0)
 
 
-def slice_logprobs(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+def slice_logprobs(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> Tensor:
     """`token_logprobs` of one slice."""
     logits = head(hidden.unsqueeze(0))[0].float()
     if not targets.is_floating_point():
