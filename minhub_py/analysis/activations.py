@@ -72,7 +72,7 @@ class Activations(Result):
         return Columns({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def _repr_html_(self) -> str:
-        sizes: dict[str, list[Any]] = {
+        sizes: dict[str, list[object]] = {
             "point": [*self.values],
             "rows": [len(rows) for rows in self.values.values()],
             "channels": [rows.size(1) for rows in self.values.values()],
@@ -125,7 +125,7 @@ def activations(
             "at names points of the encoder and of the decoder: call activations() once for each"
         )
     rows = rows_of_texts(model, tokenizer, text)
-    inputs: list[Any] = [None] * len(rows)
+    inputs: Sequence[list[int] | None] = [None] * len(rows)
     if model.encoder_decoder and sides == {False}:
         if targets is None:
             raise ValueError(
@@ -138,7 +138,9 @@ def activations(
             raise ValueError(
                 f"{len(inputs)} targets for {len(rows)} texts: pass one target per text"
             )
-        inputs = [[model.decoder_start, *ids[:-1]] for ids in inputs]
+        start = model.decoder_start
+        assert start is not None
+        inputs = [[start, *ids[:-1]] for ids in inputs]
     rows_of: dict[str, list[Tensor]] = {point.name: [] for point in selection}
     copy, recorded = recorder(model, selection, "activations()")
     texts: list[int] = []
@@ -175,7 +177,7 @@ def default_points(model: LanguageModel, targets: object = None) -> list[str]:
 
 def recorder(
     model: LanguageModel, points: Iterable[Point], call: str
-) -> tuple[Any, dict[str, Tensor]]:
+) -> tuple[LanguageModel, dict[str, Tensor]]:
     """A copy of the model, and the values (T, size) at the points in the first row of its last
     forward call.
 

@@ -15,7 +15,6 @@ norm and of the head.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +28,7 @@ from minhub_py.analysis.points import ENCODER, Points, norms_between_additions, 
 from minhub_py.analysis.tokens import Text, single_row
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.layers import RMSNorm
 from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
 from minhub_py.system.tables import Columns, Result
 
@@ -203,7 +203,7 @@ def weights_of_rows(head: Logits, tokens: list[int]) -> Tensor:
     return rows[0] if len(tokens) == 1 else rows[0] - rows[1]
 
 
-def head_outputs(layer: Any, z: Tensor, heads: int) -> Tensor:
+def head_outputs(layer: nn.Linear, z: Tensor, heads: int) -> Tensor:
     """The output (H, C) of each head through the output projection without its bias, for z (H *
     D,).
     """
@@ -213,12 +213,12 @@ def head_outputs(layer: Any, z: Tensor, heads: int) -> Tensor:
     )
 
 
-def bias_of(layer: Any, like: Tensor) -> Tensor:
+def bias_of(layer: nn.Linear, like: Tensor) -> Tensor:
     """The bias of a linear layer, or zero."""
     return like.new_zeros(()) if layer.bias is None else layer.bias.float()
 
 
-def frozen(norm: Any, parts: Tensor, total: Tensor) -> Tensor:
+def frozen(norm: nn.LayerNorm | RMSNorm, parts: Tensor, total: Tensor) -> Tensor:
     """The parts (n, C) of a value through its norm, with the scale of the whole value (C,), and
     without bias.
     """

@@ -22,6 +22,8 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+from minhub_py.system.json_text import JsonObject
+
 ENTRIES = ("labels", "instruction", "examples")
 LABEL_ENTRIES = ("label", "definition", "words")
 
@@ -57,7 +59,7 @@ class Codebook:
         """The names of the labels."""
         return [label.name for label in self.labels]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The codebook as plain values, which `codebook_of` reads."""
         labels = [
             {"label": label.name, "definition": label.definition, "words": [*label.words]}

@@ -11,7 +11,6 @@ Sources
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,7 +83,7 @@ def intervene(
     *,
     scale: float = 1.0,
     positions: Iterable[int] | None = None,
-) -> Any:
+) -> LanguageModel:
     """Return a model that changes the values at named points during its computation.
 
         quiet = intervene(model, ["layers.3.heads.2", "layers.4.heads.7"], "zero")

@@ -43,6 +43,7 @@ from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.inference.arguments import check_integer
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
+from minhub_py.system.tables import Columns
 
 METHODS = ("pimentel", "oh")
 # of byte-level BPE, SentencePiece, and of tokens that contain the space itself
@@ -236,7 +237,7 @@ def correction(
     return result
 
 
-def add_lags(columns: dict[str, Any], texts: Iterable[Sequence[int | None]], lags: int) -> None:
+def add_lags(columns: Columns, texts: Iterable[Sequence[int | None]], lags: int) -> None:
     """Add the surprisal and the entropy of the previous words. texts: the rows of each text's
     words, in order.
     """

@@ -21,7 +21,7 @@ Sources
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 PHENOMENA = ("UID", "phenomenon", "linguistics_term", "field")
 GOOD, BAD = "sentence_good", "sentence_bad"
 Pair = TypedDict("Pair", {GOOD: str | None, BAD: str | None})  # type: ignore[misc]
-METRICS: dict[str, Any] = {
+METRICS: dict[str, Callable[..., Any]] = {
     "sum": np.sum,
     "all": np.sum,
     "mean": np.mean,
@@ -201,7 +201,7 @@ def sentence_logprobs(
 def suite_columns(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    suites: Sequence[tuple[str, Mapping[str, Any]]],
+    suites: "Sequence[tuple[str, Suite]]",
     bos: bool | None,
     progress: Progress | None,
 ) -> Columns:
@@ -305,7 +305,7 @@ def interval(successes: int, n: int) -> tuple[float, float, float]:
 
 def read_pairs(
     pairs: object,
-) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:
+) -> "tuple[list[Mapping[str, Any]], list[tuple[str, Suite]]]":
     """The records of pairs, and the suites with their names. ValueError: a file or a value is not
     as expected.
     """
@@ -321,7 +321,7 @@ def read_pairs(
     return records, []
 
 
-def read_files(path: Path) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:
+def read_files(path: Path) -> "tuple[list[Mapping[str, Any]], list[tuple[str, Suite]]]":
     """`read_pairs` for a file, or for the .jsonl and .json files of a folder."""
     files = (
         sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
@@ -334,7 +334,7 @@ def read_files(path: Path) -> tuple[list[Mapping[str, Any]], list[tuple[str, Map
             " files"
         )
     records: list[Mapping[str, Any]] = []
-    suites: list[tuple[str, Mapping[str, Any]]] = []
+    suites: list[tuple[str, Suite]] = []
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"file not found: {file}: check the name")

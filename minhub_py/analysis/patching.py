@@ -265,7 +265,7 @@ def patch(value: Tensor, cells: Sequence[tuple[slice, slice]]) -> Edit:
 
 def metric_function(
     model: LanguageModel, tokenizer: Tokenizer, metric: Metric, position: int | None, length: int
-) -> Callable[[Any, Tensor], list[float]]:
+) -> Callable[[LanguageModel, Tensor], list[float]]:
     """A function of the model and the input (B, T, C) of the head: the metric of each row."""
     if callable(metric):
         function = metric
@@ -279,7 +279,7 @@ def metric_function(
         )
     offset = check_position(-1 if position is None else position, length)
 
-    def difference(running: Any, x: Tensor) -> list[float]:
+    def difference(running: LanguageModel, x: Tensor) -> list[float]:
         logits = logits_of(running, x[:, offset : offset + 1])[:, 0].float()
         numbers: list[float] = (logits[:, correct] - logits[:, incorrect]).tolist()
         return numbers

@@ -13,8 +13,12 @@ from minhub_py.system.extras import require
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+    from numpy.typing import ArrayLike, NDArray
     from torch import Tensor
 
 Picture = str | os.PathLike[str] | None
@@ -142,7 +146,7 @@ def finish(
     figure.suptitle(title, x=0.02, ha="left", fontweight="bold", fontsize=11)
 
 
-def heat_map(axes: "Axes", weights: Any) -> Any:
+def heat_map(axes: "Axes", weights: "ArrayLike") -> "AxesImage":
     """Draw the weights of each query (rows) for each key (columns); masked keys stay white."""
     axes.spines[:].set_color("#d8dade")
     return axes.imshow(weights, cmap=colormap(), vmin=0, vmax=1, interpolation="nearest")
@@ -234,7 +238,9 @@ def plot_logit_lens(
     return save(figure, path)
 
 
-def plot_confusion(counts: Any, categories: Sequence[Any], title: str, path: Picture) -> "Figure":
+def plot_confusion(
+    counts: "NDArray[np.float64]", categories: Sequence[object], title: str, path: Picture
+) -> "Figure":
     """The confusion matrix of two raters: counts (first, second), shaded by their share of the row."""
     size = len(categories)
     totals = counts.sum(axis=1, keepdims=True)
@@ -422,7 +428,7 @@ def save(figure: "Figure", path: Picture) -> "Figure":
     return figure
 
 
-def colormap() -> Any:
+def colormap() -> "Colormap":
     """From white to blue."""
     from matplotlib.colors import LinearSegmentedColormap
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES
 from minhub_py.system.files import read_text
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import ShapeError, Within, convert, read_json
 
 Type = Literal["noul", "choice", "score"]
@@ -90,7 +91,7 @@ class DecisionFile(TypedDict, total=False):
     adapter: str
 
 
-def by_type(values: Mapping[str, object] | None) -> dict[str, Any]:
+def by_type(values: Mapping[str, object] | None) -> JsonObject:
     """The values that are set, by type of question."""
     return {kind: value for kind, value in (values or {}).items() if value}
 
@@ -180,7 +181,7 @@ class Question:
             descriptions=tuple(self.descriptions[i] for i in indices),
         )
 
-    def to_template(self) -> dict[str, Any]:
+    def to_template(self) -> JsonObject:
         """The variables of a decision template."""
         return {
             "name": self.name,
@@ -191,7 +192,7 @@ class Question:
             "descriptions": list(self.descriptions),
         }
 
-    def answer(self, probabilities: NDArray[np.float64]) -> dict[str, Any]:
+    def answer(self, probabilities: NDArray[np.float64]) -> JsonObject:
         """The answer in the form of the System One API, from the probabilities of the options.
 
         confidence: 1 for one option with all probability, 0 for a uniform distribution.
@@ -223,7 +224,7 @@ class Question:
         }
 
 
-def read_questions(path: Path) -> dict[str, Any]:
+def read_questions(path: Path) -> JsonObject:
     """The questions in a YAML or JSON file. ValueError: it is not valid YAML, or has no questions."""
     import yaml  # type: ignore[import-untyped]
 

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -106,7 +105,7 @@ class MarkedStream:
 
     def __init__(self, alphabet: MarkerAlphabet, prompt: list[int] | None = None) -> None:
         self.alphabet = alphabet
-        self.new_stream: Callable[[], Any] = lambda: DecodeStream(
+        self.new_stream: Callable[[], DecodeStream] = lambda: DecodeStream(
             ids=prompt or [], skip_special_tokens=True
         )
         self.stream = self.new_stream()

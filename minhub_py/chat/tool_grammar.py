@@ -317,7 +317,7 @@ class _Writer:
 
     # Calls
 
-    def calls(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+    def calls(self, tools: Mapping[str, JsonObject]) -> None:
         """Rules `one` (a call from its name to its end) and `another` (the text before a further
         call).
         """
@@ -339,7 +339,7 @@ class _Writer:
             )
         return " ".join(filter(None, (*parts, self.text(fmt.section_end.rstrip()))))
 
-    def channel_calls(self, tools: Mapping[str, Mapping[str, Any]], first: str) -> str:
+    def channel_calls(self, tools: Mapping[str, JsonObject], first: str) -> str:
         """A call of gpt-oss after its recipient's beginning."""
         internal = self.markup.alphabet.internal
         channel, message = self.text(internal("<|channel|>")), self.text(internal("<|message|>"))
@@ -435,7 +435,7 @@ def usable_schema(
 def tool_grammar(
     vocabulary: Vocabulary,
     markup: Markup,
-    tools: Mapping[str, Mapping[str, Any]],
+    tools: Mapping[str, JsonObject],
     choice: ToolChoice,
     strict: Collection[str] = (),
 ) -> Grammar | LazyGrammar:
@@ -477,7 +477,7 @@ def tool_grammar(
 def _compile(
     vocabulary: Vocabulary,
     markup: Markup,
-    tools: Mapping[str, Mapping[str, Any]],
+    tools: Mapping[str, JsonObject],
     choice: ToolChoice,
 ) -> Grammar | LazyGrammar:
     writer, fmt = _Writer(markup), markup.tools
@@ -504,7 +504,7 @@ def _compile(
     )
 
 
-def _from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice) -> str:
+def _from_start(writer: _Writer, tools: Mapping[str, JsonObject], choice: ToolChoice) -> str:
     """The start of a grammar that applies from the first token."""
     markup, fmt = writer.markup, writer.markup.tools
     if fmt.kind == "channels":
@@ -533,7 +533,7 @@ def _from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice:
 
 
 def _channels_from_start(
-    writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice
+    writer: _Writer, tools: Mapping[str, JsonObject], choice: ToolChoice
 ) -> str:
     """As `_from_start` for gpt-oss: reasoning, then a call or a final message."""
     internal, text = writer.markup.alphabet.internal, writer.text

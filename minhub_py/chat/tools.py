@@ -126,7 +126,7 @@ def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[JsonObje
     call, it is a user message: templates reject or drop it.
     """
     prepared: list[JsonObject] = []
-    open_calls: list[tuple[Any, JsonObject]] = []  # (ID in the request, call) without a result
+    open_calls: list[tuple[object, JsonObject]] = []  # (ID in the request, call) without a result
     count = 0
     for message in messages:
         calls = message.get("tool_calls")

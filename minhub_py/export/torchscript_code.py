@@ -65,10 +65,10 @@ class CodeWriter:
     def __init__(self, model: LanguageModel) -> None:
         tensors = [*model.named_parameters(), *model.named_buffers()]
         self.paths = {id(tensor): path_of(name) for name, tensor in tensors}
-        self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
+        self.names: dict[str, object] = {"torch": torch, "F": F, "Tensor": Tensor}
         self.names |= {function.__name__: function for function in FUNCTIONS}
         self.context: int | None = model.config.context_length
-        self.ropes, self.biases, self.lines = list[Rope](), list[Any](), list[str]()
+        self.ropes, self.biases, self.lines = list[Rope](), list[Tensor](), list[str]()
         self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
         self.has_heads = False  # whether q, k and v are variables
         self.has_rows = False  # whether the rows of distances are a variable

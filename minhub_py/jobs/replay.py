@@ -345,7 +345,7 @@ def computed_rows(
 
 def stored_rows(
     job: Job, outputs: Sequence[Path], columns: Sequence[Column]
-) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+) -> Iterator[tuple[Path, int, dict[str, str | bytes | None]]]:
     """The file, the number from 1, and the results of each row of the outputs, in the form of
     `canonical`.
     """
@@ -395,7 +395,7 @@ def canonical(value: Any, column: Column, *, escape: bool = False) -> str | byte
 
 def compare(
     replayed: Iterable[Mapping[str, Any]],
-    stored: Iterator[tuple[Path, int, dict[str, Any]]],
+    stored: Iterator[tuple[Path, int, dict[str, str | bytes | None]]],
     columns: Sequence[Column],
     job: Job,
     chunk: int,

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.table_writers import Column
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from minhub_py.analysis.token_labels import Aggregation
+    from minhub_py.inference.speculative import DraftModel
     from minhub_py.models.base import LanguageModel
     from minhub_py.models.encoder import Encoder
 
@@ -28,7 +31,7 @@ NEEDS_TARGETS = (
     " --target COLUMN --out OUT, which reads both"
 )
 
-Results = list[dict[str, Any]]
+Results = list[JsonObject]
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,7 @@ class Task:
         return (*self.columns, *(() if self.more_columns is None else self.more_columns(settings)))
 
 
-def measures(
-    tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[float]
-) -> dict[str, Any]:
+def measures(tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[float]) -> JsonObject:
     """Perplexity and related measures of a text. logprobs: of the last or all of its token IDs, in
     nats.
     """
@@ -106,7 +107,7 @@ def score(model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text])
     if model.encoder_decoder:
         raise ValueError(NEEDS_TARGETS)
     scores = iter(log_probabilities(model, [text.ids for text in texts if len(text.ids) > 1]))
-    no_result: dict[str, Any] = {**dict.fromkeys(column.name for column in SCORE), "tokens": 0}
+    no_result: JsonObject = {**dict.fromkeys(column.name for column in SCORE), "tokens": 0}
     return [
         [measures(tokenizer, text.ids, next(scores).tolist()) if len(text.ids) > 1 else no_result]
         for text in texts
@@ -191,7 +192,7 @@ def generate(
 
 
 @lru_cache(1)  # for all chunks
-def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> Any:
+def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> "DraftModel":
     """The draft model of `generate`. ValueError: it has another tokenizer, or cannot make drafts."""
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
     from minhub_py.inference.speculative import DraftModel
@@ -246,7 +247,7 @@ def word_values(
     words: Sequence[str],
     by: Sequence[Hashable],
     **settings: Any,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """The values of `word_logprobs` for each word, with None instead of NaN."""
     from minhub_py.analysis.surprisal import word_logprobs
 
@@ -319,7 +320,12 @@ def embed(
 
 
 def activations(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], *, at: str, pool: Any
+    model: "LanguageModel",
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    at: str,
+    pool: Literal["none", "last", "mean"],
 ) -> list[Results]:
     """The values at a point of the model: a row per token, or the row of each text."""
     from minhub_py.analysis.activations import activations as activations_of
@@ -404,7 +410,7 @@ def decide(
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
-    questions: Mapping[str, Any],
+    questions: Mapping[str, JsonObject],
     orders: int,
     options: bool,
     seed: int,
@@ -560,7 +566,7 @@ def entities(
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
-    aggregation: Any,
+    aggregation: "Aggregation",
     ignore: Sequence[str],
     stride: int | None = None,
 ) -> list[Results]:
