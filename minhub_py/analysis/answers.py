@@ -9,7 +9,6 @@ Sources
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +91,7 @@ def answer_questions(
     stride = min(window // 2, STRIDE) if stride is None else check_integer("stride", stride, 0)
     check_tokenizer(tokenizer, "encode_batch")
     questions, contexts = pairs_of(question, context)
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[object]] = {
         name: [] for name in ("text", "rank", "answer", "start", "end", "score")
     }
     for first in range(0, len(questions), TEXTS):

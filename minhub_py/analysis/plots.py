@@ -137,7 +137,11 @@ def draw_thumbnails(weights: "Tensor", layers: Sequence[int], title: str) -> "Fi
 
 
 def finish(
-    figure: "Figure", image: Any, grid: Any, title: str, label: str = "attention weight"
+    figure: "Figure",
+    image: "AxesImage",
+    grid: "Axes | Iterable[Axes]",
+    title: str,
+    label: str = "attention weight",
 ) -> None:
     """Add a color bar and a title."""
     bar = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30, pad=0.02)

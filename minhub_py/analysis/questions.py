@@ -168,10 +168,10 @@ class Question:
 
     name: str
     type: Type
-    instructions: Any
+    instructions: object
     options: tuple[str, ...]
     labels: tuple[str, ...]
-    descriptions: tuple[Any, ...]
+    descriptions: tuple[object, ...]
 
     def reordered(self, indices: Sequence[int]) -> "Question":
         """The question with its options in another order. Labels remain in place."""

@@ -10,7 +10,7 @@ Sources
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ def classify_tokens(
         stride = check_integer("stride", stride, 0)
     rows = as_texts("texts", texts)
     present = [number for number, text in enumerate(rows) if text]
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[object]] = {
         name: [] for name in ("text", "word", "start", "end", "label", "prob")
     }
     for start in range(0, len(present), TEXTS):

@@ -17,6 +17,7 @@ from minhub_py.chat.tool_grammar import (
 )
 from minhub_py.chat.tool_writing import written_calls
 from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class ReplyForm:
 
     markup: Markup
     prompt: str
-    tools: Mapping[str, Any] = field(default_factory=dict)
+    tools: Mapping[str, JsonObject] = field(default_factory=dict)
     required: bool = False
     parallel: bool = True
     schema: Mapping[str, Any] | Pattern | None = None

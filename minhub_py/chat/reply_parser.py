@@ -14,7 +14,7 @@ some clients would call the function without its missing arguments.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from minhub_py.chat.arguments import (
     arguments_text,
@@ -59,7 +59,7 @@ class ReplyParser(TextReader):
     def __init__(
         self,
         markup: Markup,
-        tools: Mapping[str, Any] | None = None,
+        tools: Mapping[str, JsonObject] | None = None,
         prompt: str = "",
         prompt_ids: Iterable[int] = (),
         separate_reasoning: bool = True,

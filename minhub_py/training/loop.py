@@ -45,7 +45,7 @@ from minhub_py.training.estimate import estimate, is_representative
 from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.listener import Listener, StoppedError
 from minhub_py.training.memory import checkpoint_blocks
-from minhub_py.training.objectives import ExampleTask, example_task
+from minhub_py.training.objectives import Batch, ExampleTask, example_task
 from minhub_py.training.optimizer import create_optimizer, learning_rate, random_seed
 from minhub_py.training.outputs import sample_text, write_model
 from minhub_py.training.settings import CONTEXT, Settings
@@ -260,7 +260,7 @@ class Trainer:
         """
         self.model.train(self.corpus.objective != "preference")
 
-    def micro_batches(self, step: int) -> tuple[Sequence[Any], bool]:
+    def micro_batches(self, step: int) -> tuple[Sequence[Tensor] | Sequence[Batch], bool]:
         """The micro-batches of a step, and whether an LSTM's state is reset before it."""
         if self.task is not None:
             return [

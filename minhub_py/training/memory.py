@@ -91,7 +91,11 @@ def free_memory() -> int:
 
 
 def tokens_in_memory(
-    config: ModelConfig, new: Callable[[Any], LanguageModel], size: int, *, sliced: bool = True
+    config: ModelConfig,
+    new: Callable[[ModelConfig], LanguageModel],
+    size: int,
+    *,
+    sliced: bool = True,
 ) -> int:
     """The number of tokens whose activations have at most `size` bytes: a power of 2.
 
