@@ -29,7 +29,7 @@ from minhub_py.analysis.tokens import Text, single_row
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.layers import RMSNorm
-from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
+from minhub_py.models.steps import Add, Linear, LinearLayer, Logits, Norm, Recurrent, ScaleResidual
 from minhub_py.system.tables import Columns, Result
 
 
@@ -203,7 +203,7 @@ def weights_of_rows(head: Logits, tokens: list[int]) -> Tensor:
     return rows[0] if len(tokens) == 1 else rows[0] - rows[1]
 
 
-def head_outputs(layer: nn.Linear, z: Tensor, heads: int) -> Tensor:
+def head_outputs(layer: LinearLayer, z: Tensor, heads: int) -> Tensor:
     """The output (H, C) of each head through the output projection without its bias, for z (H *
     D,).
     """
@@ -213,7 +213,7 @@ def head_outputs(layer: nn.Linear, z: Tensor, heads: int) -> Tensor:
     )
 
 
-def bias_of(layer: nn.Linear, like: Tensor) -> Tensor:
+def bias_of(layer: LinearLayer, like: Tensor) -> Tensor:
     """The bias of a linear layer, or zero."""
     return like.new_zeros(()) if layer.bias is None else layer.bias.float()
 

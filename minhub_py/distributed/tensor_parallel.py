@@ -29,7 +29,7 @@ from minhub_py.models.cache import EncoderCache, Layout
 from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.experts import BLOCK, ExpertMatrices, Packed
 from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, rms_norm
-from minhub_py.models.steps import Step
+from minhub_py.models.steps import LinearLayer, Step
 from weights_map.conversion import Mapped
 
 INCOMPLETE = (
@@ -217,7 +217,7 @@ class Plan:
                     " torchrun"
                 )
 
-    def divide_outputs(self, layers: Sequence[nn.Linear], consumer: Step | None) -> None:
+    def divide_outputs(self, layers: Sequence[LinearLayer], consumer: Step | None) -> None:
         """Divide layers by their concatenated outputs, as the consumer needs them."""
         segments = self.segments(consumer, sum(len(layer.weight) for layer in layers))
         self.heads = getattr(consumer, "heads", 0)

@@ -41,6 +41,7 @@ from minhub_py.models.steps import (
     HiddenStates,
     LayerInputs,
     Linear,
+    LinearLayer,
     LoadResidual,
     Logits,
     Norm,
@@ -179,7 +180,7 @@ class CodeWriter:
         """A parameter."""
         return "None" if parameter is None else self.paths[id(parameter)]
 
-    def output(self, layer: Any) -> str:
+    def output(self, layer: LinearLayer) -> str:
         """The output of a linear layer for h."""
         if not isinstance(layer, LoRALinear):
             return f"F.linear(h, {self.path(layer.weight)}, {self.path(layer.bias)})"
