@@ -123,7 +123,7 @@ def read_codebook(path: str | os.PathLike[str]) -> Codebook:
     return book
 
 
-def from_mapping(value: Mapping[str, Any]) -> Codebook:
+def from_mapping(value: Mapping[str, object]) -> Codebook:
     """A codebook from its entries. ValueError: an unknown entry."""
     if unknown := [name for name in value if name not in ENTRIES]:
         raise ValueError(
@@ -180,7 +180,7 @@ def label_of(value: Any) -> Label:
     return Label(name.strip(), definition.strip(), tuple(word.strip() for word in words))
 
 
-def examples_of(values: Iterable[object]) -> tuple[tuple[str, str], ...]:
+def examples_of(values: object) -> tuple[tuple[str, str], ...]:
     """Examples as pairs, from pairs or from mappings with "text" and "label"."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ValueError(f"examples must be a list of pairs (text, label), not {brief(values)}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from minhub_py.system.extras import require
 from minhub_py.system.printable import printable
+from minhub_py.system.tables import Columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -266,9 +267,7 @@ def plot_confusion(
     return save(figure, path)
 
 
-def plot_estimates(
-    series: Mapping[str, Mapping[str, Any]], confidence: float, path: Picture
-) -> "Figure":
+def plot_estimates(series: Mapping[str, Columns], confidence: float, path: Picture) -> "Figure":
     """Estimates with intervals next to each other. series: columns term, estimate, lower and upper,
     by their label.
     """
@@ -374,7 +373,9 @@ TITLES = {
 }
 
 
-def plot_patching(effects: Mapping[str, Any], tokens: Sequence[str], path: Picture) -> "Figure":
+def plot_patching(
+    effects: "Mapping[str, NDArray[np.float32]]", tokens: Sequence[str], path: Picture
+) -> "Figure":
     """Heat maps of effects: layers (rows, the first at the bottom), and positions or heads
     (columns).
 

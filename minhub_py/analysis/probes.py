@@ -41,7 +41,7 @@ class Probe(Result):
     baseline: float
     predictions: np.ndarray = field(repr=False)
     folds: np.ndarray = field(repr=False)
-    classes: list[Any]
+    classes: list[object]
     coef: np.ndarray = field(repr=False)
 
     def table(self) -> Columns:
@@ -121,7 +121,7 @@ def probe(
         )
     if not is_number(penalty) or penalty <= 0:
         raise ValueError(f"penalty must be a positive number, not {penalty!r}")
-    classes: list[Any] = [] if labels.dtype.kind == "f" else np.unique(labels).tolist()
+    classes: list[object] = [] if labels.dtype.kind == "f" else np.unique(labels).tolist()
     if len(classes) == 1:
         raise ValueError("y has one class only: pass labels of at least two classes")
     random = np.random.default_rng(seed)

@@ -160,7 +160,7 @@ class ChatTemplate:
         tools: Sequence[Message],
         add_generation_prompt: bool,
         marks: list[str] | None,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, object],
     ) -> str:
         """The template's text for messages in the forms that it reads."""
         name = "tool_use" if tools and "tool_use" in self.templates else "default"

@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.lock import FULL, exclusive
@@ -48,7 +47,7 @@ class Parts:
         path = self.folder / name
         return record_in(path, f"remove {self.folder} to start again") if path.exists() else None
 
-    def start(self, record: Mapping[str, Any]) -> None:
+    def start(self, record: Mapping[str, object]) -> None:
         """Remove existing parts and start a job with a new record."""
         with self.os_errors():
             self.folder.mkdir(exist_ok=True)  # absent after `recover`
@@ -79,7 +78,7 @@ class Parts:
             self.folder / f"part-{number:08}", "remove it, and run the same command again"
         )
 
-    def finish(self, record: Mapping[str, Any], overwrite: bool) -> None:
+    def finish(self, record: Mapping[str, object], overwrite: bool) -> None:
         """Move the joined files to the output, and remove the folder. FileExistsError: as in
         `recover`.
         """

@@ -332,7 +332,7 @@ def start(job: Job, parts: Parts, record: JsonObject) -> JsonObject:
     return record
 
 
-def changed_entry(previous: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
+def changed_entry(previous: Mapping[str, object], record: Mapping[str, object]) -> str | None:
     """The name of the first entry that differs from a previous record, or None. A seed of None
     matches any seed.
     """

@@ -367,7 +367,7 @@ def timestamp(time: datetime) -> str:
     return time.astimezone(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def different(values: Iterable[Mapping[str, Any]]) -> list[JsonObject]:
+def different(values: Iterable[Mapping[str, object]]) -> list[JsonObject]:
     """The different mappings, in order of appearance."""
     unique = {json.dumps(value, sort_keys=True): dict(value) for value in values}
     return list(unique.values())

@@ -57,7 +57,7 @@ SHAPES: Mapping[str, Any] = {
 }
 
 
-def check_settings(task: str, settings: Mapping[str, Any], where: str, path: str) -> None:
+def check_settings(task: str, settings: Mapping[str, object], where: str, path: str) -> None:
     """ValueError: the settings are not those of a task. where, path: their file, and their location
     in it.
     """
