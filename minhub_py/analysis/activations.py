@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.points import ENCODER, Point, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text, rows_of_texts, token_strings
 from minhub_py.inference.arguments import model_of
+from minhub_py.models.base import LanguageModel
 from minhub_py.system import html
 from minhub_py.system.tables import Columns, Result
 
@@ -70,7 +72,7 @@ class Activations(Result):
         return Columns({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def _repr_html_(self) -> str:
-        sizes: dict[str, list[Any]] = {
+        sizes: dict[str, list[object]] = {
             "point": [*self.values],
             "rows": [len(rows) for rows in self.values.values()],
             "channels": [rows.size(1) for rows in self.values.values()],
@@ -80,8 +82,8 @@ class Activations(Result):
 
 @torch.no_grad()
 def activations(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
     text: Text | Sequence[Text],
     at: str | Iterable[str] | None = None,
     *,
@@ -123,7 +125,7 @@ def activations(
             "at names points of the encoder and of the decoder: call activations() once for each"
         )
     rows = rows_of_texts(model, tokenizer, text)
-    inputs: list[Any] = [None] * len(rows)
+    inputs: Sequence[list[int] | None] = [None] * len(rows)
     if model.encoder_decoder and sides == {False}:
         if targets is None:
             raise ValueError(
@@ -136,7 +138,9 @@ def activations(
             raise ValueError(
                 f"{len(inputs)} targets for {len(rows)} texts: pass one target per text"
             )
-        inputs = [[model.decoder_start, *ids[:-1]] for ids in inputs]
+        start = model.decoder_start
+        assert start is not None
+        inputs = [[start, *ids[:-1]] for ids in inputs]
     rows_of: dict[str, list[Tensor]] = {point.name: [] for point in selection}
     copy, recorded = recorder(model, selection, "activations()")
     texts: list[int] = []
@@ -165,13 +169,15 @@ def activations(
     )
 
 
-def default_points(model: Any, targets: object = None) -> list[str]:
+def default_points(model: LanguageModel, targets: object = None) -> list[str]:
     """The embeddings and the output of each layer; of the encoder if there are no targets."""
     prefix = ENCODER if model.encoder_decoder and targets is None else ""
     return [f"{prefix}embeddings", f"{prefix}layers.*.resid"]
 
 
-def recorder(model: Any, points: Iterable[Point], call: str) -> tuple[Any, dict[str, Tensor]]:
+def recorder(
+    model: LanguageModel, points: Iterable[Point], call: str
+) -> tuple[LanguageModel, dict[str, Tensor]]:
     """A copy of the model, and the values (T, size) at the points in the first row of its last
     forward call.
 

@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minhub_py.analysis import plots
 from minhub_py.analysis.tokens import is_missing
@@ -48,7 +49,7 @@ from minhub_py.system.tables import Columns, Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.float64]
 Level = Literal["nominal", "ordinal", "interval", "ratio"]
 LEVELS = ("nominal", "ordinal", "interval", "ratio")
 BLOCK = 100  # bootstrap samples at a time
@@ -220,7 +221,7 @@ def agreement(
 
 
 def statistics(
-    counts: Array, numbers: Array, level: str, pair: Array | None, weights: Array
+    counts: Array, numbers: Array, level: str, pair: NDArray[np.int64] | None, weights: Array
 ) -> dict[str, Array]:
     """The statistics of each sample, (B,).
 

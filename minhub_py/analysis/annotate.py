@@ -21,10 +21,12 @@ Sources
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from warnings import warn
 
 import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from minhub_py.analysis.codebook import Codebook, codebook_of
 from minhub_py.analysis.columns import label_columns
@@ -37,7 +39,7 @@ from minhub_py.inference.arguments import check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.tables import Columns
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.float64]
 Calibration = Literal["contextual", "pmi"]
 Length = Literal["sum", "tokens", "characters"]
 
@@ -46,13 +48,13 @@ TEXTS = 1024  # texts per call of `predict`, which bounds the memory for token I
 
 
 def annotate(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     texts: Iterable[str | None],
-    labels: Any,
+    labels: object,
     *,
     instruction: str | None = None,
-    examples: Iterable[Any] = (),
+    examples: Iterable[object] = (),
     calibrate: Calibration | None = None,
     length: Length = "sum",
     template: str | None = None,
@@ -179,7 +181,9 @@ class Answers:
     count: int
 
     @classmethod
-    def of(cls, model: LanguageModel, tokenizer: Any, book: Codebook, prompt: Prompt) -> "Answers":
+    def of(
+        cls, model: LanguageModel, tokenizer: Tokenizer, book: Codebook, prompt: Prompt
+    ) -> "Answers":
         """Tokenize the answers. ValueError: two have the same tokens, or one shares a token with
         the prompt.
         """
@@ -224,7 +228,7 @@ class Encoder:
     """
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Any, prompt: Prompt, answers: Answers
+        self, model: LanguageModel, tokenizer: Tokenizer, prompt: Prompt, answers: Answers
     ) -> None:
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
         context = None if model.encoder_decoder else model.config.context_length

@@ -9,10 +9,11 @@ Sources
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
 
 from minhub_py.analysis.encoders import TEXTS, Input, check_ids, hidden_states, limit_of
 from minhub_py.analysis.predictions import Progress
@@ -22,7 +23,7 @@ from minhub_py.inference.arguments import check_integer, check_tokenizer, model_
 from minhub_py.models.encoder import Encoder
 from minhub_py.system.tables import Columns
 
-Floats = np.ndarray[Any, Any]
+Floats = NDArray[np.float32] | NDArray[np.float64]
 WINDOW, STRIDE = 384, 128  # transformers' defaults, in tokens
 
 
@@ -37,8 +38,8 @@ class Answer:
 
 
 def answer_questions(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     question: str | Iterable[str | None],
     context: str | Iterable[str | None],
     *,
@@ -90,7 +91,7 @@ def answer_questions(
     stride = min(window // 2, STRIDE) if stride is None else check_integer("stride", stride, 0)
     check_tokenizer(tokenizer, "encode_batch")
     questions, contexts = pairs_of(question, context)
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[object]] = {
         name: [] for name in ("text", "rank", "answer", "start", "end", "score")
     }
     for first in range(0, len(questions), TEXTS):
@@ -125,7 +126,7 @@ def answer_questions(
     )
 
 
-def check_answers(config: Any, call: str) -> None:
+def check_answers(config: object, call: str) -> None:
     """ValueError: the checkpoint has no question answering head."""
     if getattr(config, "head", None) != "questions":
         raise ValueError(
@@ -140,7 +141,9 @@ def max_length_of(model: Encoder) -> int | None:
     return None if settings is None else settings.max_length
 
 
-def pairs_of(question: Any, context: Any) -> tuple[list[str | None], list[str | None]]:
+def pairs_of(
+    question: str | Iterable[str | None], context: str | Iterable[str | None]
+) -> tuple[list[str | None], list[str | None]]:
     """The question and the context of each pair. ValueError: their numbers differ."""
     questions = as_texts("question", [question] if isinstance(question, str) else question)
     contexts = as_texts("context", [context] if isinstance(context, str) else context)
@@ -170,7 +173,7 @@ class Window:
     words: Sequence[int | None]
     offsets: Sequence[tuple[int, int]]
     spans: Mapping[int, tuple[int, int]]
-    usable: Floats
+    usable: NDArray[np.bool_]
     is_special: bool
 
     def characters(self, start: int, end: int) -> tuple[int, int]:
@@ -185,7 +188,7 @@ class Window:
 
 
 def windows_of(
-    model: Encoder, tokenizer: Any, question: str, context: str, size: int, stride: int
+    model: Encoder, tokenizer: Tokenizer, question: str, context: str, size: int, stride: int
 ) -> Iterator[Window]:
     """The windows of a question and its context. ValueError: the question is too long."""
     with working(tokenizer):
@@ -206,7 +209,7 @@ def windows_of(
         yield window_of(part, types_like(encoding, part), words, offsets, number * (room - overlap))
 
 
-def types_like(first: Any, part: Any) -> list[int]:
+def types_like(first: Encoding, part: Encoding) -> list[int]:
     """The token types of a part, from the first one's: the library gives type 0 to all tokens of
     other parts.
     """
@@ -219,7 +222,7 @@ def types_like(first: Any, part: Any) -> list[int]:
 
 
 def window_of(
-    part: Any,
+    part: Encoding,
     types: list[int],
     words: Sequence[int | None],
     offsets: Sequence[tuple[int, int]],
@@ -249,7 +252,8 @@ def scores_of_windows(
 ) -> list[Floats]:
     """The scores of starts and ends (T, 2), float32, of each window."""
     inputs = [window.input for window in windows]
-    parameter, results = next(model.parameters()), [np.empty(0)] * len(inputs)
+    parameter = next(model.parameters())
+    results: list[Floats] = [np.empty(0)] * len(inputs)
     processed, total = 0, sum(len(row.ids) for row in inputs)
     for i, x in hidden_states(model, inputs):
         scores = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0]

@@ -6,10 +6,11 @@ modules and hooks.
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis import plots
@@ -159,7 +160,9 @@ class RecordedPast(Past):
 
 
 @torch.no_grad()
-def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeights:
+def attention_weights(
+    model: LanguageModel, tokenizer: Tokenizer | None, text: Text
+) -> AttentionWeights:
     """Compute the attention weights of each head of each layer, as transformers' `attentions`.
 
     The weights of a query sum to 1; in GPT-OSS they sum to less, because its sinks are not
@@ -203,7 +206,7 @@ def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeight
 
 
 def encode_text(
-    model: LanguageModel, tokenizer: Any, text: Text, *, prompt: bool = False
+    model: LanguageModel, tokenizer: Tokenizer | None, text: Text, *, prompt: bool = False
 ) -> tuple[list[int], list[str | None], Tensor]:
     """The token IDs of a text, their strings, and the IDs as a tensor (1, T) on the model's device.
 

@@ -15,10 +15,10 @@ norm and of the head.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from minhub_py.analysis.activations import forward, recorder
@@ -27,7 +27,9 @@ from minhub_py.analysis.patching import check_position, token_id
 from minhub_py.analysis.points import ENCODER, Points, norms_between_additions, recipe_of
 from minhub_py.analysis.tokens import Text, single_row
 from minhub_py.inference.arguments import decoder_of
-from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.layers import RMSNorm
+from minhub_py.models.steps import Add, Linear, LinearLayer, Logits, Norm, Recurrent, ScaleResidual
 from minhub_py.system.tables import Columns, Result
 
 
@@ -57,8 +59,8 @@ class Attribution(Result):
 
 @torch.no_grad()
 def attribution(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     text: Text,
     token: str | int,
     against: str | int | None = None,
@@ -109,6 +111,7 @@ def attribution(
     inputs = None
     if model.encoder_decoder:
         target_ids = [] if target is None else single_row(model, tokenizer, target, "target")
+        assert model.decoder_start is not None
         inputs = [model.decoder_start, *target_ids]
     elif target is not None:
         raise ValueError("target is for an encoder-decoder such as T5: make it part of the text")
@@ -167,7 +170,7 @@ def factor_of(name: str, factors: Sequence[float]) -> float:
 
 
 def components_of(
-    model: Any, points: Points, names: list[str], stored: dict[str, Tensor], heads: bool
+    model: LanguageModel, points: Points, names: list[str], stored: dict[str, Tensor], heads: bool
 ) -> dict[str, Tensor]:
     """The vector (C,) that each component adds to the residual stream. heads: split attention into
     its heads.
@@ -200,7 +203,7 @@ def weights_of_rows(head: Logits, tokens: list[int]) -> Tensor:
     return rows[0] if len(tokens) == 1 else rows[0] - rows[1]
 
 
-def head_outputs(layer: Any, z: Tensor, heads: int) -> Tensor:
+def head_outputs(layer: LinearLayer, z: Tensor, heads: int) -> Tensor:
     """The output (H, C) of each head through the output projection without its bias, for z (H *
     D,).
     """
@@ -210,12 +213,12 @@ def head_outputs(layer: Any, z: Tensor, heads: int) -> Tensor:
     )
 
 
-def bias_of(layer: Any, like: Tensor) -> Tensor:
+def bias_of(layer: LinearLayer, like: Tensor) -> Tensor:
     """The bias of a linear layer, or zero."""
     return like.new_zeros(()) if layer.bias is None else layer.bias.float()
 
 
-def frozen(norm: Any, parts: Tensor, total: Tensor) -> Tensor:
+def frozen(norm: nn.LayerNorm | RMSNorm, parts: Tensor, total: Tensor) -> Tensor:
     """The parts (n, C) of a value through its norm, with the scale of the whole value (C,), and
     without bias.
     """

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.columns import label_columns, value_names
@@ -24,6 +25,7 @@ from minhub_py.analysis.segments import as_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of, model_of
 from minhub_py.inference.generate import check_prompts
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Classifier, Encoder
 from minhub_py.system.spelling import call_name
 from minhub_py.system.tables import Columns
@@ -43,8 +45,8 @@ PROMPT = (
 
 
 def classify(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     texts: Iterable[str | None],
     labels: Sequence[str] | None = None,
     *,
@@ -87,10 +89,11 @@ def classify(
     present = [number for number, text in enumerate(rows) if text is not None]
     strings = [rows[number] or "" for number in present]
     names = model.config.labels if labels is None else list(labels)
-    is_regression = labels is None and model.config.problem_type == "regression"
+    config: Any = model.config
+    is_regression = labels is None and config.problem_type == "regression"
     if labels is None:
         values = scores_of(model, tokenizer, strings, None, progress)
-        values = values if is_regression else probabilities(values, model.config.problem_type)
+        values = values if is_regression else probabilities(values, config.problem_type)
     else:
         values = zero_shot(model, tokenizer, strings, names, hypothesis, multi_label, progress)
     result = np.full((len(rows), len(names)), np.nan, np.float32)
@@ -102,7 +105,7 @@ def classify(
 
 def zero_shot(
     model: Encoder,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[str],
     labels: Sequence[str],
     hypothesis: str,
@@ -141,8 +144,8 @@ def zero_shot(
 
 
 def rerank(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     query: str,
     texts: Iterable[str],
     *,
@@ -220,8 +223,8 @@ def rerank(
 
 
 def answers(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     query: str,
     texts: Sequence[str],
     instruction: str,
@@ -242,7 +245,7 @@ def answers(
 
 
 def reranker_prompts(
-    model: Any, tokenizer: Any, query: str, texts: Sequence[str], instruction: str
+    model: LanguageModel, tokenizer: Tokenizer, query: str, texts: Sequence[str], instruction: str
 ) -> list[list[int]]:
     """The token IDs of Qwen3-Reranker's prompt with each text. Long texts are truncated.
 
@@ -277,7 +280,7 @@ def probabilities(scores: Tensor, problem_type: str | None) -> Tensor:
 
 def scores_of(
     model: Encoder,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[str],
     pairs: Sequence[str] | None,
     progress: Progress | None,
@@ -311,14 +314,14 @@ def scores_of_inputs(model: Encoder, inputs: Sequence[Input], progress: Progress
     return scores
 
 
-def classifier(model: Any, call: str) -> Any:
+def classifier(model: object, call: str) -> Encoder:
     """The model. ValueError: it is not an encoder with a sequence classification head."""
-    model = model_of(model, call)
-    check_classifier(model.config, call)
-    return model
+    result: Encoder = model_of(model, call)
+    check_classifier(result.config, call)
+    return result
 
 
-def check_classifier(config: Any, call: str) -> None:
+def check_classifier(config: object, call: str) -> None:
     """ValueError: the checkpoint has no sequence classification head."""
     head = getattr(config, "head", None)
     if head == "sequence":

@@ -22,6 +22,8 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+from minhub_py.system.json_text import JsonObject
+
 ENTRIES = ("labels", "instruction", "examples")
 LABEL_ENTRIES = ("label", "definition", "words")
 
@@ -57,7 +59,7 @@ class Codebook:
         """The names of the labels."""
         return [label.name for label in self.labels]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The codebook as plain values, which `codebook_of` reads."""
         labels = [
             {"label": label.name, "definition": label.definition, "words": [*label.words]}
@@ -68,7 +70,7 @@ class Codebook:
 
 
 def codebook_of(
-    labels: Any, instruction: str | None = None, examples: Iterable[Any] = ()
+    labels: object, instruction: str | None = None, examples: Iterable[object] = ()
 ) -> Codebook:
     """A codebook from labels in any form that `annotate` accepts.
 
@@ -121,7 +123,7 @@ def read_codebook(path: str | os.PathLike[str]) -> Codebook:
     return book
 
 
-def from_mapping(value: Mapping[str, Any]) -> Codebook:
+def from_mapping(value: Mapping[str, object]) -> Codebook:
     """A codebook from its entries. ValueError: an unknown entry."""
     if unknown := [name for name in value if name not in ENTRIES]:
         raise ValueError(
@@ -135,7 +137,7 @@ def from_mapping(value: Mapping[str, Any]) -> Codebook:
     )
 
 
-def labels_of(values: Any) -> tuple[Label, ...]:
+def labels_of(values: object) -> tuple[Label, ...]:
     """Labels from a list of names, of mappings or of both, or from a mapping of names to
     definitions.
     """
@@ -178,7 +180,7 @@ def label_of(value: Any) -> Label:
     return Label(name.strip(), definition.strip(), tuple(word.strip() for word in words))
 
 
-def examples_of(values: Iterable[Any]) -> tuple[tuple[str, str], ...]:
+def examples_of(values: object) -> tuple[tuple[str, str], ...]:
     """Examples as pairs, from pairs or from mappings with "text" and "label"."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ValueError(f"examples must be a list of pairs (text, label), not {brief(values)}")

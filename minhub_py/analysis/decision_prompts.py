@@ -104,16 +104,16 @@ class DecisionPrompts:
         groups = [tuple(questions)] if together else [(question,) for question in questions]
         return [self._templated(source, state, group) for group in groups]
 
-    def _default(self, state: Any, question: Question) -> Prompted:
+    def _default(self, state: object, question: Question) -> Prompted:
         """The default prompt: the state, the question and its labelled options as a user message."""
         content = self._marked(default_text(state, question))
         text = self.template.render([{"role": "user", "content": content}], enable_thinking=False)
         ids = self._encode(text, self.tokenizer)
         return Prompted(ids, (question,), (len(ids),))
 
-    def _templated(self, source: str, state: Any, questions: tuple[Question, ...]) -> Prompted:
+    def _templated(self, source: str, state: object, questions: tuple[Question, ...]) -> Prompted:
         """The prompt of a decision template."""
-        variables: dict[str, Any] = {
+        variables: dict[str, object] = {
             **self.template.tokens,
             "state": state,
             "question": questions[0].to_template(),
@@ -216,7 +216,7 @@ def tokens_of(tokenizer: Tokenizer, text: str, as_text: bool) -> list[int]:
     return [token.id for part in parts for token in tokenizer.model.tokenize(part)]
 
 
-def default_text(state: Any, question: Question) -> str:
+def default_text(state: object, question: Question) -> str:
     """The message with a state and a question, as in transformers."""
     lines = [as_text(question.instructions)]
     for label, option, description in zip(
@@ -243,7 +243,7 @@ def default_text(state: Any, question: Question) -> str:
     return f"{as_text(state)}\n\n{body}\n{closing}"
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Text as it is, JSON of other values, and "" for None."""
     if value is None:
         return ""

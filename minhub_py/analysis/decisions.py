@@ -23,7 +23,6 @@ Sources
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +39,7 @@ from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.questions import DecisionSettings, Question, parse_questions
 from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.tables import Columns, Result
 
 Floats = NDArray[np.float64]
@@ -81,7 +81,7 @@ class Decisions(Result):
             -1 if answer is None else int(p.argmax())
             for answer, (_, _, p, _) in zip(answers, rows, strict=True)
         ]
-        columns: dict[str, Any] = {
+        columns: dict[str, object] = {
             "text": np.array([number for number, *_ in rows]),
             "question": [question.name for _, question, *_ in rows],
             "type": [question.type for _, question, *_ in rows],
@@ -111,7 +111,7 @@ class Decisions(Result):
                 )
         return Columns(columns)
 
-    def answers(self, text: int = 0) -> dict[str, dict[str, Any]]:
+    def answers(self, text: int = 0) -> dict[str, JsonObject]:
         """The answers about a text by question, in the form of the System One API."""
         return {
             question.name: question.answer(probabilities[text])
@@ -123,7 +123,7 @@ def decide(
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: State | Iterable[State | None] | None,
-    questions: Mapping[str, Mapping[str, Any]],
+    questions: Mapping[str, Mapping[str, object]],
     *,
     settings: DecisionSettings | None = None,
     orders: int = 1,
@@ -176,7 +176,7 @@ def answer(
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: Sequence[State | None],
-    questions: Mapping[str, Mapping[str, Any]],
+    questions: Mapping[str, Mapping[str, object]],
     *,
     settings: DecisionSettings | None = None,
     orders: int = 1,

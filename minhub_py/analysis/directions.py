@@ -9,15 +9,17 @@ Sources
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.activations import activations
 from minhub_py.analysis.points import Points, recipe_of
 from minhub_py.analysis.tokens import Text
 from minhub_py.inference.arguments import check_list, model_of
+from minhub_py.models.base import LanguageModel
 from minhub_py.system.extras import require
 from minhub_py.system.tables import Columns, Result
 
@@ -71,8 +73,8 @@ class Direction(Result):
 
 
 def direction(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     positive: Sequence[Text],
     negative: Sequence[Text],
     at: str,

@@ -6,6 +6,7 @@ from reprlib import repr as brief
 from typing import Any, Literal, overload
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.encoders import Input, finished, hidden_states, inputs_of, pooled
@@ -15,6 +16,7 @@ from minhub_py.analysis.tokens import Text, ids_of_texts, is_missing
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.inference.arguments import check_integer, model_of
 from minhub_py.inference.torch_runner import CHUNK
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.lora import starting_at
 
@@ -26,8 +28,8 @@ POOLS = {"mean": "mean", "last": "lasttoken", "cls": "cls", "max": "max", "none"
 
 @overload
 def embed(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
     texts: Iterable[Text],
     *,
     layer: int = -1,
@@ -41,8 +43,8 @@ def embed(
 
 @overload
 def embed(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
     texts: Iterable[Text],
     *,
     layer: int = -1,
@@ -56,8 +58,8 @@ def embed(
 
 @torch.no_grad()
 def embed(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
     texts: Iterable[Text],
     *,
     layer: int = -1,
@@ -128,7 +130,7 @@ def embed(
     )
 
 
-def truncates(model: Any) -> bool:
+def truncates(model: LanguageModel) -> bool:
     """Whether texts are truncated at the maximum length, instead of being divided into windows."""
     return isinstance(model, Encoder) or model.embedding_settings is not None
 
@@ -144,7 +146,10 @@ def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
 
 
 def embedded_ids(
-    model: Any, tokenizer: Any, texts: Iterable[Text], prompt: str | None = None
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    texts: Iterable[Text],
+    prompt: str | None = None,
 ) -> list[list[int]]:
     """The token IDs of each text whose states `embed` computes, with the prompt; empty for a
     missing text.
@@ -160,9 +165,9 @@ def embedded_ids(
 
 
 def embeddings_of_inputs(
-    model: Any,
-    tokenizer: Any,
-    texts: list[Any],
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    texts: list[Text],
     settings: EmbeddingSettings,
     layer: int,
     prompt: str,
@@ -198,7 +203,11 @@ def embeddings_of_inputs(
 
 
 def truncated_inputs(
-    model: Any, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, prompt: str
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    texts: list[Any],
+    settings: EmbeddingSettings,
+    prompt: str,
 ) -> list[Input | None]:
     """The input of each text; None for a missing text."""
     inputs: list[Input | None] = [None] * len(texts)
@@ -238,7 +247,7 @@ def hidden_states_of_layer(
 
 
 def hidden_states_of_decoder(
-    model: Any, inputs: Sequence[Input], layer: int
+    model: LanguageModel, inputs: Sequence[Input], layer: int
 ) -> tuple[int, Iterator[tuple[int, Tensor]]]:
     """The size of hidden states in a layer, and (index, hidden states (T, C), float32) of each
     input.
@@ -262,9 +271,9 @@ def hidden_states_of_decoder(
 
 
 def embeddings_of_windows(
-    model: Any,
-    tokenizer: Any,
-    texts: list[Any],
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    texts: list[Text],
     settings: EmbeddingSettings,
     layer: int,
     prompt: str,

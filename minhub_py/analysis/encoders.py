@@ -3,16 +3,17 @@
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import surrounding_ids, working
 from minhub_py.inference.arguments import check_tokenizer
 from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, borrowed_runner
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Classifier, Encoder
 
 TEXTS = 1000  # per call of the tokenizer: an encoding takes a hundred times the memory of its text
@@ -37,8 +38,8 @@ class Input:
 
 
 def inputs_of(
-    model: Encoder,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
     texts: Sequence[str],
     pairs: Sequence[str] | None = None,
     *,
@@ -53,6 +54,7 @@ def inputs_of(
     ValueError: not a tokenizer, or the tokenizer of another model.
     """
     check_tokenizer(tokenizer, "encode_batch")
+    assert tokenizer is not None
     limit = limit_of(model, max_length)
     room = max(limit - tokenizer.num_special_tokens_to_add(pairs is not None), 0)
     prompt_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids) if prompt else 0
@@ -84,12 +86,12 @@ def inputs_of(
 
 def windows_of_texts(
     model: Encoder,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[str],
     *,
     max_length: int | None = None,
     stride: int | None = None,
-) -> list[tuple[Any, list[tuple[Input, int, int, int]]]]:
+) -> list[tuple[Encoding, list[tuple[Input, int, int, int]]]]:
     """The encoding of each text without special tokens, and its windows, which together contain all
     tokens.
 
@@ -135,7 +137,7 @@ def windows_of_texts(
     return results
 
 
-def special_tokens_of(tokenizer: Any) -> Callable[[list[int], list[int]], Input]:
+def special_tokens_of(tokenizer: Tokenizer) -> Callable[[list[int], list[int]], Input]:
     """A function that adds the special tokens of a single text to token IDs and types."""
     example = tokenizer.encode("a", add_special_tokens=False)
     template, before = tokenizer.post_process(example), special_tokens_before(tokenizer)
@@ -150,14 +152,14 @@ def special_tokens_of(tokenizer: Any) -> Callable[[list[int], list[int]], Input]
     return add
 
 
-def limit_of(model: Encoder, max_length: int | None) -> int:
+def limit_of(model: LanguageModel, max_length: int | None) -> int:
     """Maximum number of tokens of a text, with special tokens."""
     return min(
         length for length in (max_length, model.config.context_length, 2**31) if length is not None
     )
 
 
-def check_ids(model: Encoder, ids: Sequence[int]) -> None:
+def check_ids(model: LanguageModel, ids: Sequence[int]) -> None:
     """ValueError: the token IDs do not belong to the model's tokenizer."""
     if (largest := max(ids, default=0)) >= model.config.vocab_size:
         raise ValueError(
@@ -166,7 +168,7 @@ def check_ids(model: Encoder, ids: Sequence[int]) -> None:
         )
 
 
-def without_padding(encoding: Any, model: Encoder) -> Any:
+def without_padding(encoding: Encoding, model: LanguageModel) -> Encoding:
     """An encoding without padding tokens at its end, if the model is a decoder that classifies its
     last token.
 
@@ -180,12 +182,12 @@ def without_padding(encoding: Any, model: Encoder) -> Any:
     return encoding
 
 
-def special_tokens_before(tokenizer: Any) -> int:
+def special_tokens_before(tokenizer: Tokenizer) -> int:
     """The number of special tokens before a text."""
     return len(surrounding_ids(tokenizer)[0])
 
 
-def truncate(first: Any, second: Any, room: int, only_first: bool) -> None:
+def truncate(first: Encoding, second: Encoding | None, room: int, only_first: bool) -> None:
     """Truncate the encodings of a text, or of a pair, to `room` tokens together."""
     if second is None:
         first.truncate(room)

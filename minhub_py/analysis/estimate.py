@@ -203,7 +203,7 @@ def estimate(
     method: Method = "auto",
     probability: Iterable[float] | None = None,
     confidence: float = 0.95,
-    cluster: Iterable[Any] | None = None,
+    cluster: Iterable[object] | None = None,
     cross_fit: int = 0,
     splits: int = 10,
     seed: int = 0,
@@ -261,7 +261,7 @@ def numbers_of(name: str, values: Iterable[float | None]) -> Array:
         ) from error
 
 
-def codes_of(cluster: Iterable[Any], count: int) -> Array:
+def codes_of(cluster: Iterable[object], count: int) -> Array:
     """The number of each text's cluster. ValueError: a missing cluster, or fewer than two."""
     values = list(cluster)
     if len(values) != count or any(map(is_missing, values)):

@@ -4,7 +4,6 @@ Source: Olsson et al. (2022), "In-context Learning and Induction Heads".
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from minhub_py.analysis.attention import attention_weights
 from minhub_py.inference.arguments import check_integer, decoder_of
+from minhub_py.models.base import LanguageModel
 from minhub_py.system.tables import Columns, Result
 
 SCORES = ("induction", "previous_token", "duplicate_token")
@@ -48,7 +48,9 @@ class HeadScores(Result):
         return [f"Scores of {len(self.layers)} layers with {self.induction.size(1)} heads"]
 
 
-def head_scores(model: Any, *, length: int = 50, samples: int = 4, seed: int = 0) -> HeadScores:
+def head_scores(
+    model: LanguageModel, *, length: int = 50, samples: int = 4, seed: int = 0
+) -> HeadScores:
     """Score each head on sequences of `length` random tokens that are repeated once.
 
     With L = `length`, the induction score is the mean attention weight from position i to i - L + 1

@@ -7,6 +7,7 @@ states of its encoder.
 
 from collections.abc import Collection, Iterable
 from functools import partial
+from typing import cast
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from minhub_py.analysis.points import ENCODER, Points, edited
 from minhub_py.inference.arguments import is_whole
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
+from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.steps import Add, Embed, Experts, Norm, Recurrent, ScaleResidual, Step
 
 
@@ -64,7 +66,7 @@ class HiddenStates:
         self.requested, self.states = layers, {}
         try:
             if self.encoder:
-                self.model.encode(idx)
+                cast("EncoderDecoder", self.model).encode(idx)
             else:
                 self.model.hidden(idx, cache)
         except StopForwardError:

@@ -11,7 +11,6 @@ Sources
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from minhub_py.analysis.activations import Activations
 from minhub_py.analysis.directions import Direction
 from minhub_py.analysis.points import Point, Points, edited, recipe_of
 from minhub_py.inference.arguments import all_of, is_number, is_whole, model_of
+from minhub_py.models.base import LanguageModel
 
 KINDS = ("zero", "mean", "replace", "add", "project_out")
 
@@ -76,14 +76,14 @@ class Intervention:
 
 
 def intervene(
-    model: Any,
+    model: LanguageModel,
     at: str | Iterable[str],
     how: str,
-    value: Any = None,
+    value: object = None,
     *,
     scale: float = 1.0,
     positions: Iterable[int] | None = None,
-) -> Any:
+) -> LanguageModel:
     """Return a model that changes the values at named points during its computation.
 
         quiet = intervene(model, ["layers.3.heads.2", "layers.4.heads.7"], "zero")
@@ -140,7 +140,7 @@ def intervene(
     return edited(model, edits, "intervene()")
 
 
-def value_at(point: Point, how: str, value: Any) -> Tensor | None:
+def value_at(point: Point, how: str, value: object) -> Tensor | None:
     """The value of an intervention at a point, (size,) or (positions, size). ValueError: it does
     not fit.
     """

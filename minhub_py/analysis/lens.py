@@ -8,10 +8,11 @@ every layer.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis import plots
@@ -19,6 +20,7 @@ from minhub_py.analysis.attention import encode_text
 from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
 from minhub_py.analysis.tokens import Text, token_strings
 from minhub_py.inference.arguments import check_integer, decoder_of
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.steps import Linear, Norm, Step
 from minhub_py.system.tables import Columns, Result
 
@@ -95,8 +97,8 @@ class LayerPredictions(Result):
 
 @torch.no_grad()
 def logit_lens(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     text: Text,
     n: int = 5,
     *,

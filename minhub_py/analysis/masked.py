@@ -11,10 +11,11 @@ Sources
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
@@ -32,8 +33,8 @@ ROWS = 64
 
 
 def masked_tokens(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     texts: str | Iterable[str],
     n: int = 10,
     *,
@@ -73,8 +74,8 @@ def masked_tokens(
 
 
 def predict_masks(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     texts: Sequence[str | None],
     n: int,
     targets: Iterable[str] | None = None,
@@ -141,8 +142,8 @@ def limit_of(model: Encoder) -> str:
 
 
 def masked_logprobs(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     contexts: Iterable[str | None],
     targets: Iterable[str | None],
     after: Iterable[str | None] | str = "",
@@ -179,8 +180,8 @@ def masked_logprobs(
 
 
 def score_targets(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     contexts: Iterable[str | None],
     targets: Iterable[str | None],
     after: Iterable[str | None] | str,
@@ -232,8 +233,8 @@ def score_targets(
 
 
 def pseudo_logprobs(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     texts: Iterable[str | None],
     *,
     method: Literal["original", "within_word_l2r"] = "within_word_l2r",
@@ -265,8 +266,8 @@ def pseudo_logprobs(
 
 
 def score_tokens(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     texts: Iterable[str | None],
     method: str,
     progress: Progress | None = None,
@@ -277,6 +278,7 @@ def score_tokens(
         raise ValueError(f'method must be "original" or "within_word_l2r", not {method!r}')
     texts = [text or "" for text in as_texts("texts", texts)]
     mask_id = tokenizer.token_to_id(mask_of(tokenizer))
+    assert mask_id is not None
     inputs: list[Input] = []
     positions, expected, owners, truncated = [], [], [], []
     for number, text in enumerate(texts):
@@ -363,23 +365,23 @@ def logprobs_at(
     return result
 
 
-def masked_model(model: Any, call: str) -> Any:
+def masked_model(model: object, call: str) -> Encoder:
     """The model. ValueError: it is not an encoder with a masked-LM head."""
-    model = model_of(model, call)
-    if not isinstance(model, Encoder):
+    result = model_of(model, call)
+    if not isinstance(result, Encoder):
         raise ValueError(
-            f"{call} needs an encoder such as BERT; for a {model.config.TITLE} use next_tokens() or"
+            f"{call} needs an encoder such as BERT; for a {result.config.TITLE} use next_tokens() or"
             " word_logprobs()"
         )
-    if not isinstance(model.head, MaskedLMHead):
+    if not isinstance(result.head, MaskedLMHead):
         raise ValueError(
             f"{call} needs a masked-LM head, which this checkpoint does not have: use a checkpoint"
-            f" with an architecture …ForMaskedLM, not {(model.config.architectures or ['none'])[0]}"
+            f" with an architecture …ForMaskedLM, not {(result.config.architectures or ['none'])[0]}"
         )
-    return model
+    return result
 
 
-def mask_of(tokenizer: Any) -> str:
+def mask_of(tokenizer: Tokenizer) -> str:
     """The mask token. ValueError: the tokenizer has none."""
     check_tokenizer(tokenizer, "encode_batch")
     for token in MASKS:
@@ -391,7 +393,7 @@ def mask_of(tokenizer: Any) -> str:
     )
 
 
-def target_id(tokenizer: Any, target: str) -> int:
+def target_id(tokenizer: Tokenizer, target: str) -> int:
     """The token ID of a target. ValueError: it is not one token."""
     id = tokenizer.token_to_id(target)
     if id is not None:

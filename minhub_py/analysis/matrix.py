@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
@@ -14,16 +16,17 @@ from minhub_py.analysis.surprisal import refuse_encoder_decoder
 from minhub_py.analysis.tokens import encodings, token_strings
 from minhub_py.inference.arguments import check_list, decoder_of
 from minhub_py.inference.generate import check_ids
+from minhub_py.models.base import LanguageModel
 
 
 def logprob_matrix(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     texts: str | Iterable[str] | Iterable[Sequence[int]],
     *,
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+) -> tuple[dict[str, Any], NDArray[np.float32]]:
     """Compute the log-probability of every token of the vocabulary at every position, given the
     tokens before it.
 
@@ -106,7 +109,7 @@ class MatrixWriter:
             self.start = self.file.tell()
         return self
 
-    def write(self, row: int, values: np.ndarray[Any, Any]) -> None:
+    def write(self, row: int, values: NDArray[np.float32]) -> None:
         if self.path is None:
             self.array[row] = values
         else:
@@ -122,9 +125,9 @@ class MatrixWriter:
             else:
                 self.partial.unlink()
 
-    def result(self) -> np.ndarray[Any, Any]:
+    def result(self) -> NDArray[np.float32]:
         """The matrix, memory-mapped if it is in a file."""
         if self.path is None:
             return self.array
-        matrix: np.ndarray[Any, Any] = np.load(self.path, mmap_mode="r" if self.shape[0] else None)
+        matrix: NDArray[np.float32] = np.load(self.path, mmap_mode="r" if self.shape[0] else None)
         return matrix

@@ -34,6 +34,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.predictions import Measure
@@ -41,6 +43,7 @@ from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.inference.arguments import check_integer
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
+from minhub_py.system.tables import Columns
 
 METHODS = ("pimentel", "oh")
 # of byte-level BPE, SentencePiece, and of tokens that contain the space itself
@@ -78,10 +81,10 @@ class Measures:
 
 
 def measures_of(
-    correct: Any = None,
-    renyi: Any = None,
-    premise: Any = None,
-    lags: Any = 0,
+    correct: object = None,
+    renyi: object = None,
+    premise: object = None,
+    lags: object = 0,
     *,
     ignored: bool = False,
 ) -> Measures:
@@ -92,7 +95,9 @@ def measures_of(
         raise ValueError(f'correct must be "pimentel", "oh" or None, not {brief(correct)}')
     if correct is not None and ignored:
         raise ValueError("correct is the probability of complete words: leave ignore_regex unset")
-    orders = [] if renyi is None else list(renyi) if isinstance(renyi, Iterable) else [renyi]
+    orders: list[Any] = (
+        [] if renyi is None else list(renyi) if isinstance(renyi, Iterable) else [renyi]
+    )
     for order in orders:
         if isinstance(order, bool) or not isinstance(order, Real) or not float(order) >= 0:
             raise ValueError(
@@ -152,12 +157,14 @@ class Boundaries:
         return {name: log_probability(ids) for name, ids in sets.items() if ids}
 
 
-def boundaries_of(model: LanguageModel, tokenizer: Any, method: str) -> Boundaries:
+def boundaries_of(model: LanguageModel, tokenizer: Tokenizer, method: str) -> Boundaries:
     """The tokens at which words begin. ValueError: the tokenizer does not mark the beginning of
     words.
     """
     end = [id for id in end_tokens(model) if id < model.config.vocab_size]
-    special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    special: set[int | None] = {
+        id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+    }
     special |= {*end, bos_token_id(tokenizer, model.config), model.decoder_start}
     vocabulary = {
         token: id for token, id in tokenizer.get_vocab().items() if id < model.config.vocab_size
@@ -190,13 +197,13 @@ def end_tokens(model: LanguageModel) -> list[int]:
 
 
 def correction(
-    values: Mapping[str, Any],
-    slots: Any,
+    values: Mapping[str, NDArray[np.float64]],
+    slots: Iterable[int],
     ids: Sequence[Sequence[int]],
     token_rows: Sequence[Sequence[int]],
     count: int,
     boundaries: Boundaries,
-) -> Any:
+) -> NDArray[np.float64]:
     """The change of the log-probability of each row.
 
     Args:
@@ -230,7 +237,7 @@ def correction(
     return result
 
 
-def add_lags(columns: dict[str, Any], texts: Iterable[Sequence[int | None]], lags: int) -> None:
+def add_lags(columns: Columns, texts: Iterable[Sequence[int | None]], lags: int) -> None:
     """Add the surprisal and the entropy of the previous words. texts: the rows of each text's
     words, in order.
     """

@@ -21,13 +21,14 @@ Sources
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from minhub_py.analysis import plots
 from minhub_py.analysis.formulas import parse
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 PHENOMENA = ("UID", "phenomenon", "linguistics_term", "field")
 GOOD, BAD = "sentence_good", "sentence_bad"
 Pair = TypedDict("Pair", {GOOD: str | None, BAD: str | None})  # type: ignore[misc]
-METRICS: dict[str, Any] = {
+METRICS: dict[str, Callable[..., Any]] = {
     "sum": np.sum,
     "all": np.sum,
     "mean": np.mean,
@@ -93,9 +94,9 @@ class MinimalPairs(Result):
 
 
 def minimal_pairs(
-    model: Any,
-    tokenizer: Any,
-    pairs: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    pairs: object,
     *,
     by: str | None = None,
     bos: bool | None = None,
@@ -141,7 +142,7 @@ def minimal_pairs(
 
 def pair_columns(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     records: Sequence[Mapping[str, Any]],
     by: str | None,
     bos: bool | None,
@@ -185,7 +186,7 @@ def phenomenon_key(records: Sequence[Mapping[str, Any]], by: str | None) -> str:
 
 def sentence_logprobs(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     sentences: Sequence[str],
     bos: bool | None,
     progress: Progress | None = None,
@@ -199,8 +200,8 @@ def sentence_logprobs(
 
 def suite_columns(
     model: LanguageModel,
-    tokenizer: Any,
-    suites: Sequence[tuple[str, Mapping[str, Any]]],
+    tokenizer: Tokenizer,
+    suites: "Sequence[tuple[str, Suite]]",
     bos: bool | None,
     progress: Progress | None,
 ) -> Columns:
@@ -239,7 +240,7 @@ def suite_columns(
 
 def part_surprisals(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[Sequence[str]],
     bos: bool | None,
     progress: Progress | None,
@@ -302,7 +303,9 @@ def interval(successes: int, n: int) -> tuple[float, float, float]:
     return share, center - half if successes else 0.0, center + half if successes < n else 1.0
 
 
-def read_pairs(pairs: Any) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:
+def read_pairs(
+    pairs: object,
+) -> "tuple[list[Mapping[str, Any]], list[tuple[str, Suite]]]":
     """The records of pairs, and the suites with their names. ValueError: a file or a value is not
     as expected.
     """
@@ -318,7 +321,7 @@ def read_pairs(pairs: Any) -> tuple[list[Mapping[str, Any]], list[tuple[str, Map
     return records, []
 
 
-def read_files(path: Path) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:
+def read_files(path: Path) -> "tuple[list[Mapping[str, Any]], list[tuple[str, Suite]]]":
     """`read_pairs` for a file, or for the .jsonl and .json files of a folder."""
     files = (
         sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
@@ -331,7 +334,7 @@ def read_files(path: Path) -> tuple[list[Mapping[str, Any]], list[tuple[str, Map
             " files"
         )
     records: list[Mapping[str, Any]] = []
-    suites: list[tuple[str, Mapping[str, Any]]] = []
+    suites: list[tuple[str, Suite]] = []
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"file not found: {file}: check the name")
@@ -356,7 +359,7 @@ def read_blimp(path: Path) -> Iterator[Mapping[str, Any]]:
                 }
 
 
-def check_record(record: Any, where: str) -> Mapping[str, Any]:
+def check_record(record: object, where: str) -> Mapping[str, Any]:
     """A record with two sentences. ValueError: others."""
     checked: Mapping[str, Any] = convert(record, Pair, where)
     return checked

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis import plots
@@ -19,6 +20,8 @@ from minhub_py.analysis.activations import forward, recorder
 from minhub_py.analysis.points import ENCODER, Edit, Point, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text, single_row, token_strings
 from minhub_py.inference.arguments import all_of, check_tokenizer, is_text, is_whole, model_of
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.encoder import Encoder
 from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
@@ -125,8 +128,8 @@ class Patching(Result):
 
 @torch.no_grad()
 def patching(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     clean: Text,
     corrupted: Text,
     metric: Metric,
@@ -166,7 +169,7 @@ def patching(
             `activations`.
     """
     model = model_of(model, "patching()")
-    if model.without_head or (model.encoder_only and model.config.head != "masked_lm"):
+    if model.without_head or (isinstance(model, Encoder) and model.config.head != "masked_lm"):
         raise ValueError(
             f"patching() needs logits of tokens: this {model.config.TITLE} has no language model"
             " head"
@@ -187,6 +190,7 @@ def patching(
     inputs = None
     if model.encoder_decoder:
         written = [] if target is None else single_row(model, tokenizer, target, "target")
+        assert model.decoder_start is not None
         inputs = [model.decoder_start, *written]
     measure = metric_function(model, tokenizer, metric, position, len(inputs or rows[0]))
     recorded_points = [point for kind in selected for point in points_of_kind(points, prefix, kind)]
@@ -260,8 +264,8 @@ def patch(value: Tensor, cells: Sequence[tuple[slice, slice]]) -> Edit:
 
 
 def metric_function(
-    model: Any, tokenizer: Any, metric: Metric, position: int | None, length: int
-) -> Callable[[Any, Tensor], list[float]]:
+    model: LanguageModel, tokenizer: Tokenizer, metric: Metric, position: int | None, length: int
+) -> Callable[[LanguageModel, Tensor], list[float]]:
     """A function of the model and the input (B, T, C) of the head: the metric of each row."""
     if callable(metric):
         function = metric
@@ -275,7 +279,7 @@ def metric_function(
         )
     offset = check_position(-1 if position is None else position, length)
 
-    def difference(running: Any, x: Tensor) -> list[float]:
+    def difference(running: LanguageModel, x: Tensor) -> list[float]:
         logits = logits_of(running, x[:, offset : offset + 1])[:, 0].float()
         numbers: list[float] = (logits[:, correct] - logits[:, incorrect]).tolist()
         return numbers
@@ -298,7 +302,7 @@ def logits_of(model: Any, x: Tensor) -> Tensor:
     return logits
 
 
-def pair_of_tokens(model: Any, tokenizer: Any, metric: object) -> tuple[int, int]:
+def pair_of_tokens(model: LanguageModel, tokenizer: Tokenizer, metric: object) -> tuple[int, int]:
     """The token IDs of a pair of strings or IDs. ValueError: not a pair of single tokens."""
     pair = all_of(metric, lambda value: is_text(value) or is_whole(value))
     if pair is None or len(pair) != 2:
@@ -310,7 +314,7 @@ def pair_of_tokens(model: Any, tokenizer: Any, metric: object) -> tuple[int, int
     return first, second
 
 
-def token_id(model: Any, tokenizer: Any, token: Any, name: str) -> int:
+def token_id(model: LanguageModel, tokenizer: Tokenizer, token: object, name: str) -> int:
     """The ID of a token that is a string or an ID. ValueError: no token, or several."""
     if is_whole(token):
         if not 0 <= token < model.config.vocab_size:

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from minhub_py.system.extras import require
 from minhub_py.system.printable import printable
+from minhub_py.system.tables import Columns
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+    from numpy.typing import ArrayLike, NDArray
     from torch import Tensor
 
 Picture = str | os.PathLike[str] | None
@@ -133,7 +138,11 @@ def draw_thumbnails(weights: "Tensor", layers: Sequence[int], title: str) -> "Fi
 
 
 def finish(
-    figure: "Figure", image: Any, grid: Any, title: str, label: str = "attention weight"
+    figure: "Figure",
+    image: "AxesImage",
+    grid: "Axes | Iterable[Axes]",
+    title: str,
+    label: str = "attention weight",
 ) -> None:
     """Add a color bar and a title."""
     bar = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30, pad=0.02)
@@ -142,7 +151,7 @@ def finish(
     figure.suptitle(title, x=0.02, ha="left", fontweight="bold", fontsize=11)
 
 
-def heat_map(axes: "Axes", weights: Any) -> Any:
+def heat_map(axes: "Axes", weights: "ArrayLike") -> "AxesImage":
     """Draw the weights of each query (rows) for each key (columns); masked keys stay white."""
     axes.spines[:].set_color("#d8dade")
     return axes.imshow(weights, cmap=colormap(), vmin=0, vmax=1, interpolation="nearest")
@@ -234,7 +243,9 @@ def plot_logit_lens(
     return save(figure, path)
 
 
-def plot_confusion(counts: Any, categories: Sequence[Any], title: str, path: Picture) -> "Figure":
+def plot_confusion(
+    counts: "NDArray[np.float64]", categories: Sequence[object], title: str, path: Picture
+) -> "Figure":
     """The confusion matrix of two raters: counts (first, second), shaded by their share of the row."""
     size = len(categories)
     totals = counts.sum(axis=1, keepdims=True)
@@ -256,9 +267,7 @@ def plot_confusion(counts: Any, categories: Sequence[Any], title: str, path: Pic
     return save(figure, path)
 
 
-def plot_estimates(
-    series: Mapping[str, Mapping[str, Any]], confidence: float, path: Picture
-) -> "Figure":
+def plot_estimates(series: Mapping[str, Columns], confidence: float, path: Picture) -> "Figure":
     """Estimates with intervals next to each other. series: columns term, estimate, lower and upper,
     by their label.
     """
@@ -364,7 +373,9 @@ TITLES = {
 }
 
 
-def plot_patching(effects: Mapping[str, Any], tokens: Sequence[str], path: Picture) -> "Figure":
+def plot_patching(
+    effects: "Mapping[str, NDArray[np.float32]]", tokens: Sequence[str], path: Picture
+) -> "Figure":
     """Heat maps of effects: layers (rows, the first at the bottom), and positions or heads
     (columns).
 
@@ -422,7 +433,7 @@ def save(figure: "Figure", path: Picture) -> "Figure":
     return figure
 
 
-def colormap() -> Any:
+def colormap() -> "Colormap":
     """From white to blue."""
     from matplotlib.colors import LinearSegmentedColormap
 

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ from minhub_py.inference.eval_mode import eval_copy, may_hold_modules
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.attention import Past
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import EncoderCache
 from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.steps import (
@@ -372,19 +373,19 @@ class Edited:
 
     recipe: Recipe
 
-    def body(self, idx: Tensor, past: Past, *arguments: Any) -> Tensor:
+    def body(self, idx: Tensor, past: Past, *arguments: object) -> Tensor:
         """See `LanguageModel.body`."""
         with positions_of(past):
             x: Tensor = super().body(idx, past, *arguments)  # type: ignore[misc]
             return x
 
-    def encode(self, idx: Tensor, past: Past | None = None) -> Any:
+    def encode(self, idx: Tensor, past: Past | None = None) -> EncoderCache:
         """See `EncoderDecoder.encode`."""
         past = Past(idx) if past is None else past
         with positions_of(past):
             return super().encode(idx, past)  # type: ignore[misc]
 
-    def train(self, mode: bool = True) -> Any:
+    def train(self, mode: bool = True) -> "Edited":
         """Only eval mode is supported."""
         if mode:
             raise ValueError(
@@ -393,13 +394,13 @@ class Edited:
             )
         return self
 
-    def _apply(self, *_: Any, **__: Any) -> Any:
+    def _apply(self, *_: object, **__: object) -> NoReturn:
         raise ValueError(
             "a model with interventions shares its weights with the model that intervene()"
             " received: move that model, then call intervene() again"
         )
 
-    def state_dict(self, *_: Any, **__: Any) -> Any:
+    def state_dict(self, *_: object, **__: object) -> NoReturn:
         """Interventions are not weights."""
         raise ValueError("interventions cannot be saved: save the model that intervene() received")
 
@@ -415,12 +416,12 @@ def edited_class(cls: type) -> type:
     return type(cls.__name__, (Edited, cls), {"__module__": __name__})
 
 
-def recipe_of(model: Any) -> Recipe:
+def recipe_of(model: LanguageModel) -> Recipe:
     """The recipe of a copy; of another model, a recipe without edits."""
     return model.recipe if isinstance(model, Edited) else Recipe(model, ())
 
 
-def edited(model: LanguageModel, edits: Sequence[tuple[Point, Edit]], call: str) -> Any:
+def edited(model: LanguageModel, edits: Sequence[tuple[Point, Edit]], call: str) -> LanguageModel:
     """A copy in eval mode that applies `edits`, after the model's own edits if it is a copy itself.
 
     call: the public function, for the error message.    ValueError: the model has hooks or replaced
@@ -467,7 +468,7 @@ def on_output(edits: Sequence[NumberedEdit]) -> Callable[..., Tensor]:
     return lambda module, inputs, output: apply_edits(edits, output)
 
 
-def on_input(edits: Sequence[NumberedEdit]) -> Callable[..., tuple[Any, ...]]:
+def on_input(edits: Sequence[NumberedEdit]) -> Callable[..., tuple[object, ...]]:
     """A forward pre-hook that applies edits to the first input of a module."""
     return lambda module, inputs: (apply_edits(edits, inputs[0]), *inputs[1:])
 

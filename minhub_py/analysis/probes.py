@@ -5,6 +5,7 @@ Sources
         Hewitt & Liang (2019), "Designing and Interpreting Probes with Control Tasks".
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,7 @@ class Probe(Result):
     baseline: float
     predictions: np.ndarray = field(repr=False)
     folds: np.ndarray = field(repr=False)
-    classes: list[Any]
+    classes: list[object]
     coef: np.ndarray = field(repr=False)
 
     def table(self) -> Columns:
@@ -58,10 +59,10 @@ class Probe(Result):
 
 
 def probe(
-    activations: Any,
-    y: Any,
+    activations: object,
+    y: Iterable[object],
     *,
-    groups: Any = None,
+    groups: Iterable[object] | None = None,
     folds: int = 5,
     penalty: float = 1.0,
     bootstrap: int = 1000,
@@ -120,7 +121,7 @@ def probe(
         )
     if not is_number(penalty) or penalty <= 0:
         raise ValueError(f"penalty must be a positive number, not {penalty!r}")
-    classes: list[Any] = [] if labels.dtype.kind == "f" else np.unique(labels).tolist()
+    classes: list[object] = [] if labels.dtype.kind == "f" else np.unique(labels).tolist()
     if len(classes) == 1:
         raise ValueError("y has one class only: pass labels of at least two classes")
     random = np.random.default_rng(seed)

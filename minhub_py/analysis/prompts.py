@@ -17,12 +17,15 @@ of the examples are replies.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as brief
-from typing import Any
+from typing import TYPE_CHECKING
 
 from minhub_py.analysis.codebook import Codebook
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.models.base import LanguageModel
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PLAIN, CHAT = "Text: {text}\nLabel:", "Text: {text}"
 PLACEHOLDER = "QZTEXTQZ"  # in place of the text and the reply when the chat template is rendered
@@ -37,7 +40,7 @@ class Prompt:
     that ends an answer, or None for the line end.
     """
 
-    tokenizer: Any
+    tokenizer: "Tokenizer"
     before: str
     after: str
     without_text: str
@@ -91,7 +94,7 @@ class Prompt:
 
 def prompt_of(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: "Tokenizer",
     book: Codebook,
     *,
     template: str | None,
@@ -141,7 +144,7 @@ def prompt_of(
 
 
 def chat_prompt(
-    tokenizer: Any,
+    tokenizer: "Tokenizer",
     chat: ChatTemplate,
     book: Codebook,
     instruction: str,

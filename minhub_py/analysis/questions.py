@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES
 from minhub_py.system.files import read_text
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import ShapeError, Within, convert, read_json
 
 Type = Literal["noul", "choice", "score"]
@@ -90,7 +91,7 @@ class DecisionFile(TypedDict, total=False):
     adapter: str
 
 
-def by_type(values: Mapping[str, Any] | None) -> dict[str, Any]:
+def by_type(values: Mapping[str, object] | None) -> JsonObject:
     """The values that are set, by type of question."""
     return {kind: value for kind, value in (values or {}).items() if value}
 
@@ -167,10 +168,10 @@ class Question:
 
     name: str
     type: Type
-    instructions: Any
+    instructions: object
     options: tuple[str, ...]
     labels: tuple[str, ...]
-    descriptions: tuple[Any, ...]
+    descriptions: tuple[object, ...]
 
     def reordered(self, indices: Sequence[int]) -> "Question":
         """The question with its options in another order. Labels remain in place."""
@@ -180,7 +181,7 @@ class Question:
             descriptions=tuple(self.descriptions[i] for i in indices),
         )
 
-    def to_template(self) -> dict[str, Any]:
+    def to_template(self) -> JsonObject:
         """The variables of a decision template."""
         return {
             "name": self.name,
@@ -191,7 +192,7 @@ class Question:
             "descriptions": list(self.descriptions),
         }
 
-    def answer(self, probabilities: NDArray[np.float64]) -> dict[str, Any]:
+    def answer(self, probabilities: NDArray[np.float64]) -> JsonObject:
         """The answer in the form of the System One API, from the probabilities of the options.
 
         confidence: 1 for one option with all probability, 0 for a uniform distribution.
@@ -223,7 +224,7 @@ class Question:
         }
 
 
-def read_questions(path: Path) -> dict[str, Any]:
+def read_questions(path: Path) -> JsonObject:
     """The questions in a YAML or JSON file. ValueError: it is not valid YAML, or has no questions."""
     import yaml  # type: ignore[import-untyped]
 
@@ -237,7 +238,7 @@ def read_questions(path: Path) -> dict[str, Any]:
     return {str(name): spelled_criteria(question) for name, question in value.items()}
 
 
-def spelled_criteria(question: Any) -> Any:
+def spelled_criteria(question: object) -> object:
     """A question of a YAML file whose options are text."""
     if not isinstance(question, dict) or not isinstance(question.get("criteria"), dict):
         return question
@@ -249,7 +250,7 @@ def spelled_criteria(question: Any) -> Any:
     return {**question, "criteria": criteria}
 
 
-def parse_questions(questions: Any, settings: DecisionSettings) -> list[Question]:
+def parse_questions(questions: object, settings: DecisionSettings) -> list[Question]:
     """The questions of a request. ValueError: lists every invalid question, with a valid example."""
     if not isinstance(questions, Mapping) or not questions:
         raise ValueError(
@@ -266,7 +267,7 @@ def parse_questions(questions: Any, settings: DecisionSettings) -> list[Question
     return parsed
 
 
-def parse_question(name: str, value: Any, settings: DecisionSettings) -> Question:
+def parse_question(name: str, value: object, settings: DecisionSettings) -> Question:
     """A question. ValueError: it is invalid, or has more options than labels."""
     kind: Type = convert(value, QuestionType)["type"]
     example = f"a {kind} question looks like {EXAMPLES[kind]}"

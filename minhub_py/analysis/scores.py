@@ -2,15 +2,15 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from minhub_py.analysis.predictions import Measure, Progress, Span, log_normalizers, predict
 from minhub_py.models.base import LanguageModel
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.float64]
 
 
 def token_scores(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from minhub_py.system.tables import Columns
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
-def similarity(a: Any, b: Any = None, method: Similarity = "cosine") -> Tensor:
+def similarity(a: object, b: object = None, method: Similarity = "cosine") -> Tensor:
     """Compute the similarity of each pair of embeddings.
 
     Args:
@@ -50,7 +50,7 @@ def similarity(a: Any, b: Any = None, method: Similarity = "cosine") -> Tensor:
     )
 
 
-def search(query: Any, texts: Any, k: int = 10, method: Similarity = "cosine") -> Columns:
+def search(query: object, texts: object, k: int = 10, method: Similarity = "cosine") -> Columns:
     """Find the embeddings that are most similar to each query.
 
         query = embed(model, tokenizer, ["how to train a model"], prompt="query")
@@ -85,7 +85,7 @@ def search(query: Any, texts: Any, k: int = 10, method: Similarity = "cosine") -
     )
 
 
-def matrix(name: str, values: Any) -> Tensor:
+def matrix(name: str, values: object) -> Tensor:
     """Embeddings as a tensor (N, C), float32. ValueError: they are not numbers of one or two
     dimensions.
     """

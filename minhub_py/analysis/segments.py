@@ -13,6 +13,7 @@ from typing import Any
 from warnings import warn
 
 import numpy as np
+from tokenizers import Encoding, Tokenizer
 
 from minhub_py.analysis.tokens import encodings, is_missing
 from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
@@ -71,7 +72,7 @@ def texts_of_words(
 
 def target_ids(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     contexts: Sequence[str],
     targets: Sequence[str],
     sep: str = " ",
@@ -101,7 +102,7 @@ def target_ids(
 
 def encode_parts(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[Segments],
     sep: str,
     *,
@@ -149,7 +150,7 @@ def describe_shared(count: int, examples: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def without_unknown(tokenizer: Any, texts: Sequence[Segments]) -> Sequence[Segments]:
+def without_unknown(tokenizer: Tokenizer, texts: Sequence[Segments]) -> Sequence[Segments]:
     """The texts without characters that the tokenizer drops, which would shift its offsets; with a
     warning.
 
@@ -175,7 +176,7 @@ def without_empty(text: Segments) -> Segments:
 
 
 def owners_of(
-    encoding: Any, parts: Sequence[str], sep: str
+    encoding: Encoding, parts: Sequence[str], sep: str
 ) -> tuple[list[int], list[int | None], list[tuple[int, int]]]:
     """The token IDs of an encoding without special tokens at its end, and the part of each; None
     for a special token.
@@ -192,7 +193,7 @@ def owners_of(
     return list(encoding.ids[:count]), owners, shared
 
 
-def length_without_end(encoding: Any) -> int:
+def length_without_end(encoding: Encoding) -> int:
     """The number of tokens without special tokens at the end, such as an end-of-sequence token."""
     special = encoding.special_tokens_mask
     return max(
@@ -211,7 +212,7 @@ def as_texts(name: str, values: Iterable[str | None]) -> list[str | None]:
     return texts
 
 
-def column(name: str, values: Iterable[Any], count: int) -> list[Any]:
+def column(name: str, values: object, count: int) -> list[Any]:
     """A list of `count` values. ValueError: not a list, or a different length."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{name} must be a list with one value per word, not {brief(values)}")

@@ -16,6 +16,8 @@ from typing import Any
 from warnings import warn
 
 import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.measures import (
@@ -49,8 +51,8 @@ NO_MEASURES = Measures()
 
 
 def word_logprobs(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     words: Iterable[str | None],
     *,
     by: Iterable[Hashable] | None = None,
@@ -131,8 +133,8 @@ def word_logprobs(
 
 
 def target_logprobs(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     contexts: Iterable[str | None],
     targets: Iterable[str | None],
     *,
@@ -193,8 +195,8 @@ def target_logprobs(
 
 
 def next_tokens(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
     contexts: Iterable[str] | Iterable[Sequence[int]],
     n: int = 10,
     *,
@@ -237,6 +239,7 @@ def next_tokens(
         ids[numbers] = best.indices[rows].cpu()
 
     if model.encoder_decoder:
+        assert model.decoder_start is not None
         spans = [Span([model.decoder_start], 1, 2, tuple(prompt)) for prompt in prompts]
     else:
         spans = [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts]
@@ -254,7 +257,7 @@ def next_tokens(
 
 def segment_logprobs(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[Segments],
     words: Sequence[str | None],
     *,
@@ -315,7 +318,7 @@ def segment_logprobs(
 
 def pmi(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     words: Sequence[str | None],
     columns: Columns,
     *,
@@ -323,7 +326,7 @@ def pmi(
     ignored: Collection[int],
     bos: bool | None,
     measures: Measures,
-) -> Any:
+) -> NDArray[np.float64]:
     """The pointwise mutual information (bits) of each word and its context, relative to
     `measures.premise`.
     """
@@ -354,7 +357,7 @@ def pmi(
 
 def pair_logprobs(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     contexts: Sequence[str | None],
     targets: Sequence[str | None],
     *,
@@ -416,7 +419,7 @@ def pair_logprobs(
 
 def row_values(
     model: LanguageModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     spans: Sequence[Span],
     token_rows: Sequence[Sequence[int]],
     count: int,
@@ -459,7 +462,7 @@ def row_values(
     return columns
 
 
-def ignored_ids(tokenizer: Any, pattern: str) -> Collection[int]:
+def ignored_ids(tokenizer: Tokenizer, pattern: str) -> Collection[int]:
     """The IDs of all tokens that match a regular expression; none for "". ValueError: an invalid
     expression.
     """
@@ -499,7 +502,7 @@ def refuse_encoder_decoder(model: LanguageModel) -> None:
         )
 
 
-def required_bos(model: LanguageModel, tokenizer: Any) -> int:
+def required_bos(model: LanguageModel, tokenizer: Tokenizer) -> int:
     """The ID of the beginning-of-text token. ValueError: neither the tokenizer nor the model has
     one.
     """

@@ -10,10 +10,12 @@ Sources
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
 
 from minhub_py.analysis.encoders import (
     TEXTS,
@@ -40,13 +42,13 @@ class Token:
 
     start: int
     end: int
-    probs: "np.ndarray[Any, Any]"
+    probs: NDArray[np.float32] | NDArray[np.float64]
     continues: bool = False
 
 
 def classify_tokens(
-    model: Any,
-    tokenizer: Any,
+    model: Encoder,
+    tokenizer: Tokenizer,
     texts: Iterable[str | None],
     *,
     aggregation: Aggregation = "simple",
@@ -97,7 +99,7 @@ def classify_tokens(
         stride = check_integer("stride", stride, 0)
     rows = as_texts("texts", texts)
     present = [number for number, text in enumerate(rows) if text]
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[object]] = {
         name: [] for name in ("text", "word", "start", "end", "label", "prob")
     }
     for start in range(0, len(present), TEXTS):
@@ -121,7 +123,7 @@ def classify_tokens(
 @torch.inference_mode()
 def tokens_of(
     model: Encoder,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     texts: Sequence[str],
     stride: int | None = None,
     progress: Progress | None = None,
@@ -160,7 +162,7 @@ def tokens_of(
     return results
 
 
-def continued(tokenizer: Any, encoding: Any, text: str) -> list[bool]:
+def continued(tokenizer: Tokenizer, encoding: Encoding, text: str) -> list[bool]:
     """Whether each token of a text belongs to the same word as the token before it, by
     transformers' rule.
 

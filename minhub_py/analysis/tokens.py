@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from reprlib import repr as brief
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 from minhub_py.checkpoints.tokenizers.tokenizer import (
@@ -17,20 +17,28 @@ from minhub_py.inference.arguments import check_tokenizer
 from minhub_py.inference.generate import check_ids
 from minhub_py.models.base import LanguageModel
 
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
 Text = str | Sequence[int] | None
 # Texts per call of the tokenizer: an encoding takes a hundred times the memory of its text.
 BATCH = 1000
 
 
 def encodings(
-    model: LanguageModel, tokenizer: Any, texts: Iterable[str], *, add_special_tokens: bool = True
-) -> Iterator[Any]:
+    model: LanguageModel,
+    tokenizer: "Tokenizer | None",
+    texts: Iterable[str],
+    *,
+    add_special_tokens: bool = True,
+) -> Iterator["Encoding"]:
     """The tokenizers.Encoding of each text, computed in batches. Warns once, at the end, of
     characters without a token.
 
     ValueError: not a tokenizer, a corrupt tokenizer, or the tokenizer of another model.
     """
     check_tokenizer(tokenizer, "encode_batch")
+    assert tokenizer is not None
     size = model.config.vocab_size
     unknown: set[str] = set()
     remaining = iter(texts)
@@ -49,16 +57,24 @@ def encodings(
         warn(describe_unknown(tokenizer, sorted(unknown)), stacklevel=4)
 
 
-def encode_prompts(model: LanguageModel, tokenizer: Any, texts: Iterable[str]) -> list[list[int]]:
+def encode_prompts(
+    model: LanguageModel, tokenizer: "Tokenizer | None", texts: Iterable[str]
+) -> list[list[int]]:
     """The token IDs of texts that the model continues, or that an encoder-decoder reads. Errors: as
     `encodings`.
     """
     rows = [list(encoding.ids) for encoding in encodings(model, tokenizer, texts)]
-    return rows if model.encoder_decoder else [without_end(tokenizer, ids) for ids in rows]
+    if model.encoder_decoder or tokenizer is None:
+        return rows
+    return [without_end(tokenizer, ids) for ids in rows]
 
 
 def ids_of_texts(
-    model: LanguageModel, tokenizer: Any, texts: Iterable[Text], *, prompts: bool = False
+    model: LanguageModel,
+    tokenizer: "Tokenizer | None",
+    texts: Iterable[Text],
+    *,
+    prompts: bool = False,
 ) -> list[list[int]]:
     """The token IDs of each text; an empty list for a missing or empty text.
 
@@ -94,7 +110,12 @@ def ids_of_texts(
     return rows
 
 
-def rows_of_texts(model: Any, tokenizer: Any, texts: Any, name: str = "text") -> list[list[int]]:
+def rows_of_texts(
+    model: LanguageModel,
+    tokenizer: "Tokenizer | None",
+    texts: Any,
+    name: str = "text",
+) -> list[list[int]]:
     """The token IDs of one text or several. ValueError: a text has no tokens or exceeds the context
     length.
     """
@@ -107,7 +128,12 @@ def rows_of_texts(model: Any, tokenizer: Any, texts: Any, name: str = "text") ->
 
 
 def single_row(
-    model: Any, tokenizer: Any, text: Text, name: str = "the text", *, prompt: bool = False
+    model: LanguageModel,
+    tokenizer: "Tokenizer | None",
+    text: Text,
+    name: str = "the text",
+    *,
+    prompt: bool = False,
 ) -> list[int]:
     """The token IDs of one text. ValueError: it has no tokens, exceeds the context length, or is
     several texts.
@@ -118,7 +144,7 @@ def single_row(
     return check_length(model, ids, name)
 
 
-def check_length(model: Any, ids: list[int], name: str) -> list[int]:
+def check_length(model: LanguageModel, ids: list[int], name: str) -> list[int]:
     """The token IDs. ValueError: none, or more than the context length. name: of the text, for the
     message.
     """
@@ -133,15 +159,12 @@ def check_length(model: Any, ids: list[int], name: str) -> list[int]:
     return ids
 
 
-def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str | None]:
+def token_strings(tokenizer: "Tokenizer | None", ids: Sequence[int]) -> list[str | None]:
     """The string of each token ID, decoded on its own; None without a tokenizer."""
     if tokenizer is None:
         return [None] * len(ids)
     with working(tokenizer):
-        strings: list[str | None] = tokenizer.decode_batch(
-            [[id] for id in ids], skip_special_tokens=False
-        )
-    return strings
+        return list(tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False))
 
 
 def is_missing(value: object) -> bool:

@@ -13,9 +13,9 @@ Source: Belrose et al. (2023), "Eliciting Latent Predictions from Transformers w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
@@ -23,6 +23,7 @@ from minhub_py.analysis.lens import final
 from minhub_py.analysis.tokens import Text, rows_of_texts
 from minhub_py.inference.arguments import check_integer, check_list, decoder_of
 from minhub_py.inference.quantize import kind_of
+from minhub_py.models.base import LanguageModel
 
 TOKENS = 256  # of a training step
 
@@ -58,8 +59,8 @@ class TunedLens:
 
 
 def tuned_lens(
-    model: Any,
-    tokenizer: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
     texts: Sequence[Text],
     *,
     steps: int = 200,

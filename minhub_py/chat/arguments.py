@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from minhub_py.system.json_text import JSONText, dumps, loads
+from minhub_py.system.json_text import JsonObject, JSONText, dumps, loads
 
 JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
-def parse_value(text: str, schema: Any) -> Any:
+def parse_value(text: str, schema: object) -> Any:
     """The value of a parameter that is written as bare text: a string, or JSON if the schema has
     another type.
     """
@@ -38,7 +38,7 @@ def arguments_text(arguments: Mapping[str, Any]) -> str:
     return text
 
 
-def types_of(schema: Any) -> set[str]:
+def types_of(schema: object) -> set[str]:
     """The JSON types that a schema allows; empty if it does not restrict them."""
     if not isinstance(schema, Mapping):
         return set()
@@ -60,7 +60,7 @@ def types_of(schema: Any) -> set[str]:
     return types
 
 
-def parse_python(text: str) -> dict[str, Any]:
+def parse_python(text: str) -> JsonObject:
     """The keyword arguments of a Python call such as `city="Oslo", days=2`. ValueError: other code."""
     try:
         source = f"f({text})"
@@ -130,7 +130,7 @@ def _python_number(text: str) -> JSONText:
     return JSONText(result)
 
 
-def parse_literal(text: str, quote: str) -> dict[str, Any]:
+def parse_literal(text: str, quote: str) -> JsonObject:
     """An object with unquoted keys, as `{city:"Oslo",days:2}`, with `quote` around strings.
     ValueError: it is not.
     """

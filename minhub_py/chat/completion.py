@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, encode_prompt, until
@@ -13,14 +13,16 @@ from minhub_py.inference.sampling import Sampling
 from minhub_py.system.spelling import unknown
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from typing_extensions import Unpack
 
     from minhub_py.chat.turns import SamplingSettings
+    from minhub_py.models.base import LanguageModel
 
 
 def complete(
-    model: Any,
-    tokenizer: Any,
+    model: "LanguageModel",
+    tokenizer: "Tokenizer",
     text: str,
     max_new_tokens: int = 64,
     *,

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable, Mapping
 from reprlib import repr as brief
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from minhub_py.system.json_text import JsonObject
 
 MARKS = ("QZPARTONE", "QZPARTTWO")
 TYPE = re.compile("""["']type["']""")  # a template that does not read parts writes them as data
@@ -15,7 +17,7 @@ class ContentForms(NamedTuple):
     text: bool
     parts: bool
 
-    def convert(self, content: Any) -> Any:
+    def convert(self, content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
         """Normalized content in a form that the template reads. By default, parts are joined by
         line ends.
         """
@@ -29,7 +31,7 @@ def text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def normalized_content(content: Any) -> str | list[dict[str, str]]:
+def normalized_content(content: object) -> str | list[dict[str, str]]:
     """The content as a string or a list of text parts. ValueError: it contains something else."""
     if isinstance(content, str):
         return str(content)
@@ -47,7 +49,7 @@ def normalized_content(content: Any) -> str | list[dict[str, str]]:
     return parts or ""
 
 
-def text_of(content: Any) -> str:
+def text_of(content: object) -> str:
     """The text of a message's content, with its parts joined by line ends. ValueError: as
     `normalized_content`.
     """
@@ -59,7 +61,7 @@ def text_of(content: Any) -> str:
     )
 
 
-def content_forms(render: Callable[[list[dict[str, Any]]], str], role: str) -> ContentForms:
+def content_forms(render: Callable[[list[JsonObject]], str], role: str) -> ContentForms:
     """The forms of content that a template reads, by rendering both.
 
     render: renders messages as they are. ValueError: the template rejects them.
@@ -67,7 +69,7 @@ def content_forms(render: Callable[[list[dict[str, Any]]], str], role: str) -> C
     before = [{"role": "user", "content": "qzuser"}] if role == "assistant" else []
     after = [{"role": "user", "content": "qzuser"}] if role == "system" else []
 
-    def rendered(content: Any) -> str:
+    def rendered(content: object) -> str:
         user = [
             {**message, "content": [text_part("qzuser")]} if isinstance(content, list) else message
             for message in (*before, *after)

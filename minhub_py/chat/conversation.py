@@ -43,10 +43,14 @@ from minhub_py.inference.batch import Event
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.sampling import Sampling
 from minhub_py.loading.pretrained import from_pretrained
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import Within, convert, read_json
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from typing_extensions import Unpack
+
+    from minhub_py.models.base import LanguageModel
 
 TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None
@@ -93,15 +97,15 @@ class Chat:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any = None,
+        model: "LanguageModel | str | PathLike[str]",
+        tokenizer: "Tokenizer | None" = None,
         system: str | None = None,
         *,
         template: ChatTemplate | None = None,
         context: int | None = None,
         cache_dir: str | Path | None = None,
         cache_size: int = 10**10,
-        tools: Sequence[Any] | None = None,
+        tools: Sequence[object] | None = None,
         thinking: bool | str | None = None,
         **settings: "Unpack[ChatSettings]",
     ) -> None:
@@ -157,11 +161,11 @@ class Chat:
         return next((turn.reply for turn in reversed(self.turns) if turn.reply), None)
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[JsonObject]:
         """The messages in the format of chat templates, including the system prompt."""
         return self._messages(self.turns)
 
-    def _messages(self, turns: list[Turn]) -> list[dict[str, Any]]:
+    def _messages(self, turns: list[Turn]) -> list[JsonObject]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *(message for turn in turns for message in (*turn.steps, turn.message))]
 
@@ -331,7 +335,7 @@ class Chat:
         return reply
 
     def _stream_last(
-        self, settings: ReplySettings, schema: Schema, steps: tuple[dict[str, Any], ...] = ()
+        self, settings: ReplySettings, schema: Schema, steps: tuple[JsonObject, ...] = ()
     ) -> TextStream:
         """Stream a reply in place of the latest one, or after `steps`. ValueError: the conversation
         does not change.
@@ -351,7 +355,7 @@ class Chat:
         settings: ReplySettings,
         schema: Schema,
         tool_choice: str = "auto",
-        steps: tuple[dict[str, Any], ...] = (),
+        steps: tuple[JsonObject, ...] = (),
     ) -> TextStream:
         """Check everything that can fail, then return the generator of the reply."""
         tools = self._chosen(tool_choice)
@@ -398,7 +402,7 @@ class Chat:
         return chosen
 
     def _generate(
-        self, question: Turn, prompt: Prompt, steps: tuple[dict[str, Any], ...]
+        self, question: Turn, prompt: Prompt, steps: tuple[JsonObject, ...]
     ) -> TextStream:
         """Generate one reply, and store it as the last turn."""
         generation = ReplyGeneration(self._generator, prompt, self.reply_count, self._notify)
@@ -419,7 +423,7 @@ class Chat:
         self,
         question: Turn,
         max_new_tokens: int,
-        steps: tuple[dict[str, Any], ...] = (),
+        steps: tuple[JsonObject, ...] = (),
         tools: tuple[Tool, ...] = (),
     ) -> tuple[list[int], int]:
         """The prompt's token IDs, and the number of the oldest messages removed to fit the context.
@@ -444,7 +448,7 @@ class Chat:
             f" for {self.context - 1}: shorten it"
         )
 
-    def _variables(self) -> dict[str, Any]:
+    def _variables(self) -> JsonObject:
         """Variables of the template for reasoning."""
         if self.thinking is None:
             return {}
@@ -454,7 +458,7 @@ class Chat:
 
     # Files
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The conversation as JSON data for `from_json`."""
         turns = [
             {
@@ -474,7 +478,7 @@ class Chat:
             "turns": turns,
         }
 
-    def from_json(self, data: Any) -> None:
+    def from_json(self, data: object) -> None:
         """Replace the conversation, its system prompt and its settings by those in `data`.
 
         Args:
@@ -525,7 +529,7 @@ class SavedChat(TypedDict):
 
 
 def parse_saved(
-    data: Any, defaults: Mapping[str, Any]
+    data: object, defaults: Mapping[str, Any]
 ) -> tuple[str | None, ReplySettings, int, list[Turn]]:
     """System prompt, settings, number of replies and turns of a saved chat. ValueError: it is
     invalid.
@@ -534,7 +538,7 @@ def parse_saved(
         chat: SavedChat = convert(data, SavedChat)
         if chat["minhub_chat"] != 1:
             raise ValueError("another version of this package wrote it")
-        saved: dict[str, Any] = {**chat["settings"]}
+        saved: JsonObject = {**chat["settings"]}
         if saved.get("logit_bias"):  # JSON's keys are strings
             saved["logit_bias"] = {int(id): bias for id, bias in saved["logit_bias"].items()}
         settings = ReplySettings(**defaults).updated(saved, defaults)

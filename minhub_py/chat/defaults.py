@@ -8,16 +8,20 @@ base models contain only token IDs.
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
-from minhub_py.checkpoints.gguf import checkpoint_at
+from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
+from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.inference.limits import CHAT_SAMPLING, PUBLISHED_FIELDS
 from minhub_py.inference.sampling import Sampling
+from minhub_py.models.base import LanguageModel
+from minhub_py.system.json_text import JsonObject
 
 RECOMMENDATION_FIELDS = ("do_sample", "temperature", "top_p", "top_k")
 
 
-def default_sampling(source: Any, *, chat: bool = True) -> dict[str, Any]:
+def default_sampling(
+    source: LanguageModel | Checkpoint | GGUFCheckpoint | str | PathLike[str], *, chat: bool = True
+) -> JsonObject:
     """Default sampling settings of a chat, by the names of `Sampling`.
 
     Args:

@@ -10,6 +10,8 @@ from enum import Enum
 from reprlib import repr as brief
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from minhub_py.system.json_text import JsonObject
+
 SIMPLE = {
     str: "string",
     int: "integer",
@@ -35,10 +37,10 @@ class ToolCall:
 
     id: str
     name: str
-    arguments: dict[str, Any]
+    arguments: JsonObject
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> JsonObject:
         """The call in the form of messages."""
         return {
             "id": self.id,
@@ -76,7 +78,7 @@ class Tool:
         )
 
 
-def parse_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
+def parse_tools(tools: Sequence[object] | None) -> tuple[Tool, ...]:
     """Tools by functions or definitions. ValueError: one has another type, or two have the same
     name.
     """
@@ -98,7 +100,7 @@ def parse_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
     return tuple(parsed.values())
 
 
-def checked(definition: Any) -> dict[str, Any]:
+def checked(definition: object) -> JsonObject:
     """A definition, also in the flat form. ValueError: it is not a definition."""
     function = definition.get("function", definition) if isinstance(definition, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -108,7 +110,7 @@ def checked(definition: Any) -> dict[str, Any]:
     return {"type": "function", "function": dict(function)}
 
 
-def definition_of(function: Callable[..., Any]) -> dict[str, Any]:
+def definition_of(function: Callable[..., Any]) -> JsonObject:
     """The definition of a function by its type hints and docstring.
 
     Args:
@@ -148,7 +150,7 @@ def definition_of(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def schema_of(hint: Any, location: str) -> dict[str, Any]:
+def schema_of(hint: Any, location: str) -> JsonObject:
     """The JSON schema of a type. ValueError: it has none."""
     if hint is Any:
         return {}

@@ -2,10 +2,10 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.chat.functions import Tool
 from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
@@ -17,10 +17,13 @@ from minhub_py.chat.turns import Reply, ReplySettings, reasoning_and_calls
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
-from minhub_py.inference.grammar import Grammar, Vocabulary
+from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
 from minhub_py.inference.prefixes import PrefixCache, identity_of_weights
 from minhub_py.inference.sampling import StopCriteria, generators
 from minhub_py.models.base import LanguageModel
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PREFIX_CACHE_BYTES = 2**29
 
@@ -47,7 +50,7 @@ class ReplyGenerator:
     def __init__(
         self,
         model: LanguageModel,
-        tokenizer: Any,
+        tokenizer: "Tokenizer",
         template: ChatTemplate,
         context: int,
         disk: DiskCache | None,
@@ -73,7 +76,7 @@ class ReplyGenerator:
         *,
         required: bool,
         parallel: bool,
-        schema: Any,
+        schema: Mapping[str, Any] | Pattern | None,
     ) -> Prompt:
         """A prompt with the form of its reply. ValueError: a stop string, the schema or a tool is
         invalid.

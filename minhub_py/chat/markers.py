@@ -11,8 +11,8 @@ import json
 import re
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
+from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.checkpoints.tokenizers.tokenizer import working
@@ -24,7 +24,7 @@ COUNT = 0x800
 class MarkerAlphabet:
     """The markers of a tokenizer. Characters are assigned to the tokens that `internal` finds."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._ids = {token.content: id for id, token in added.items() if token.content.strip()}
@@ -105,7 +105,7 @@ class MarkedStream:
 
     def __init__(self, alphabet: MarkerAlphabet, prompt: list[int] | None = None) -> None:
         self.alphabet = alphabet
-        self.new_stream: Callable[[], Any] = lambda: DecodeStream(
+        self.new_stream: Callable[[], DecodeStream] = lambda: DecodeStream(
             ids=prompt or [], skip_special_tokens=True
         )
         self.stream = self.new_stream()

@@ -15,6 +15,7 @@ from typing import Any
 
 from minhub_py.chat.templates import ChatTemplate, Message, check_messages, normalized
 from minhub_py.checkpoints.tokenizers.tokenizer import working
+from minhub_py.system.json_text import JsonObject
 
 Span = tuple[int, int]
 
@@ -61,7 +62,7 @@ def weight_of(message: Message) -> bool:
 
 def marked_spans(
     template: ChatTemplate,
-    plain: list[dict[str, Any]],
+    plain: list[JsonObject],
     trained: Sequence[bool],
     variables: Mapping[str, Any],
 ) -> tuple[str, list[Span]]:
@@ -89,7 +90,7 @@ def marked_spans(
 
 def difference_spans(
     template: ChatTemplate,
-    plain: list[dict[str, Any]],
+    plain: list[JsonObject],
     complete: str,
     trained: Sequence[bool],
     variables: Mapping[str, Any],

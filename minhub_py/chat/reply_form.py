@@ -4,7 +4,7 @@ grammar.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
 from minhub_py.chat.tool_format import Markup
@@ -17,7 +17,11 @@ from minhub_py.chat.tool_grammar import (
 )
 from minhub_py.chat.tool_writing import written_calls
 from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import printable
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TAIL = 64  # tokens at the end of a prompt that can begin the reasoning
 
@@ -39,7 +43,7 @@ class ReplyForm:
 
     markup: Markup
     prompt: str
-    tools: Mapping[str, Any] = field(default_factory=dict)
+    tools: Mapping[str, JsonObject] = field(default_factory=dict)
     required: bool = False
     parallel: bool = True
     schema: Mapping[str, Any] | Pattern | None = None
@@ -102,7 +106,7 @@ class ReplyForm:
         )
 
 
-def end_of_prompt(tokenizer: Any, ids: list[int]) -> str:
+def end_of_prompt(tokenizer: "Tokenizer", ids: list[int]) -> str:
     """The end of a rendered prompt, with special tokens."""
     text: str = tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
     return text

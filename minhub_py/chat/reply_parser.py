@@ -14,7 +14,7 @@ some clients would call the function without its missing arguments.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from minhub_py.chat.arguments import (
     arguments_text,
@@ -27,7 +27,7 @@ from minhub_py.chat.markers import MarkedStream, is_marker
 from minhub_py.chat.text_reader import Steps, TextReader
 from minhub_py.chat.tool_format import KEY, Markup
 from minhub_py.chat.tools import is_complete
-from minhub_py.system.json_text import loads
+from minhub_py.system.json_text import JsonObject, loads
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -59,7 +59,7 @@ class ReplyParser(TextReader):
     def __init__(
         self,
         markup: Markup,
-        tools: Mapping[str, Any] | None = None,
+        tools: Mapping[str, JsonObject] | None = None,
         prompt: str = "",
         prompt_ids: Iterable[int] = (),
         separate_reasoning: bool = True,
@@ -380,7 +380,7 @@ class ReplyParser(TextReader):
         schema = (self.tools or {}).get(name)
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         yield from self._expect(after_name)
-        arguments: dict[str, Any] = {}
+        arguments: JsonObject = {}
         while (yield from self._expect(before_key)):
             key = yield from self._until([between.strip()[:1]], MAX_NAME)
             if key is None:

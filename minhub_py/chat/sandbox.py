@@ -11,7 +11,8 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from minhub_py.system.json_text import JsonObject
 
 TIMEOUT = 10.0  # seconds; a conversation takes milliseconds
 PROGRAM = Path(__file__).with_name("render.py")
@@ -30,8 +31,8 @@ class Sandbox:
     def render(
         self,
         template: str,
-        messages: list[Any],
-        variables: dict[str, Any],
+        messages: list[JsonObject],
+        variables: JsonObject,
         marks: list[str] | None = None,
     ) -> dict[str, str]:
         """The response of render.py: {"text": …}, {"rejected": …} or {"error": …}."""

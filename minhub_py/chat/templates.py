@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.chat.content import ContentForms, content_forms, normalized_content, text_of
 from minhub_py.chat.markers import MarkerAlphabet
@@ -28,7 +28,11 @@ from minhub_py.checkpoints.storage import Checkpoint, read_settings
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
 from minhub_py.checkpoints.tokenizers.special_tokens import content
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode, surrounding_ids
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import printable
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Message = Mapping[str, Any]
 # Field names of a message's reasoning. Most templates read the first, gpt-oss's reads the second.
@@ -54,7 +58,7 @@ class ChatTemplate:
     """
 
     kind: Literal["template", "dialogue", "plain"]
-    tokenizer: Any
+    tokenizer: "Tokenizer"
     tokens: Mapping[str, str]
     templates: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
@@ -121,7 +125,7 @@ class ChatTemplate:
 
     def render_messages(
         self,
-        plain: list[dict[str, Any]],
+        plain: list[JsonObject],
         *,
         tools: Sequence[Message] = (),
         add_generation_prompt: bool = True,
@@ -152,11 +156,11 @@ class ChatTemplate:
 
     def _rendered(
         self,
-        messages: list[dict[str, Any]],
+        messages: list[JsonObject],
         tools: Sequence[Message],
         add_generation_prompt: bool,
         marks: list[str] | None,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, object],
     ) -> str:
         """The template's text for messages in the forms that it reads."""
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
@@ -252,7 +256,7 @@ class ChatTemplate:
         ]
         return frozenset(ends[:1])
 
-    def _after_reply(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def _after_reply(self, messages: Sequence[JsonObject]) -> list[int]:
         """The token IDs after the reply QZQ; none if the template rejects the conversation."""
         try:
             text = self.render_messages(list(messages), add_generation_prompt=False)
@@ -286,7 +290,7 @@ class ChatTemplate:
         """The end-of-sequence token."""
         return self._token("eos_token")
 
-    def _dialogue(self, messages: list[dict[str, Any]]) -> str:
+    def _dialogue(self, messages: list[JsonObject]) -> str:
         eos = self.tokens.get("eos_token")
         if eos is None:
             raise ValueError(
@@ -311,7 +315,7 @@ def plain_dialogue(messages: Sequence[Message], add_generation_prompt: bool) -> 
     return "\n".join([*turns, "Assistant:"] if add_generation_prompt else turns)
 
 
-def check_messages(messages: Any) -> Sequence[Message]:
+def check_messages(messages: object) -> Sequence[Message]:
     """The messages. ValueError: they are not a list of messages."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(
@@ -323,7 +327,7 @@ def check_messages(messages: Any) -> Sequence[Message]:
     return messages
 
 
-def normalized(message: Message) -> dict[str, Any]:
+def normalized(message: Message) -> JsonObject:
     """A message with its content as text and without null fields. ValueError: it is not JSON or not
     text.
     """
@@ -338,16 +342,16 @@ def normalized(message: Message) -> dict[str, Any]:
     return to_plain_json(fields, "a message")
 
 
-def to_plain_json(fields: dict[str, Any], title: str) -> dict[str, Any]:
+def to_plain_json(fields: JsonObject, title: str) -> JsonObject:
     """A copy that consists of JSON types. ValueError: a value has another type."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(fields))
+        plain: JsonObject = json.loads(json.dumps(fields))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{title} must be plain JSON: {error}") from error
     return plain
 
 
-def chat_template_of(source: Checkpoint | Path | None, tokenizer: Any) -> ChatTemplate:
+def chat_template_of(source: Checkpoint | Path | None, tokenizer: "Tokenizer") -> ChatTemplate:
     """Load the chat template of a model.
 
     Args:
@@ -375,7 +379,7 @@ def chat_template_of(source: Checkpoint | Path | None, tokenizer: Any) -> ChatTe
     return template
 
 
-def gguf_template(path: Path, tokenizer: Any) -> ChatTemplate:
+def gguf_template(path: Path, tokenizer: "Tokenizer") -> ChatTemplate:
     """The chat template in a GGUF file's metadata."""
     metadata = read_header(path).metadata
     templates = gguf_templates(metadata)
@@ -384,7 +388,7 @@ def gguf_template(path: Path, tokenizer: Any) -> ChatTemplate:
     return ChatTemplate(kind, tokenizer, tokens, templates, f"the chat template in {path}")
 
 
-def folder_template(folder: Path, tokenizer: Any) -> ChatTemplate:
+def folder_template(folder: Path, tokenizer: "Tokenizer") -> ChatTemplate:
     """The chat template in a model folder."""
     settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
     config = read_settings(folder, "config.json")

@@ -336,7 +336,7 @@ def count_messages(chat: Chat) -> str:
     return f"{count} message{'' if count == 1 else 's'} with replies"
 
 
-def format_setting(value: Any) -> str:
+def format_setting(value: object) -> str:
     """A setting's value in the notation of /set."""
     if isinstance(value, Mapping):
         return " ".join(f"{id}={bias:g}" for id, bias in value.items())

@@ -19,9 +19,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from os import path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.chat.markers import MarkerAlphabet, is_marker
+from minhub_py.system.json_text import JsonObject
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Kind = Literal["json", "name", "tags", "python", "literal", "channels"]
 ID, KEY = "\x00", "\x01"  # a call ID, and a parameter's key, in a format
@@ -163,7 +167,7 @@ def trained_format(alphabet: MarkerAlphabet) -> ToolFormat | None:
     return None
 
 
-def definition(name: str) -> dict[str, Any]:
+def definition(name: str) -> JsonObject:
     """A tool for rendering."""
     properties = {key: {"type": "string", "description": "a text"} for key in KEYS}
     parameters = {"type": "object", "properties": properties, "required": [KEYS[0]]}
@@ -173,7 +177,7 @@ def definition(name: str) -> dict[str, Any]:
     }
 
 
-def detect(render: Callable[..., str], tokenizer: Any, source: str) -> Markup:
+def detect(render: Callable[..., str], tokenizer: "Tokenizer", source: str) -> Markup:
     """The markup of a template.
 
     Args:
@@ -193,7 +197,7 @@ class _Detection:
         self.user = {"role": "user", "content": USER}
         self.tools = [definition(name) for name in NAMES]
 
-    def tail(self, *messages: dict[str, Any], tools: bool = True, **variables: Any) -> str | None:
+    def tail(self, *messages: JsonObject, tools: bool = True, **variables: Any) -> str | None:
         """The rendered text after the last user message, in the internal alphabet; None if
         rendering fails.
         """
@@ -235,7 +239,7 @@ class _Detection:
 
     # Tools
 
-    def calls(self, count: int, arguments: int, as_text: bool) -> dict[str, Any]:
+    def calls(self, count: int, arguments: int, as_text: bool) -> JsonObject:
         """A message with `count` calls of `arguments` arguments."""
         values = dict(zip(KEYS[:arguments], VALUES, strict=False))
         return {

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from minhub_py.chat.arguments import types_of
 from minhub_py.chat.markers import MarkedStream, MarkerAlphabet, is_marker
 from minhub_py.chat.tool_format import ID, KEY, Markup
@@ -23,6 +25,7 @@ from minhub_py.inference.grammar import (
 )
 from minhub_py.inference.json_schema import loosened, prepared
 from minhub_py.system.console import note
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import printable
 
 TEXT, NOTHING = r"/(?s:.*)/", json.dumps("")
@@ -108,7 +111,7 @@ class LazyMatcher:
         """Whether the sequence is within a call."""
         return self.matcher is not None
 
-    def allowed(self) -> Any:
+    def allowed(self) -> Tensor | None:
         """A mask (V,) of the tokens that can come next; None outside of calls."""
         return None if self.matcher is None else self.matcher.allowed()
 
@@ -238,7 +241,7 @@ class _Writer:
         )
         return self.rule(name, f"{self.text(after_name)} {member}*")
 
-    def member(self, name: str, key: str, schema: Any) -> str:
+    def member(self, name: str, key: str, schema: object) -> str:
         """A parameter with its value."""
         fmt = self.markup.tools
         types, values = types_of(schema), string_values(schema)
@@ -271,7 +274,7 @@ class _Writer:
             )
         return self.rule(name, f"{json.dumps(key + ':')} {self.literal_value(name, schema, types)}")
 
-    def python_value(self, name: str, schema: Any, types: set[str]) -> str:
+    def python_value(self, name: str, schema: object, types: set[str]) -> str:
         options = {
             "string": "PYTHON_STRING",
             "integer": "INTEGER",
@@ -283,7 +286,7 @@ class _Writer:
             return f"({' | '.join(options[kind] for kind in sorted(types))})"
         return self.rule(f"{name}_value", json_rule(schema))
 
-    def literal_value(self, name: str, schema: Any, types: set[str]) -> str:
+    def literal_value(self, name: str, schema: object, types: set[str]) -> str:
         if types and types <= {"integer", "number"}:
             return self.rule(f"{name}_value", json_rule(schema))
         quote = self.text(self.markup.tools.quote)
@@ -314,7 +317,7 @@ class _Writer:
 
     # Calls
 
-    def calls(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+    def calls(self, tools: Mapping[str, JsonObject]) -> None:
         """Rules `one` (a call from its name to its end) and `another` (the text before a further
         call).
         """
@@ -336,7 +339,7 @@ class _Writer:
             )
         return " ".join(filter(None, (*parts, self.text(fmt.section_end.rstrip()))))
 
-    def channel_calls(self, tools: Mapping[str, Mapping[str, Any]], first: str) -> str:
+    def channel_calls(self, tools: Mapping[str, JsonObject], first: str) -> str:
         """A call of gpt-oss after its recipient's beginning."""
         internal = self.markup.alphabet.internal
         channel, message = self.text(internal("<|channel|>")), self.text(internal("<|message|>"))
@@ -355,7 +358,7 @@ class _Writer:
         return "\n".join((f"start: {start}", *self.rules, COMMON))
 
 
-def string_values(schema: Any) -> list[str]:
+def string_values(schema: object) -> list[str]:
     """The values of a schema that lists strings."""
     values = schema.get("enum") if isinstance(schema, Mapping) else None
     strings = isinstance(values, list) and all(isinstance(value, str) and value for value in values)
@@ -378,15 +381,17 @@ def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
     return f"({' | '.join(alternatives)})?"
 
 
-def json_rule(schema: Any) -> str:
+def json_rule(schema: object) -> str:
     """A rule of JSON text of a schema in the library's form (inference/json_schema.py), or of the
     text of a pattern.
     """
     if isinstance(schema, Pattern):
         return schema.rule
-    schema = schema if isinstance(schema, Mapping) and schema else {"type": "object"}
-    options = {**OPTIONS, **(schema.get("x-guidance") or {})}
-    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
+    members: Mapping[str, Any] = (
+        schema if isinstance(schema, Mapping) and schema else {"type": "object"}
+    )
+    options = {**OPTIONS, **(members.get("x-guidance") or {})}
+    return f"%json {json.dumps({**members, 'x-guidance': options}, ensure_ascii=False)}"
 
 
 class ToolError(GrammarError):
@@ -395,7 +400,7 @@ class ToolError(GrammarError):
 
 def usable_schema(
     vocabulary: Vocabulary, name: str, schema: Mapping[str, Any], *, strict: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[JsonObject, list[str]]:
     """A schema that compiles, and the constraints that it lacks: without unsupported keywords, or
     any object.
 
@@ -430,7 +435,7 @@ def usable_schema(
 def tool_grammar(
     vocabulary: Vocabulary,
     markup: Markup,
-    tools: Mapping[str, Mapping[str, Any]],
+    tools: Mapping[str, JsonObject],
     choice: ToolChoice,
     strict: Collection[str] = (),
 ) -> Grammar | LazyGrammar:
@@ -472,7 +477,7 @@ def tool_grammar(
 def _compile(
     vocabulary: Vocabulary,
     markup: Markup,
-    tools: Mapping[str, Mapping[str, Any]],
+    tools: Mapping[str, JsonObject],
     choice: ToolChoice,
 ) -> Grammar | LazyGrammar:
     writer, fmt = _Writer(markup), markup.tools
@@ -499,7 +504,7 @@ def _compile(
     )
 
 
-def _from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice) -> str:
+def _from_start(writer: _Writer, tools: Mapping[str, JsonObject], choice: ToolChoice) -> str:
     """The start of a grammar that applies from the first token."""
     markup, fmt = writer.markup, writer.markup.tools
     if fmt.kind == "channels":
@@ -528,7 +533,7 @@ def _from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice:
 
 
 def _channels_from_start(
-    writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice
+    writer: _Writer, tools: Mapping[str, JsonObject], choice: ToolChoice
 ) -> str:
     """As `_from_start` for gpt-oss: reasoning, then a call or a final message."""
     internal, text = writer.markup.alphabet.internal, writer.text

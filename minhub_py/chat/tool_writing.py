@@ -47,7 +47,7 @@ def written_call(fmt: ToolFormat, call: Call) -> str:
     return name + after_name + "".join(parameters)
 
 
-def python_literal(value: Any) -> str:
+def python_literal(value: object) -> str:
     """JSON data in Python's notation. Strings have double quotes, as in the lists of calls that
     LFM2 was trained on.
     """
@@ -66,7 +66,7 @@ def python_literal(value: Any) -> str:
     return repr(value)
 
 
-def literal(value: Any, quote: str) -> str:
+def literal(value: object, quote: str) -> str:
     """JSON data with unquoted keys."""
     if isinstance(value, str):
         return quote + value + quote

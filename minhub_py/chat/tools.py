@@ -14,9 +14,9 @@ from typing import Any
 from minhub_py.chat.content import text_of
 from minhub_py.chat.tool_format import Markup
 from minhub_py.chat.tool_writing import written_calls
-from minhub_py.system.json_text import check_depth, encodable, object_in
+from minhub_py.system.json_text import JsonObject, check_depth, encodable, object_in
 
-EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+EMPTY: JsonObject = {"type": "object", "properties": {}}
 VALID_ID = re.compile(r"[a-zA-Z0-9]{9}")  # Mistral's templates reject others
 INSTRUCTIONS = """\
 You can call functions to answer the user. Their signatures, as JSON, are:
@@ -29,7 +29,7 @@ To call a function, write its name and arguments as JSON in this form, and nothi
 </tool_call>"""
 
 
-def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def complete_tool(tool: Mapping[str, Any]) -> JsonObject:
     """A definition `{"type": "function", "function": {…}}` with all fields that templates read."""
     function = tool.get("function") or tool
     parameters = function.get("parameters")
@@ -47,7 +47,7 @@ def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, JsonObject]:
     """The schemas of the tools' arguments by name. A tool without a schema has no arguments."""
     functions = [tool.get("function") or tool for tool in tools]
     return {
@@ -66,7 +66,7 @@ def strict_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(function["name"] for function in functions if function.get("strict") is True)
 
 
-def parse_arguments(arguments: Any) -> dict[str, Any]:
+def parse_arguments(arguments: object) -> JsonObject:
     """The arguments of an earlier call as an object. Broken JSON is an empty object, as clients
     read it.
     """
@@ -93,7 +93,7 @@ def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 def prepare(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], markup: Markup
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[JsonObject], list[JsonObject]]:
     """Messages and tools for a template.
 
     Args:
@@ -119,14 +119,14 @@ def prepare(
     return prepared, [complete_tool(tool) for tool in tools]
 
 
-def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     """Messages with complete calls, and with results that have the ID and name of their call.
 
     A result belongs to the call with its ID, else to the first call without a result. Without a
     call, it is a user message: templates reject or drop it.
     """
-    prepared: list[dict[str, Any]] = []
-    open_calls: list[tuple[Any, dict[str, Any]]] = []  # (ID in the request, call) without a result
+    prepared: list[JsonObject] = []
+    open_calls: list[tuple[object, JsonObject]] = []  # (ID in the request, call) without a result
     count = 0
     for message in messages:
         calls = message.get("tool_calls")
@@ -195,11 +195,11 @@ def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str
     return prepared
 
 
-def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_single_calls(messages: Sequence[JsonObject]) -> list[JsonObject]:
     """Messages with one call each, followed by its result, for templates that cannot render
     several.
     """
-    prepared: list[dict[str, Any]] = []
+    prepared: list[JsonObject] = []
     remaining = list(messages)
     while remaining:
         message = remaining.pop(0)
@@ -224,7 +224,7 @@ def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     return prepared
 
 
-def with_calls(content: Any, calls: Sequence[Mapping[str, Any]], markup: Markup) -> str:
+def with_calls(content: object, calls: Sequence[Mapping[str, Any]], markup: Markup) -> str:
     """The content of a message with its calls in the form that the model writes."""
     functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     written = markup.alphabet.text(written_calls(markup.tools, functions))
@@ -232,10 +232,10 @@ def with_calls(content: Any, calls: Sequence[Mapping[str, Any]], markup: Markup)
 
 
 def as_text(
-    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], markup: Markup
-) -> list[dict[str, Any]]:
+    messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], markup: Markup
+) -> list[JsonObject]:
     """Messages in which text describes tools, calls and results, for templates without tools."""
-    prepared: list[dict[str, Any]] = []
+    prepared: list[JsonObject] = []
 
     def add(role: str, content: str) -> None:
         """Append a message, or the text to a message of the same role: templates require that roles

@@ -12,6 +12,7 @@ from minhub_py.inference.arguments import check_integer, is_text, is_whole
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, generators
 from minhub_py.system import html
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import unknown
 from minhub_py.system.tables import Columns, Result
 
@@ -185,12 +186,12 @@ class Turn:
     role: str
     text: str
     reply: Reply | None = None
-    steps: tuple[dict[str, Any], ...] = ()
+    steps: tuple[JsonObject, ...] = ()
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> JsonObject:
         """The message in the format of chat templates."""
-        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        message: JsonObject = {"role": self.role, "content": self.text}
         if self.reply is not None and self.reply.reasoning:
             message["reasoning_content"] = self.reply.reasoning
         if self.reply is not None and self.reply.calls:
@@ -203,7 +204,7 @@ def shorten(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
-def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:
+def steps_of(turn: Turn, results: Sequence[str]) -> tuple[JsonObject, ...]:
     """The messages of a reply with calls and of their results, after the messages of previous
     calls.
     """

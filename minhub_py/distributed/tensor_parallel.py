@@ -29,7 +29,7 @@ from minhub_py.models.cache import EncoderCache, Layout
 from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.experts import BLOCK, ExpertMatrices, Packed
 from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, rms_norm
-from minhub_py.models.steps import Step
+from minhub_py.models.steps import LinearLayer, Step
 from weights_map.conversion import Mapped
 
 INCOMPLETE = (
@@ -217,7 +217,7 @@ class Plan:
                     " torchrun"
                 )
 
-    def divide_outputs(self, layers: Sequence[Any], consumer: Step | None) -> None:
+    def divide_outputs(self, layers: Sequence[LinearLayer], consumer: Step | None) -> None:
         """Divide layers by their concatenated outputs, as the consumer needs them."""
         segments = self.segments(consumer, sum(len(layer.weight) for layer in layers))
         self.heads = getattr(consumer, "heads", 0)
@@ -332,7 +332,7 @@ class Plan:
         if bias is not None and self.group.rank > 0:
             self.biases.add(id(bias))
 
-    def replace(self, module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
+    def replace(self, module: nn.Module, kind: type[nn.Module], **attributes: object) -> None:
         """Change the class of a module; its parameters stay."""
         module.__class__ = kind
         for name, value in {"group": self.group, **attributes}.items():

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import weights_map
@@ -35,10 +36,12 @@ from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.loading.facts import Facts, collect, fit
 from minhub_py.loading.files import ModelFiles
 from minhub_py.models import rotary
+from minhub_py.models.base import ModelConfig
 from minhub_py.models.config import read
 from minhub_py.models.llama import LlamaConfig
 from minhub_py.models.registry import architecture_of
 from minhub_py.models.structure import DecoderConfig, Structure, biases
+from minhub_py.system.json_text import JsonObject
 from weights_map.conversion import Mapped
 from weights_map.gguf import PACKED, GGUFArchitecture
 
@@ -282,7 +285,7 @@ def effective(config: Any) -> dict[str, Any]:
     }
 
 
-def structure_of(config: Any) -> Structure | None:
+def structure_of(config: ModelConfig) -> Structure | None:
     """The structure of Llama and of the general decoder, one of which may be read as the other;
     else None.
     """
@@ -299,7 +302,7 @@ def structure_of(config: Any) -> Structure | None:
     )
 
 
-def same(first: Any, second: Any) -> bool:
+def same(first: object, second: object) -> bool:
     """Whether two settings are equal within the precision of float32."""
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
@@ -367,7 +370,7 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def rope_of(hub: Mapping[str, Any]) -> dict[str, Any]:
+def rope_of(hub: Mapping[str, Any]) -> JsonObject:
     """The rope_parameters, of the layers with full attention if they differ; {} without rotary
     embeddings.
     """
@@ -437,7 +440,7 @@ def type_of(name: str, tensor: Tensor, type: str) -> str:
     return type if tensor.size(-1) % block == 0 else "F16"
 
 
-def quantized(tensor: Tensor, type: str) -> "np.ndarray[Any, Any]":
+def quantized(tensor: Tensor, type: str) -> "NDArray[np.float32] | NDArray[np.uint8]":
     """The rows of a tensor in a type of the file."""
     gguf = package()
     if type == "MXFP4":  # as stored

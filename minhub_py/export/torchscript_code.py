@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from minhub_py.export.torchscript_functions import FUNCTIONS, traced
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
@@ -41,6 +41,7 @@ from minhub_py.models.steps import (
     HiddenStates,
     LayerInputs,
     Linear,
+    LinearLayer,
     LoadResidual,
     Logits,
     Norm,
@@ -65,10 +66,10 @@ class CodeWriter:
     def __init__(self, model: LanguageModel) -> None:
         tensors = [*model.named_parameters(), *model.named_buffers()]
         self.paths = {id(tensor): path_of(name) for name, tensor in tensors}
-        self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
+        self.names: dict[str, object] = {"torch": torch, "F": F, "Tensor": Tensor}
         self.names |= {function.__name__: function for function in FUNCTIONS}
         self.context: int | None = model.config.context_length
-        self.ropes, self.biases, self.lines = list[Rope](), list[Any](), list[str]()
+        self.ropes, self.biases, self.lines = list[Rope](), list[Tensor](), list[str]()
         self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
         self.has_heads = False  # whether q, k and v are variables
         self.has_rows = False  # whether the rows of distances are a variable
@@ -175,11 +176,11 @@ class CodeWriter:
 
     # Expressions
 
-    def path(self, parameter: Any) -> str:
+    def path(self, parameter: Tensor | None) -> str:
         """A parameter."""
         return "None" if parameter is None else self.paths[id(parameter)]
 
-    def output(self, layer: Any) -> str:
+    def output(self, layer: LinearLayer) -> str:
         """The output of a linear layer for h."""
         if not isinstance(layer, LoRALinear):
             return f"F.linear(h, {self.path(layer.weight)}, {self.path(layer.bias)})"
@@ -264,7 +265,12 @@ class CodeWriter:
             self.lines.append(f"h = {self.activation(step.activation)}(h)")
         self.drop(step.dropout)
 
-    def split(self, step: Rotate | Attend, q_norm: Any = None, k_norm: Any = None) -> None:
+    def split(
+        self,
+        step: Rotate | Attend,
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+    ) -> None:
         """Split h into q, k and v, and a gate. q_norm, k_norm: joint norms of all heads."""
         size = self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
         self.has_heads = True
@@ -294,7 +300,7 @@ class CodeWriter:
         if step.norms_last:
             self.norm_heads(*norms)
 
-    def norm_heads(self, q_norm: Any, k_norm: Any) -> None:
+    def norm_heads(self, q_norm: nn.Module | None, k_norm: nn.Module | None) -> None:
         """Norms of each head of q and k."""
         for name, norm in (("q", q_norm), ("k", k_norm)):
             if norm is not None:

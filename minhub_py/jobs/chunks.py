@@ -16,8 +16,8 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.lock import FULL, exclusive
 from minhub_py.system.shapes import read_json
 from minhub_py.system.table_writers import sync
@@ -42,12 +42,12 @@ class Parts:
         ):
             yield
 
-    def read_record(self, name: str = "job.json") -> dict[str, Any] | None:
+    def read_record(self, name: str = "job.json") -> JsonObject | None:
         """Read the job's record; None if it does not exist. ValueError: it is corrupt."""
         path = self.folder / name
         return record_in(path, f"remove {self.folder} to start again") if path.exists() else None
 
-    def start(self, record: Mapping[str, Any]) -> None:
+    def start(self, record: Mapping[str, object]) -> None:
         """Remove existing parts and start a job with a new record."""
         with self.os_errors():
             self.folder.mkdir(exist_ok=True)  # absent after `recover`
@@ -72,13 +72,13 @@ class Parts:
         with self.os_errors():
             self._write_file(f"part-{number:08}", content)
 
-    def read(self, number: int) -> dict[str, Any]:
+    def read(self, number: int) -> JsonObject:
         """Read the part of a chunk. ValueError: it is corrupt."""
         return record_in(
             self.folder / f"part-{number:08}", "remove it, and run the same command again"
         )
 
-    def finish(self, record: Mapping[str, Any], overwrite: bool) -> None:
+    def finish(self, record: Mapping[str, object], overwrite: bool) -> None:
         """Move the joined files to the output, and remove the folder. FileExistsError: as in
         `recover`.
         """
@@ -86,7 +86,7 @@ class Parts:
             self._write_file("finished", json.dumps(record).encode())
         self.recover(overwrite)
 
-    def recover(self, overwrite: bool) -> dict[str, Any] | None:
+    def recover(self, overwrite: bool) -> JsonObject | None:
         """Complete an interrupted `finish`. Returns the job's record, or None if there is nothing
         to complete.
 
@@ -173,10 +173,10 @@ def move(path: Path, target: Path, overwrite: bool) -> bool:
     return True
 
 
-def record_in(path: Path, advice: str) -> dict[str, Any]:
+def record_in(path: Path, advice: str) -> JsonObject:
     """Read a JSON object. ValueError: the file is corrupt."""
     try:
-        return read_json(path, dict[str, Any])
+        return read_json(path, JsonObject)
     except ValueError as error:
         raise ValueError(f"{path} is corrupt: {advice}") from error
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from minhub_py.jobs.tasks import TASKS, Text
@@ -147,7 +148,7 @@ def run_in_processes(
             process.join()
 
 
-def send_next(connection: Any, chunks: Iterator[Chunk], process: Any) -> bool:
+def send_next(connection: Connection, chunks: Iterator[Chunk], process: BaseProcess) -> bool:
     """Send the next chunk to a process. Returns False after the last chunk."""
     for chunk in chunks:
         with check_alive(process):
@@ -157,7 +158,7 @@ def send_next(connection: Any, chunks: Iterator[Chunk], process: Any) -> bool:
 
 
 @contextmanager
-def check_alive(process: Any) -> Iterator[None]:
+def check_alive(process: BaseProcess) -> Iterator[None]:
     """Raise ChildProcessError if the connection closes because the process was killed."""
     try:
         yield
@@ -169,7 +170,7 @@ def check_alive(process: Any) -> Iterator[None]:
         ) from None
 
 
-def serve(connection: Any, worker: Worker, show_warnings: bool) -> None:
+def serve(connection: Connection, worker: Worker, show_warnings: bool) -> None:
     """Compute the chunks that arrive until the parent closes the connection.
 
     show_warnings: set for one process only, since all processes raise the same warnings.

@@ -27,6 +27,7 @@ from minhub_py.jobs.manifest import different, write_manifest
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS, Task
 from minhub_py.system.formats import EXTENSIONS, format_of, import_pyarrow, read_batches
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.table_writers import Column, open_writer
 from minhub_py.system.version import __version__
 
@@ -58,7 +59,7 @@ class Summary:
     written: int
     missing: int
     notes: list[str]
-    computed: list[dict[str, Any]]
+    computed: list[JsonObject]
 
 
 def run(
@@ -242,7 +243,7 @@ def is_merged(job: Job, inputs: Sequence[Source]) -> bool:
     return len(inputs) > 1 and output_format_of(job.out, TASKS[job.task]) is not None
 
 
-def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]:
+def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, JsonObject]:
     """Download and validate the model. Returns the worker and the job's record."""
     from minhub_py.checkpoints.local import commit_of
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
@@ -306,7 +307,7 @@ def check_separators(job: Job, inputs: Sequence[Source]) -> None:
             previous, previous_key = text, extra
 
 
-def start(job: Job, parts: Parts, record: dict[str, Any]) -> dict[str, Any]:
+def start(job: Job, parts: Parts, record: JsonObject) -> JsonObject:
     """Start or resume the job. Returns its record with the seed, which is drawn if the user sets
     none.
 
@@ -331,7 +332,7 @@ def start(job: Job, parts: Parts, record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def changed_entry(previous: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
+def changed_entry(previous: Mapping[str, object], record: Mapping[str, object]) -> str | None:
     """The name of the first entry that differs from a previous record, or None. A seed of None
     matches any seed.
     """
@@ -402,10 +403,10 @@ def join(
 ) -> Summary:
     """Merge the input rows and all parts into the output files. ValueError: the input has changed."""
     notes: dict[str, None] = {}  # an ordered set
-    computed: list[dict[str, Any]] = []
+    computed: list[JsonObject] = []
     written = missing = 0
 
-    def read_results() -> Iterator[list[dict[str, Any]]]:
+    def read_results() -> Iterator[list[JsonObject]]:
         for number in range(count):
             part = parts.read(number)
             notes.update(dict.fromkeys(part["notes"]))

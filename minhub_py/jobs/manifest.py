@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 from minhub_py.checkpoints.fingerprint import file_digest, model_files, sha256
 from minhub_py.jobs.tasks import TASKS
 from minhub_py.system import processor
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import ShapeError, Within, read_json
 from minhub_py.system.version import __version__
 
 if TYPE_CHECKING:
     from minhub_py.jobs.arguments import Job
     from minhub_py.jobs.sources import Source
+    from minhub_py.models.base import LanguageModel
 
 STATEMENT, PREDICATE, JOB = (
     "https://in-toto.io/Statement/v1",
@@ -105,7 +107,7 @@ class RequiredArguments(TypedDict):
     column: str
     extra_columns: list[str]
     prefix: str
-    settings: dict[str, Any]
+    settings: JsonObject
     loading: Loading
 
 
@@ -151,7 +153,7 @@ class Byproduct(TypedDict, total=False):
     """A record of the job; the one named "environment" describes the machine."""
 
     name: str
-    annotations: dict[str, Any]
+    annotations: JsonObject
 
 
 class Details(TypedDict):
@@ -176,7 +178,7 @@ class Manifest(TypedDict):
     predicate: Predicate
 
 
-def computation(model: Any, task: str) -> dict[str, Any]:
+def computation(model: "LanguageModel", task: str) -> JsonObject:
     """How this process computes a task: runner, dtype, quantization, device, and whether results
     are bitwise stable.
     """
@@ -314,7 +316,7 @@ def write_manifest(
         draft.unlink(missing_ok=True)
 
 
-def model_dependency(job: "Job", record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def model_dependency(job: "Job", record: Mapping[str, Any], folder: Path) -> JsonObject:
     """The model: fingerprint, commit, and the SHA-256 of each file."""
     from minhub_py.checkpoints.local import commit_of, locate
 
@@ -327,7 +329,7 @@ def model_dependency(job: "Job", record: Mapping[str, Any], folder: Path) -> dic
     return entry
 
 
-def environment() -> dict[str, Any]:
+def environment() -> JsonObject:
     """Processor, operating system and environment variables."""
     return {
         "processor": processor.name(),
@@ -339,7 +341,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def digest_of(name: str, sha: str) -> dict[str, Any]:
+def digest_of(name: str, sha: str) -> JsonObject:
     """A resource with its digest."""
     return {"name": name, "digest": {"sha256": sha}}
 
@@ -365,7 +367,7 @@ def timestamp(time: datetime) -> str:
     return time.astimezone(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def different(values: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def different(values: Iterable[Mapping[str, object]]) -> list[JsonObject]:
     """The different mappings, in order of appearance."""
     unique = {json.dumps(value, sort_keys=True): dict(value) for value in values}
     return list(unique.values())

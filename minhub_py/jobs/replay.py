@@ -33,6 +33,7 @@ from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS
 from minhub_py.system.csv_values import NA
 from minhub_py.system.formats import format_of, read_batches
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import convert
 from minhub_py.system.table_writers import Column, escape_line_breaks, format_cell
 from minhub_py.system.tables import Columns, Result
@@ -127,7 +128,7 @@ class Replay(Result):
             [*lines, *(f"Changed: {change}" for change in self.changes), f"Guarantee: {text}"]
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The result as values of JSON. An infinite difference is None."""
         result = {**asdict(self), "identical": self.identical, "broken": self.broken}
         for run in result["runs"]:
@@ -344,7 +345,7 @@ def computed_rows(
 
 def stored_rows(
     job: Job, outputs: Sequence[Path], columns: Sequence[Column]
-) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+) -> Iterator[tuple[Path, int, dict[str, str | bytes | None]]]:
     """The file, the number from 1, and the results of each row of the outputs, in the form of
     `canonical`.
     """
@@ -369,7 +370,7 @@ def stored_rows(
                 yield path, number, {column.name: stored_value(row, column) for column in columns}
 
 
-def stored_value(row: Mapping[str, Any], column: Column) -> Any:
+def stored_value(row: Mapping[str, Any], column: Column) -> str | bytes | None:
     """A result of a row of a table: the text of a cell, the bytes of a vector, or None."""
     if column.type != "vector":
         return format_cell(row.get(column.name))
@@ -385,7 +386,7 @@ def stored_value(row: Mapping[str, Any], column: Column) -> Any:
     return canonical(vector, column)
 
 
-def canonical(value: Any, column: Column, *, escape: bool = False) -> Any:
+def canonical(value: Any, column: Column, *, escape: bool = False) -> str | bytes | None:
     """A computed result in the form of stored results."""
     if column.type == "vector":
         return None if value is None else np.array(value, np.float32).tobytes()
@@ -394,7 +395,7 @@ def canonical(value: Any, column: Column, *, escape: bool = False) -> Any:
 
 def compare(
     replayed: Iterable[Mapping[str, Any]],
-    stored: Iterator[tuple[Path, int, dict[str, Any]]],
+    stored: Iterator[tuple[Path, int, dict[str, str | bytes | None]]],
     columns: Sequence[Column],
     job: Job,
     chunk: int,
@@ -440,7 +441,7 @@ def difference(stored: Any, replayed: Any) -> float:
         return math.inf
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in a message."""
     if isinstance(value, bytes):
         vector = np.frombuffer(value, np.float32)
@@ -448,6 +449,6 @@ def shown(value: Any) -> str:
     return str(replace_missing(value))
 
 
-def replace_missing(value: Any) -> Any:
+def replace_missing(value: object) -> object:
     """A value, or "missing"."""
     return "missing" if value in (None, "") else value

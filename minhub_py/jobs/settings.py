@@ -1,6 +1,6 @@
 """The settings of tasks in manifests, which anyone can change between a job and its replay."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from inspect import signature
 from typing import Annotated, Any, TypedDict
@@ -57,11 +57,11 @@ SHAPES: Mapping[str, Any] = {
 }
 
 
-def check_settings(task: str, settings: Mapping[str, Any], where: str, path: str) -> None:
+def check_settings(task: str, settings: Mapping[str, object], where: str, path: str) -> None:
     """ValueError: the settings are not those of a task. where, path: their file, and their location
     in it.
     """
-    functions: list[Any] = [TASKS[task].run]
+    functions: list[Callable[..., object]] = [TASKS[task].run]
     if task in RECEIVERS:
         module, _, name = RECEIVERS[task].rpartition(".")
         functions.append(getattr(import_module(module), name))

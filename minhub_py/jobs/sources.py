@@ -140,7 +140,7 @@ def read_texts(
         yield None if isinstance(text, Missing) else text or None
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     """Whether a value is empty, NA or NaN."""
     return (
         value in (None, "")

@@ -13,10 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.table_writers import Column
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from minhub_py.analysis.token_labels import Aggregation
+    from minhub_py.inference.speculative import DraftModel
+    from minhub_py.models.base import LanguageModel
+    from minhub_py.models.encoder import Encoder
 
 # prompt and new tokens that are generated in one batch, which bounds the KV cache's memory
 MAX_BATCH_TOKENS = 16384
@@ -25,7 +31,7 @@ NEEDS_TARGETS = (
     " --target COLUMN --out OUT, which reads both"
 )
 
-Results = list[dict[str, Any]]
+Results = list[JsonObject]
 
 
 @dataclass(frozen=True)
@@ -75,9 +81,7 @@ class Task:
         return (*self.columns, *(() if self.more_columns is None else self.more_columns(settings)))
 
 
-def measures(
-    tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[float]
-) -> dict[str, Any]:
+def measures(tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[float]) -> JsonObject:
     """Perplexity and related measures of a text. logprobs: of the last or all of its token IDs, in
     nats.
     """
@@ -94,7 +98,7 @@ def measures(
     }
 
 
-def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
+def score(model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
     """The measures of each text. They are missing for a text of one token, which has no predicted
     token.
     """
@@ -103,7 +107,7 @@ def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Res
     if model.encoder_decoder:
         raise ValueError(NEEDS_TARGETS)
     scores = iter(log_probabilities(model, [text.ids for text in texts if len(text.ids) > 1]))
-    no_result: dict[str, Any] = {**dict.fromkeys(column.name for column in SCORE), "tokens": 0}
+    no_result: JsonObject = {**dict.fromkeys(column.name for column in SCORE), "tokens": 0}
     return [
         [measures(tokenizer, text.ids, next(scores).tolist()) if len(text.ids) > 1 else no_result]
         for text in texts
@@ -111,7 +115,7 @@ def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Res
 
 
 def score_targets(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, sep: str = " "
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], *, sep: str = " "
 ) -> list[Results]:
     """The measures of each text's target: the text's continuation after `sep`, or an
     encoder-decoder's answer.
@@ -138,7 +142,7 @@ def score_targets(
 
 
 def generate(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -188,7 +192,7 @@ def generate(
 
 
 @lru_cache(1)  # for all chunks
-def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> Any:
+def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> "DraftModel":
     """The draft model of `generate`. ValueError: it has another tokenizer, or cannot make drafts."""
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
     from minhub_py.inference.speculative import DraftModel
@@ -214,7 +218,7 @@ def memory_batches(texts: Sequence[Text], max_new_tokens: int) -> Iterator[Seque
 
 
 def words(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
 ) -> list[Results]:
     """The surprisal of each word of each text, one row per word. Words are separated by white
     space.
@@ -230,7 +234,7 @@ def words(
 
 
 def words_by(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
 ) -> list[Results]:
     """The surprisal of words that are rows. Words with the same key belong to one text."""
     words, keys = [text.text for text in texts], [text.extra for text in texts]
@@ -238,12 +242,12 @@ def words_by(
 
 
 def word_values(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     words: Sequence[str],
     by: Sequence[Hashable],
     **settings: Any,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """The values of `word_logprobs` for each word, with None instead of NaN."""
     from minhub_py.analysis.surprisal import word_logprobs
 
@@ -282,7 +286,7 @@ def classification(settings: Mapping[str, Any]) -> Sequence[Column]:
 
 
 def pairs(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None
 ) -> list[Results]:
     """The log-probabilities of the two sentences of each pair, and whether the first is larger (1
     or 0).
@@ -306,7 +310,7 @@ def pairs(
 
 
 def embed(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
 ) -> list[Results]:
     """The embedding of each text. Numbers have the fewest digits that identify a float32 value."""
     from minhub_py.analysis.embeddings import embed as embed_texts
@@ -316,7 +320,12 @@ def embed(
 
 
 def activations(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, at: str, pool: Any
+    model: "LanguageModel",
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    at: str,
+    pool: Literal["none", "last", "mean"],
 ) -> list[Results]:
     """The values at a point of the model: a row per token, or the row of each text."""
     from minhub_py.analysis.activations import activations as activations_of
@@ -349,7 +358,7 @@ def activations(
 
 
 def classify(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -379,7 +388,7 @@ def classify(
 
 
 def annotate(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -397,11 +406,11 @@ def annotate(
 
 
 def decide(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
-    questions: Mapping[str, Any],
+    questions: Mapping[str, JsonObject],
     orders: int,
     options: bool,
     seed: int,
@@ -435,7 +444,7 @@ def decision_options(settings: Mapping[str, Any]) -> Sequence[Column]:
 
 
 def rerank(
-    model: Any,
+    model: "LanguageModel",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
@@ -458,7 +467,9 @@ def rerank(
     return [[{"score": scores[number]}] for number in range(len(texts))]
 
 
-def masked(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int) -> list[Results]:
+def masked(
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int
+) -> list[Results]:
     """The most likely tokens at each mask of each text, `n` rows per mask."""
     from minhub_py.analysis.masked import limit_of, predict_masks
 
@@ -483,7 +494,9 @@ def masked(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int)
     return results
 
 
-def masked_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
+def masked_targets(
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text]
+) -> list[Results]:
     """The log-probability of each target in place of the mask of its text."""
     from minhub_py.analysis.masked import limit_of, score_targets
 
@@ -509,7 +522,7 @@ def masked_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) ->
 
 
 def pseudo(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
 ) -> list[Results]:
     """The pseudo-log-likelihood and the pseudo-perplexity of each text."""
     return [
@@ -531,7 +544,7 @@ def pseudo(
 
 
 def pseudo_tokens(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
 ) -> list[Results]:
     """The log-probability of each token of each text, given the other tokens, one row per token."""
     from minhub_py.analysis.masked import limit_of, score_tokens
@@ -549,11 +562,11 @@ def pseudo_tokens(
 
 
 def entities(
-    model: Any,
+    model: "Encoder",
     tokenizer: "Tokenizer",
     texts: Sequence[Text],
     *,
-    aggregation: Any,
+    aggregation: "Aggregation",
     ignore: Sequence[str],
     stride: int | None = None,
 ) -> list[Results]:
@@ -575,7 +588,12 @@ def entities(
 
 
 def answer(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, question: str, **settings: Any
+    model: "Encoder",
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    question: str,
+    **settings: Any,
 ) -> list[Results]:
     """The answers to the question in each text, one row per answer."""
     from minhub_py.analysis.answers import answer_questions

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import click
 import llm
@@ -24,6 +24,12 @@ from pydantic import create_model
 from minhub_py.checkpoints.local import BUILTIN, cached, cached_models, locate
 from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.shapes import read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from minhub_py.chat.conversation import Chat
+    from minhub_py.models.base import LanguageModel
 
 PREFIX = "minhub/"
 Kind = Literal["chat", "embedding", "classifier"]
@@ -122,7 +128,7 @@ def model_id(identifier: str) -> str:
 
 
 @cache
-def load(identifier: str) -> Any:
+def load(identifier: str) -> "Chat":
     """The model with this identifier, as a `Chat`. ModelError: it cannot be loaded."""
     from minhub_py.chat.conversation import Chat
 
@@ -133,7 +139,7 @@ def load(identifier: str) -> Any:
 
 
 @cache
-def load_encoder(identifier: str) -> tuple[Any, Any]:
+def load_encoder(identifier: str) -> "tuple[LanguageModel, Tokenizer]":
     """The model with this identifier, and its tokenizer. ModelError: they cannot be loaded."""
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
     from minhub_py.loading.pretrained import from_pretrained

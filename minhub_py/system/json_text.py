@@ -15,7 +15,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-JsonObject = dict[str, Any]  # an object of JSON
+JsonObject = dict[str, Any]  # an object as `json.loads` returns it
+
 # of lists and objects, as in serde_json; functions that recurse into a value use several frames
 # each
 MAX_DEPTH = 128

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.inference.arguments import check_path
 from minhub_py.loading.pretrained import from_pretrained
+from minhub_py.models.base import LanguageModel
 from minhub_py.system import html
 from minhub_py.system.spelling import unknown
 from minhub_py.system.tables import Columns, Result
@@ -230,7 +231,7 @@ class Run(Result):
             self.settings, self.history = read_settings(self.files.settings)
 
     @property
-    def model(self) -> Any:
+    def model(self) -> LanguageModel:
         """The best model: the model with the lowest validation loss. With `lora`, the base with its
         adapter.
         """

@@ -50,7 +50,7 @@ NAMES |= {
 }
 
 
-def adapter_config(lora: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> AdapterConfig:
+def adapter_config(lora: Mapping[str, object], tokenizer: Tokenizer | None = None) -> AdapterConfig:
     """The settings of a new adapter. Defaults: all linear layers, alpha = 2 r. ValueError: a
     setting is invalid.
 
@@ -117,7 +117,7 @@ def invocation_ids(invocation: object, tokenizer: Tokenizer | None) -> tuple[int
 
 def adapted_model(
     base: LanguageModel,
-    lora: Mapping[str, Any],
+    lora: Mapping[str, object],
     newest: Path | None,
     tokenizer: Tokenizer,
     *,
@@ -150,7 +150,7 @@ def adapted_model(
 
 
 def invocation_of(
-    lora: Mapping[str, Any], start: ModelFiles | None, tokenizer: Tokenizer | None
+    lora: Mapping[str, object], start: ModelFiles | None, tokenizer: Tokenizer | None
 ) -> Invocation | None:
     """The tokens that activate the adapter of a run; None if it is always active. ValueError: a
     setting is invalid.

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import read_json
 
 
@@ -37,7 +37,7 @@ def reading(path: Path) -> Iterator[None]:
         raise CorruptError(path) from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JsonObject:
     """Read a JSON object. CorruptError: the file is missing or contains something else."""
     with reading(path):
-        return read_json(path, dict[str, Any])
+        return read_json(path, JsonObject)

@@ -4,7 +4,7 @@ classification.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from minhub_py.loading.files import ModelFiles
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.registry import Architecture
 from minhub_py.system.formats import read_columns
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import setting
 from minhub_py.training.adapter_run import invocation_of
 from minhub_py.training.checkpoint import RunFolder
@@ -115,7 +116,7 @@ def encode_examples(
         listener.note(note)
 
 
-def notes_on(examples: Mapping[str, Any], unused: Collection[str], context: str) -> Iterator[str]:
+def notes_on(examples: JsonObject, unused: Collection[str], context: str) -> Iterator[str]:
     """Notes on rows and columns that are not used as they are.
 
     examples: the content of tokens.json.    unused: columns.    context: the setting.
@@ -142,7 +143,7 @@ def eos_of(config: ModelConfig, template: ChatTemplate) -> int | None:
 
 
 def with_defaults(
-    settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int
+    settings: Settings, given: Collection[str], examples: JsonObject, most: int
 ) -> Settings:
     """Defaults that depend on the examples, for settings that are not given.
 

@@ -38,10 +38,11 @@ from minhub_py.checkpoints.tokenizers.tokenizer import encode, encode_prompt, wo
 from minhub_py.models.lora import NEVER, Invocation
 from minhub_py.system.csv_values import NA, without_missing
 from minhub_py.system.formats import input_format_of, read_batches, read_columns
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import write_atomically
 from minhub_py.training.errors import reading
-from minhub_py.training.rows import VARIABLES, form_of, parsed
+from minhub_py.training.rows import VARIABLES, Row, form_of, parsed
 from minhub_py.training.units import LossUnit, loss_unit
 
 SEQUENCES = {"preference": 2}  # per example; default: 1
@@ -176,7 +177,7 @@ def is_table(path: object) -> bool:
 
 def read_examples(
     paths: Sequence[Path], objective: str, na: Sequence[str] = NA
-) -> Iterator[tuple[Path, int, Mapping[str, Any]]]:
+) -> Iterator[tuple[Path, int, Row]]:
     """The rows of files, with the file and the number of the row from 1.
 
     na: the missing values of .csv and .tsv files. Missing values are None.
@@ -226,7 +227,7 @@ class Encoder:
         self.unused: dict[str, None] = {}  # an ordered set
         self.sources = "\n".join(template.templates.values())
 
-    def examples(self, objective: str, row: Mapping[str, Any]) -> list[list[Encoded]]:
+    def examples(self, objective: str, row: Row) -> list[list[Encoded]]:
         """The examples of a row, with the sequences of each: one, or with an activated adapter one
         for each reply.
 
@@ -265,7 +266,7 @@ class Encoder:
             " active: add it to the prompt, or remove the row"
         )
 
-    def encode(self, objective: str, row: Mapping[str, Any]) -> list[Encoded]:
+    def encode(self, objective: str, row: Row) -> list[Encoded]:
         """The sequences of a row. ValueError: a value is missing or has another type."""
         if objective == "chat":
             self.note_unused(row, "messages", *VARIABLES)
@@ -300,7 +301,7 @@ class Encoder:
             ids = [*encode_prompt(self.tokenizer, text(row, "text")), self.eos]
         return [self.limited(ids, [True] * len(ids))]
 
-    def note_unused(self, row: Mapping[str, Any], *used: str) -> None:
+    def note_unused(self, row: Row, *used: str) -> None:
         """Note the columns of a row that have no effect."""
         self.unused |= {
             name: None
@@ -317,7 +318,7 @@ class Encoder:
         second += [] if self.eos is None else [self.eos]
         return self.limited([*first, *second], [False] * len(first) + [True] * len(second))
 
-    def chat(self, messages: Any, row: Mapping[str, Any]) -> Encoded:
+    def chat(self, messages: Any, row: Row) -> Encoded:
         """A conversation, with the variables of the template in its row."""
         messages = parsed(messages, "messages", list)
         for message in messages:
@@ -328,7 +329,7 @@ class Encoder:
             settings = settings | {"tools": parsed(tools, "tools", list)}
         return self.limited(*encode_replies(self.template, messages, settings))
 
-    def note_unused_keys(self, message: Any) -> None:
+    def note_unused_keys(self, message: object) -> None:
         """Note the keys of a message that the template does not read."""
         if not isinstance(message, Mapping):
             return
@@ -344,14 +345,14 @@ class Encoder:
         return Encoded(ids[:end], targets[:end], len(ids) > end)
 
 
-def value(row: Mapping[str, Any], name: str) -> Any:
+def value(row: Row, name: str) -> Any:
     """A value of a row. ValueError: it is missing."""
     if row.get(name) is None:
         raise ValueError(f"{name} is missing")
     return row[name]
 
 
-def text(row: Mapping[str, Any], name: str) -> str:
+def text(row: Row, name: str) -> str:
     """A text of a row. ValueError: it is missing or has another type."""
     found = value(row, name)
     if not isinstance(found, str):
@@ -359,7 +360,7 @@ def text(row: Mapping[str, Any], name: str) -> str:
     return found
 
 
-def is_kept(row: Mapping[str, Any]) -> bool:
+def is_kept(row: Row) -> bool:
     """The value of `keep` in a row. ValueError: it is not true or false."""
     found = str(row.get("keep") or "false").lower()
     if found not in ("true", "false", "1", "0"):
@@ -379,7 +380,7 @@ def prepare_examples(
     progress: Callable[[str, int, int], object],
     labels: Sequence[str] = (),
     na: Sequence[str] = NA,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Encode files and write train.safetensors, held_out.safetensors and tokens.json. Returns the
     content of the last.
 
@@ -453,7 +454,7 @@ def prepare_examples(
     return metadata
 
 
-def label_of(row: Mapping[str, Any], labels: Sequence[str]) -> float:
+def label_of(row: Row, labels: Sequence[str]) -> float:
     """The number of a row's label, or its value for regression. ValueError: it is missing or empty."""
     found = value(row, "label")
     if found == "":

@@ -63,7 +63,7 @@ class Listener:
 def combined(listeners: Sequence[Listener]) -> Listener:
     """A listener that calls all `listeners`. The run stops if one of them requests it."""
 
-    def call(name: str, *arguments: Any) -> bool:
+    def call(name: str, *arguments: object) -> bool:
         answers = [getattr(listener, name)(*arguments) for listener in listeners]
         return any(answers)
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from minhub_py.inference.quantize import count
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import Cache
 from minhub_py.models.registry import Architecture
 from minhub_py.models.skeleton import skeleton
 from minhub_py.system.heap import release_free_pages
@@ -44,7 +45,7 @@ from minhub_py.training.estimate import estimate, is_representative
 from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.listener import Listener, StoppedError
 from minhub_py.training.memory import checkpoint_blocks
-from minhub_py.training.objectives import ExampleTask, example_task
+from minhub_py.training.objectives import Batch, ExampleTask, example_task
 from minhub_py.training.optimizer import create_optimizer, learning_rate, random_seed
 from minhub_py.training.outputs import sample_text, write_model
 from minhub_py.training.settings import CONTEXT, Settings
@@ -134,7 +135,7 @@ class Trainer:
         # losses and gradient norms since the last row
         self.sums = torch.zeros(2, dtype=dtype, device=device)
 
-    def new_state(self, batch_size: int) -> Any:
+    def new_state(self, batch_size: int) -> Cache | None:
         """An LSTM's initial state; None for a model that carries no state."""
         if self.initial_state is None:
             return None
@@ -259,7 +260,7 @@ class Trainer:
         """
         self.model.train(self.corpus.objective != "preference")
 
-    def micro_batches(self, step: int) -> tuple[Sequence[Any], bool]:
+    def micro_batches(self, step: int) -> tuple[Sequence[Tensor] | Sequence[Batch], bool]:
         """The micro-batches of a step, and whether an LSTM's state is reset before it."""
         if self.task is not None:
             return [
@@ -275,7 +276,7 @@ class Trainer:
         with self.autocast(), self.kernels():
             return self.task.loss(self.model, micro_batch) * micro_batch.scale
 
-    def loss(self, model: Any, sequences: Tensor, state: Any) -> Tensor:
+    def loss(self, model: Callable[..., Tensor], sequences: Tensor, state: Cache | None) -> Tensor:
         """Mean cross-entropy in nats per token; sequences (B, T + 1) are inputs and, shifted by
         one, targets.
         """

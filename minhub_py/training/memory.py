@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.training.cpu_kernels import CPUKernels
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MICRO_BATCH_TOKENS = 2048  # tokens of a micro-batch, unless the batch is smaller
 # of a micro-batch on a CPU, or a quarter of the free memory if that is less
@@ -35,10 +38,10 @@ def checkpoint_blocks(model: nn.Module) -> None:
             block.forward = checkpointed(block.forward)  # type: ignore[method-assign]
 
 
-def checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def checkpointed(forward: Callable[P, T]) -> Callable[P, T]:
     """The forward pass of a block, with checkpointing if there are gradients."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return recomputed(forward, *args, **kwargs)
@@ -46,7 +49,7 @@ def checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def recomputed(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """The result of a function that is computed again in the backward pass, with the same kernels."""
     kernels = CPUKernels if CPUKernels.active else nullcontext
     return checkpoint(
@@ -88,7 +91,11 @@ def free_memory() -> int:
 
 
 def tokens_in_memory(
-    config: ModelConfig, new: Callable[[Any], LanguageModel], size: int, *, sliced: bool = True
+    config: ModelConfig,
+    new: Callable[[ModelConfig], LanguageModel],
+    size: int,
+    *,
+    sliced: bool = True,
 ) -> int:
     """The number of tokens whose activations have at most `size` bytes: a power of 2.
 

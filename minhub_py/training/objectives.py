@@ -15,9 +15,9 @@ at the same time.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.encoder import Encoder
 from minhub_py.models.lora import Invocation, starting_at
 from minhub_py.models.steps import Logits
 from minhub_py.system.confusion import confusion_of, f1_of
@@ -221,7 +222,7 @@ class ExampleTask:
         return torch.where(chosen, changed, idx), idx, chosen.float()
 
     def loss(
-        self, model: Any, batch: Batch, scored: list[tuple[Tensor, Tensor]] | None = None
+        self, model: LanguageModel, batch: Batch, scored: list[tuple[Tensor, Tensor]] | None = None
     ) -> Tensor:
         """The sum of the losses of a batch's targets, float32. units.py defines their unit.
 
@@ -240,9 +241,10 @@ class ExampleTask:
             return F.mse_loss(scores[:, 0], batch.labels.float(), reduction="sum")
         if self.objective == "masked":
             assert batch.labels is not None
-            hidden = model.hidden_states(batch.idx, batch.mask)
+            encoder = cast("Encoder", model)
+            hidden = encoder.hidden_states(batch.idx, batch.mask)
             chosen = batch.weights > 0
-            return -token_logprobs(model.head_of, hidden[chosen], batch.labels[chosen]).sum()
+            return -token_logprobs(encoder.head_of, hidden[chosen], batch.labels[chosen]).sum()
         importance = torch.where(batch.keep, self.keep_weight, 1.0).unsqueeze(1)
         return -(self.logprobs(model, batch) * batch.weights[:, 1:] * importance).sum()
 
@@ -264,7 +266,7 @@ class ExampleTask:
         [f1] = f1_of(confusion_of(pair, self.classes, np.ones((1, len(labels)))))
         return {"accuracy": float((pair[0] == pair[1]).mean()), "f1_macro": float(np.nanmean(f1))}
 
-    def logprobs(self, model: Any, batch: Batch) -> Tensor:
+    def logprobs(self, model: LanguageModel, batch: Batch) -> Tensor:
         """The log-probability of each target after the first token, (B, T - 1); 0 for other tokens.
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
@@ -280,6 +282,7 @@ class ExampleTask:
         if self.objective != "preference" and keep.any():
             kept, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
             with torch.no_grad():
+                assert model.base is not None
                 reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[kept[keep]]
             result = result.masked_scatter(
                 kept, token_logprobs(model.logits, hidden[kept], reference, frozen)
@@ -289,7 +292,7 @@ class ExampleTask:
         )
 
     def hidden(
-        self, model: Any, idx: Tensor, mask: Tensor, starts: list[int] | None = None
+        self, model: LanguageModel, idx: Tensor, mask: Tensor, starts: list[int] | None = None
     ) -> Tensor:
         """The input (B, T - 1, C) of the head, for all tokens of each row but the last; packed,
         padding is 0.
@@ -302,18 +305,19 @@ class ExampleTask:
             return hidden_after(model, idx, lengths, starts)
         with starting_at(model, starts):
             if not self.packed or min(lengths) == idx.size(1):
-                return model.hidden(idx)  # type: ignore[no-any-return]
+                return model.hidden(idx)
             hidden = hidden_of_texts(
                 model, [row[:length] for row, length in zip(idx, lengths, strict=True)]
             )
             return F.pad(hidden, (0, 0, 0, idx.size(1) - hidden.size(1)))
 
-    def preference_loss(self, model: Any, batch: Batch) -> Tensor:
+    def preference_loss(self, model: LanguageModel, batch: Batch) -> Tensor:
         """DPO: -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))); the reference is
         the base.
         """
         policy = self.logprobs(model, batch).sum(dim=1).view(-1, 2)
         with torch.no_grad():
+            assert model.base is not None
             reference = self.logprobs(model.base, batch).sum(dim=1).view(-1, 2)
         margin = (policy - reference)[:, 0] - (policy - reference)[:, 1]
         return -F.logsigmoid(self.beta * margin).sum()
@@ -328,7 +332,9 @@ class FrozenHead(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: Any) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         values, gradients = [], []
         for rows, ids in zip(hidden.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
             with torch.enable_grad():
@@ -347,7 +353,9 @@ class FrozenHead(torch.autograd.Function):
         return gradients[0].unsqueeze(1) * saved, None, None
 
 
-def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, frozen: bool = False) -> Tensor:
+def token_logprobs(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, frozen: bool = False
+) -> Tensor:
     """The log-probability of each target (N,) from hidden states (N, C), with the head in slices.
 
     targets: token IDs (N,); or hidden states of a reference (N, C), for minus the divergence from
@@ -366,7 +374,7 @@ def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, frozen: bool = Fa
     return torch.cat(parts) if parts else hidden.new_zeros(0)
 
 
-def slice_logprobs(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+def slice_logprobs(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> Tensor:
     """`token_logprobs` of one slice."""
     logits = head(hidden.unsqueeze(0))[0].float()
     if not targets.is_floating_point():

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -40,7 +39,9 @@ def write_model(
     )
 
 
-def sample_text(model: Any, tokenizer: Tokenizer, prompt: str, tokens: int, seed: int) -> str:
+def sample_text(
+    model: LanguageModel, tokenizer: Tokenizer, prompt: str, tokens: int, seed: int
+) -> str:
     """The prompt with generated text: `tokens` tokens, with the same random numbers at each call."""
     model.eval()
     [new] = generate(model, [encode_prompt(tokenizer, prompt)], tokens, seed=seed, temperature=0.8)

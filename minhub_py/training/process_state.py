@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import torch
 
@@ -63,7 +62,7 @@ def catch_signals(report: Callable[[], object]) -> Iterator[list[int]]:
         yield signals
         return
 
-    def handle(number: int, _frame: Any) -> None:
+    def handle(number: int, _frame: object) -> None:
         signals.append(number)
         signal.signal(
             number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL

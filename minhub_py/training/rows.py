@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minhub_py.system.json_text import parse
+from minhub_py.system.json_text import JsonObject, parse
 
 Row = Mapping[str, Any]
 VARIABLES = ("tools", "chat_template_kwargs")  # columns that the chat template receives
@@ -53,7 +53,7 @@ class Form:
     convert: Callable[[Row], Row] | None = None
 
 
-def parsed(value: Any, name: str, kind: type) -> Any:
+def parsed(value: object, name: str, kind: type) -> Any:
     """A list or an object, which tables contain as JSON text. ValueError: the value is something
     else.
     """
@@ -75,7 +75,7 @@ def without(row: Row, *names: str) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in names}
 
 
-def message_of(turn: Any) -> dict[str, Any]:
+def message_of(turn: Any) -> JsonObject:
     """A message of ShareGPT in the form of the OpenAI API. ValueError: it has another form, or an
     unknown role.
     """
