@@ -187,8 +187,9 @@ def computation(model: "LanguageModel", task: str) -> JsonObject:
     from minhub_py.inference.encoder_runner import NativeEncoder, encoder_runner
     from minhub_py.inference.native_runner import NativeRunner, runner_of
     from minhub_py.inference.quantize import kind_of
+    from minhub_py.models.encoder import Encoder
 
-    runner = encoder_runner(model) if model.encoder_only else runner_of(model)
+    runner = encoder_runner(model) if isinstance(model, Encoder) else runner_of(model)
     native = isinstance(runner, NativeRunner | NativeEncoder)
     parameter = next(model.parameters())
     return {
