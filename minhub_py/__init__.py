@@ -178,7 +178,7 @@ def _general_function(name: str) -> str | None:
     from minhub_py.models.registry import ENTRIES
 
     family, _, function = name.partition("_from_")
-    if family not in ENTRIES or function not in ("", "config", "loading.pretrained"):
+    if family not in ENTRIES or function not in ("", "config", "pretrained"):
         return None
     return f"from_{function}(identifier)" if function else f'from_config("{family}", …)'
 
