@@ -95,6 +95,9 @@ class DecisionPrompts:
             raise InvalidTextError(f"must be text or JSON with content, not {brief(state)}")
         try:
             state = to_plain_json({"state": state}, "it")["state"]
+            json.dumps(state, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidTextError("has half of a character (a lone surrogate)") from error
         except ValueError as error:
             raise InvalidTextError(f"is not JSON: {error}") from error
         source = self.settings.chat_template
@@ -119,12 +122,8 @@ class DecisionPrompts:
             "question": questions[0].to_template(),
             "questions": [question.to_template() for question in questions],
         }
-        if self.settings.sanitize_control_tokens:
-            variables = self._marked(variables)
-        else:
-            variables = json.loads(
-                json.dumps(variables, ensure_ascii=False).replace(MARK, "").replace(SPLIT, "")
-            )
+        prepare = self._marked if self.settings.sanitize_control_tokens else without_sentinels
+        variables = prepare(variables)
         variables |= {
             "add_generation_prompt": True,
             "enable_thinking": False,
@@ -202,6 +201,15 @@ class DecisionPrompts:
                     else tokens_of(tokenizer, piece, as_text=number % 2 == 0)
                 )
         return ids
+
+
+def without_sentinels(value: Any) -> Any:
+    """A value whose texts lack <|mark|> and <|split|>."""
+    if isinstance(value, str):
+        return value.replace(MARK, "").replace(SPLIT, "")
+    if isinstance(value, dict):
+        return {without_sentinels(key): without_sentinels(item) for key, item in value.items()}
+    return [without_sentinels(item) for item in value] if isinstance(value, list) else value
 
 
 def tokens_of(tokenizer: Tokenizer, text: str, as_text: bool) -> list[int]:

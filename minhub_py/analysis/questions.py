@@ -1,5 +1,6 @@
 """The questions of typed decisions, the answers to them, and a repository's settings for both."""
 
+import json
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -259,7 +260,12 @@ def parse_questions(questions: object, settings: DecisionSettings) -> list[Quest
     parsed, errors = list[Question](), list[str]()
     for name, value in questions.items():
         try:
+            json.dumps([name, value], ensure_ascii=False).encode()
             parsed.append(parse_question(str(name), value, settings))
+        except UnicodeEncodeError:
+            errors.append(f"question {str(name)!a}: it has half of a character (a lone surrogate)")
+        except TypeError as error:
+            errors.append(f"question {str(name)!r}: it is not JSON: {error}")
         except ValueError as error:
             errors.append(f"question {str(name)!r}: {error}")
     if errors:

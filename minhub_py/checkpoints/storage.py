@@ -82,12 +82,13 @@ class Checkpoint(Mapping[str, Tensor]):
     def config(self) -> dict[str, Any] | None:
         """The content of config.json; None without this file."""
         path = self.path / "config.json"
-        return read_settings(self.path, path.name) if path.exists() else None
+        return read_json(path, dict[str, Any], limit=MAX_SETTINGS) if path.exists() else None
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """The content of generation_config.json; empty without this file."""
-        return read_settings(self.path, "generation_config.json")
+        path = self.path / "generation_config.json"
+        return read_json(path, dict[str, Any], limit=MAX_SETTINGS) if path.exists() else {}
 
     @cached_property
     def files(self) -> list[Path]:

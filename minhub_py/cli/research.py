@@ -469,8 +469,10 @@ def decide(
       tone:
         type: choice
         instructions: What is the tone?
-        criteria: {calm: A polite message, angry: null}
-      refund: {type: noul, instructions: Is a refund requested?}
+        criteria: {calm: null, bad: null}
+      refund:
+        type: noul
+        instructions: A refund?
 
     \b
       minhub decide MODEL "I was charged twice." --questions q.yaml

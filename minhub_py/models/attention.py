@@ -77,7 +77,7 @@ def attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
         )
         # PyTorch's fused attention then drops NaN and infinity of q, and of a single k
-        if q.is_cpu and k.size(2) < 16:
+        if not torch.compiler.is_compiling() and q.is_cpu and k.size(2) < 16:
             finite = torch.isfinite(q) if k.size(2) > 1 else torch.isfinite(q) & torch.isfinite(k)
             y = y.masked_fill(~finite.all(dim=3, keepdim=True), float("nan"))
     else:  # fused attention has neither

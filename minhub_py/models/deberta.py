@@ -279,7 +279,7 @@ class DebertaConfig(HeadSettings, Positions):
     TITLE: ClassVar = "DeBERTa"
     IS_ENCODER: ClassVar = True
     NO_EFFECT: ClassVar = frozenset({"padding_idx", "z_steps"})
-    ONLY_VALUE: ClassVar = {"talking_head": False}
+    ONLY_VALUE: ClassVar = {"talking_head": False, "is_causal": False}
     DEFAULTS: ClassVar = {
         "deberta": {
             "vocab_size": 50265,

@@ -139,20 +139,21 @@ def read_json(path: Path, shape: object, *, limit: int | None = None, advice: st
     ValueError: the file is not JSON, is too large, has another shape, or is not a regular file.
     """
     content = read_bytes(path) if limit is None else read_bytes(path, limit)
-    return parse_json(content, shape, str(path), advice)
+    try:
+        return parse_json(content, shape)
+    except ShapeError as error:
+        raise ShapeError(error.problem, error.path, str(path), advice) from error.__cause__
 
 
-def parse_json(content: bytes, shape: object, where: str, advice: str = "") -> Any:
+def parse_json(content: bytes, shape: object, where: str = "", advice: str = "") -> Any:
     """As `read_json`, for the content of a file. where: its name in messages."""
     try:
         text = content.decode()
         check_depth(text)
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        hint = f": {advice}" if advice else ""
-        raise ValueError(
-            f"{where} is not valid JSON ({printable(str(error)[:200])}){hint}"
-        ) from error
+        problem = f"is not valid JSON ({printable(str(error)[:200])})"
+        raise ShapeError(problem, "", where, advice) from error
     return convert(value, shape, where, advice)
 
 

@@ -10,6 +10,7 @@ import pytest
 from needs import need
 
 import minhub_py
+from minhub_py.analysis.questions import DecisionSettings
 from minhub_py.system.tables import Columns, Result
 
 GPT2 = "minhub/shakespeare-gpt2"
@@ -42,6 +43,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "agreement": minhub_py.agreement([*"abab"], [*"abbb"], bootstrap=10),
         "estimates": minhub_py.estimate([1.0, 0.0, None, 1.0] * 5, [1.0, 0.0, 1.0, 0.0] * 5),
         "reply": minhub_py.Chat(model, tokenizer).say("Hi", max_new_tokens=3),
+        "decisions": minhub_py.decide(
+            model,
+            tokenizer,
+            "To be",
+            {"act": {"type": "score", "criteria": ["be", "do"]}},
+            settings=DecisionSettings(chat_template="{{ state }}:<|mark|>"),
+        ),
         "devices": minhub_py.devices(),
         "run": minhub_py.train(
             folder / "input.txt", folder / "out", steps=2, layers=1, width=8, heads=1, context=8
@@ -63,6 +71,7 @@ NAMES = (
     "agreement",
     "estimates",
     "reply",
+    "decisions",
     "devices",
     "run",
 )

@@ -540,10 +540,12 @@ def test_failed_logprob_matrix_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_unsupported_encoders_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert", "vocab_size": 10}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "nomic_bert", "vocab_size": 10})
+    )
     with pytest.raises(
         ValueError,
-        match="model_type is 'albert', .* it is an encoder, of which bert, roberta, .* are supp",
+        match="model_type is 'nomic_bert', .* it is an encoder, of which bert, roberta, .* are supp",
     ):
         minhub_py.from_pretrained(tmp_path)
 

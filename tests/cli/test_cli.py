@@ -523,6 +523,7 @@ def test_help_is_whole_at_every_width(
         "annotate": 3,
         "answer": 2,
         "classify": 3,
+        "decide": 2,
         "embed": 3,
         "entities": 2,
         "masked": 2,

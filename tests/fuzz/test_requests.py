@@ -21,6 +21,7 @@ def test_every_route_has_a_request() -> None:
         path for path in routes if path not in tested and path.removeprefix("/v1") not in tested
     } == {
         "/v1/models/load",
+        "/v1/systemone",  # needs a chat template: tests/serve/test_invalid_requests.py
         "/api/pull",  # which only read a name
     }
 

@@ -5,13 +5,14 @@ ignored unnoticed.
 import dataclasses
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
 import pytest
 import torch
 from cases import ARCHITECTURES
 from encoder_cases import ENCODERS
+from encoder_cases.deberta import V3
 from references import random_model
 
 import minhub_py
@@ -41,17 +42,25 @@ IMPLIED_IN_TORCHSCRIPT = {
 }
 
 
+CONVOLUTION = {**V3, "conv_kernel_size": 3, "conv_act": "gelu"}
+
+
+def read_model(model_type: str, settings: Mapping[str, Any]) -> Any:
+    architecture = architecture_of(model_type)
+    return architecture.new(read(architecture.Config, {"model_type": model_type, **settings}))
+
+
 def models() -> Iterator[Any]:
     """Models that together have every kind of step."""
     for cases in ARCHITECTURES.values():
         yield from map(random_model, cases.few)
     for encoders in ENCODERS.values():
         for model_type, settings in encoders.small.items():
-            architecture = architecture_of(model_type)
-            yield architecture.new(
-                read(architecture.Config, {"model_type": model_type, **settings})
-            )
-    yield minhub_py.t5(vocab_size=61, d_model=32, d_kv=8, d_ff=44, num_layers=1, num_heads=4)
+            yield read_model(model_type, settings)
+    yield read_model("deberta-v2", CONVOLUTION)
+    yield minhub_py.from_config(
+        "t5", vocab_size=61, d_model=32, d_kv=8, d_ff=44, num_layers=1, num_heads=4
+    )
     yield minhub_py.lstm(vocab_size=61, embedding_size=16, hidden_size=24, num_layers=2)
 
 
@@ -98,7 +107,7 @@ def test_torchscript_reads_each_field(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_decoder_reads_each_field(monkeypatch: pytest.MonkeyPatch) -> None:
     def translate(model: Any) -> None:
-        program = Program()
+        program = Program(positions=40)
         program.translate(steps_of(model))
         if program.angles:
             program.update_angles(3, [])
@@ -115,7 +124,7 @@ def test_tensor_parallelism_keeps_the_fields_of_a_variant() -> None:
     class Variant(ALiBi):
         factor: float = 1.0
 
-    model = minhub_py.bloom(hidden_size=32, n_layer=1, n_head=4, vocab_size=61)
+    model = minhub_py.from_config("bloom", hidden_size=32, n_layer=1, n_head=4, vocab_size=61)
     slopes = model.alibi.slopes
     model.alibi = Variant(slopes, 3.0)
     Plan(model, ProcessGroup(1, 2, torch.device("cpu")))

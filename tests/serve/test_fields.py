@@ -21,6 +21,10 @@ BODIES: dict[str, dict] = {
     "/v1/responses": {"input": "Hi", "max_output_tokens": 4},
     "/v1/responses/input_tokens": {"input": "Hi"},
     "/v1/embeddings": {"input": "Hi"},
+    "/v1/systemone": {
+        "state": "Hi",
+        "questions": {"q": {"type": "choice", "criteria": {"a": "b", "c": None}}},
+    },
     "/v1/models/load": {},
     "/v1/tokenize": {"content": "Hi"},
     "/v1/detokenize": {"tokens": [1]},

@@ -51,6 +51,10 @@ SHORT: dict[str, dict[str, object]] = {
     "/responses": {"input": user("Hi"), "max_output_tokens": 2},
     "/responses/input_tokens": {"input": user("Hi")},
     "/embeddings": {"input": "Hi"},
+    "/systemone": {
+        "state": "Hi",
+        "questions": {"q": {"type": "choice", "criteria": {"a": "b", "c": None}}},
+    },
     "/models/load": {},
     "/tokenize": {"content": "Hi"},
     "/detokenize": {"tokens": [1]},

@@ -35,7 +35,8 @@ def write_roberta(folder: Path, head: str, **settings: Any) -> Path:
     tokenizer.post_processor = processors.RobertaProcessing(
         *ends, trim_offsets=True, add_prefix_space=False
     )
-    model = minhub_py.roberta(
+    model = minhub_py.from_config(
+        "roberta",
         **SIZES,
         vocab_size=tokenizer.get_vocab_size(),
         architectures=[f"Roberta{head}"],

@@ -69,8 +69,10 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     )
     name, settings = KINDS[request.param]
     torch.manual_seed(0)
-    create = getattr(minhub_py, request.param)
-    model = create(**SIZES, **settings, vocab_size=len(words), architectures=[f"{name}ForMaskedLM"])
+    family = request.param
+    model = minhub_py.from_config(
+        family, **SIZES, **settings, vocab_size=len(words), architectures=[f"{name}ForMaskedLM"]
+    )
     save_pretrained(model, tmp_path / "start", tokenizer)
     return tmp_path / "start"
 
