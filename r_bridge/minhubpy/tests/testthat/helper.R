@@ -197,3 +197,14 @@ as_integer64 <- function(x) {
   if (.Platform$endian == "big") words <- words[2:1, , drop = FALSE]
   structure(readBin(writeBin(as.integer(words), raw()), "double", length(x)), class = "integer64")
 }
+
+# A model with a chat template, and labels of one token for decide_texts().
+a_decider <- function() {
+  the("decider", {
+    folder <- file.path(tempfile("decider"))
+    save_pretrained(a_model(), folder, tokenizer = a_tokenizer())
+    writeLines("{% for m in messages %}{{ m.content }}{% endfor %}\nAnswer:", file.path(folder, "chat_template.jinja"))
+    writeLines('{"labels": {"noul": ["Y", "N"]}}', file.path(folder, "decision.json"))
+    from_pretrained(folder)
+  })
+}

@@ -5,7 +5,7 @@
 REQUIRED <- list(
   model = a_model, prompts = function() "To", prompt = function() "To", texts = function() "To be", text = function() "To be",
   x = function() c("To", "be"), contexts = function() "To", targets = function() "be", out = function() tempfile("no run "),
-  query = function() "To", question = function() "Who?", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved "),
+  questions = function() list(q = list(type = "noul")), query = function() "To", question = function() "Who?", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved "),
   manifest = function() tempfile("no job "), pairs = function() data.frame(sentence_good = "To be", sentence_bad = "To me"),
   labels = function() c("yes", "no"), clean = function() "To be", corrupted = function() "To me",
   fun = function() function(a) a, answers = function() c("T", "b"), token = function() "T", at = function() "layers.1.resid", positive = function() "To",

@@ -164,7 +164,7 @@ test_that("drafts of the model's own head for multi-token prediction do not chan
   settings <- list(vocab_size = 65, hidden_size = 16, intermediate_size = 32, num_hidden_layers = 4, head_dim = 8, num_attention_heads = 2,
                    num_key_value_heads = 1, linear_num_key_heads = 1, linear_num_value_heads = 2, linear_key_head_dim = 8, linear_value_head_dim = 8,
                    partial_rotary_factor = 0.5, seed = 1)
-  model <- do.call(qwen35, c(settings, mtp_layers = 1))$eval()
+  model <- do.call(from_config, c("qwen3_5_text", settings, mtp_layers = 1))$eval()
   ids <- function(...) generate(model, list(1:9, 3:4), max_new_tokens = 20, seed = 1:2, ...)
   expect_identical(ids(draft = "mtp"), ids())
   folder <- tempfile("qwen ")

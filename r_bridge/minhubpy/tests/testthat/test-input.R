@@ -205,6 +205,7 @@ per_text <- function() {
     classify_texts = list(function(x) classify_texts(a_classifier(), x)),
     zero_shot = list(function(x) classify_texts(an_entailment_model(), x, labels = c("a", "b"))),
     classify_tokens = list(function(x) classify_tokens(a_token_classifier(), x, ignore = NULL), several = TRUE),
+    decide_texts = list(function(x) decide_texts(a_decider(), x, list(sad = list(type = "noul")))),
     answer_questions = list(function(x) answer_questions(a_question_model(), "Who is it?", x)),
     rerank = list(function(x) rerank(a_cross_encoder(), "the king", x)[c("rank", "score")]),
     masked_tokens = list(function(x) masked_tokens(masked, if (!is.null(x)) replace(rep("the [MASK]", length(x)), is.na(x), NA), n = 2), several = TRUE),
@@ -243,7 +244,7 @@ test_that("no texts have an empty result, and a missing text the result NA or no
       expect_identical(rows(missing), 2L, info = name)
       expect_identical(rows(alone), 1L, info = name)
       expect_true(anyNA(if (is.data.frame(alone)) unlist(alone) else alone), info = name)
-      first <- if (is.data.frame(missing)) missing$prob[1L] else if (is.matrix(missing)) missing[1L, 1L] else missing[[1L]]
+      first <- if (is.data.frame(missing)) missing[[intersect(c("prob", "score"), names(missing))[[1L]]]][1L] else if (is.matrix(missing)) missing[1L, 1L] else missing[[1L]]
       if (name != "rerank") expect_true(is.na(first), info = name) # sorted, missing texts last
     }
   }

@@ -110,16 +110,6 @@ test_that("choose_for_coding() adds probabilities and follows set.seed()", {
   expect_refused(choose_for_coding(data, 21), "only 20 texts have a margin")
 })
 
-a_decider <- function() {
-  the("decider", {
-    folder <- file.path(tempfile("decider"))
-    save_pretrained(a_model(), folder, tokenizer = a_tokenizer())
-    writeLines("{% for m in messages %}{{ m.content }}{% endfor %}\nAnswer:", file.path(folder, "chat_template.jinja"))
-    writeLines('{"labels": {"noul": ["Y", "N"]}}', file.path(folder, "decision.json"))
-    from_pretrained(folder)
-  })
-}
-
 test_that("decide_texts() has a row per text and question, with NA for missing texts, and resumes", {
   model <- a_decider()
   questions <- list(
