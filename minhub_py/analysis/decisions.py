@@ -132,10 +132,7 @@ def decide(
 ) -> Decisions:
     """Answer typed questions about texts: a probability for every answer, without generating.
 
-        questions = {
-            "tone": {"type": "choice", "instructions": "What is the tone?", "criteria": {"calm": None, "angry": None}},
-            "refund": {"type": "noul", "instructions": "Is a refund requested?"},
-        }
+        questions = {"tone": {"type": "choice", "criteria": {"calm": None, "angry": None}}}
         decide(model, tokenizer, ["I was charged twice."], questions).table()
 
     Args:

@@ -62,8 +62,9 @@ def test_verifying_needs_one_tensor_and_loading_makes_no_copy(gpt2_124m: Path) -
     assert verified["VmHWM"] < 350 * MB
     assert loaded["VmHWM"] < size + 100 * MB
     assert loaded["RssAnon"] < 100 * MB  # private memory: a copy of the weights would be 498 MB
-    # otherwise nothing was measured: the head alone reads the complete embedding
-    assert loaded["VmRSS"] > 0.9 * size
+    # Otherwise nothing was measured: `forward` reads all weights. A kernel that reclaims pages of
+    # files (DAMON) may have dropped some again.
+    assert loaded["VmHWM"] > 0.8 * size
 
 
 # --- Converting
