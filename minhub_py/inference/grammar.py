@@ -8,7 +8,8 @@ drafts of JSON Schema.
 
 Whitespace between JSON tokens is limited to a space, or a line break and spaces: small models would
 repeat it forever. Strings can have Unicode escapes, which models write that were trained on the
-output of `json.dumps`.
+output of `json.dumps`. A slash, `enum`, `const` and the names of properties have one spelling,
+without escapes: llguidance has no other, and the value is the same.
 """
 
 import json

@@ -7,7 +7,7 @@ nf4     4 bits for the matrices of the blocks, after NormalFloat4 (Dettmers et a
         (-63 to 63) are integers, and each output has a scale in float32: 4.25 bits per weight. Of
         eight candidates for a scale, with each table and sign, the one with the smallest squared
         error is used. int8: embeddings and head, since every token passes through them, and the
-        layers that cost few bytes and much accuracy (`precise_layers`).
+        layers that lose most accuracy (`precise_layers`), which are more in small models.
 blocks  the blocks of a GGUF file, in one of its types (weights_map/blocks.py).
 
 Biases, norms, positions and routers keep the model's dtype. GPT-OSS' experts stay as in the
@@ -58,6 +58,7 @@ from weights_map.blocks import TYPES, Blocks, unpack_rows
 GROUP = 32  # inputs per scale in nf4
 UNIT = 4 * GROUP  # inputs per 68 bytes
 MAX_SCALE = 63
+SMALL_WIDTH = 1024  # of the residual stream; below 1B parameters
 ROWS = 32  # per thread at a time
 UNPACKED = 2**20  # weights that training unpacks at a time
 # The level of each code, in two tables: integers up to 31 with the smallest squared error for
@@ -443,9 +444,10 @@ def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tupl
 
 def precise_layers(steps: Sequence[PredictionStep]) -> set[nn.Module]:
     """The values of grouped heads, and the output layers of the MLPs in the first eighth of the
-    blocks and the last.
+    blocks and the last. In small models, whose weights are less redundant: the keys of grouped
+    heads, too, and all layers that add to the residual stream.
     """
-    values, outputs, in_mlp = set(), [], False
+    projections, added, outputs, in_mlp = [], [], [], False
     for step in steps:
         match step:
             case Attend() | CrossAttend() | DeltaRule() | ShortConvolution():
@@ -455,9 +457,14 @@ def precise_layers(steps: Sequence[PredictionStep]) -> set[nn.Module]:
                 if len(step.layers) == 3 and 1 < len(step.layers[2].weight) < len(
                     step.layers[0].weight
                 ):
-                    values.add(step.layers[2])
-            case Add() if in_mlp:
-                outputs.append(step.layer)
+                    projections.append(step.layers)
+            case Add():
+                added.append(step.layer)
+                if in_mlp:
+                    outputs.append(step.layer)
+    values = {layer for _, _, layer in projections}
+    if added and len(added[0].weight) <= SMALL_WIDTH:
+        return values | {layer for _, layer, _ in projections} | {*added}
     return values | {*outputs[: len(outputs) // 8], *outputs[-1:]}
 
 

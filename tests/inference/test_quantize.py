@@ -20,6 +20,7 @@ from minhub_py.inference.quantize import (
     GROUP,
     KINDS,
     NF4,
+    SMALL_WIDTH,
     UNIT,
     Quantized,
     QuantizedEmbedding,
@@ -391,12 +392,12 @@ def test_matrices_and_embeddings_are_quantized() -> None:
 
 def test_the_layers_that_lose_most_in_4_bits_have_8() -> None:
     """Values of grouped heads, and the outputs of the MLPs in the first eighth of the blocks and in
-    the last one.
+    the last one; in small models keys of grouped heads and all outputs.
     """
 
-    def kinds_of(layers, kv_heads):
+    def kinds_of(layers, kv_heads, width=SMALL_WIDTH + 8):
         sizes = {
-            "hidden_size": 8,
+            "hidden_size": width,
             "intermediate_size": 16,
             "num_attention_heads": 2,
             "vocab_size": 50,
@@ -420,6 +421,12 @@ def test_the_layers_that_lose_most_in_4_bits_have_8() -> None:
     }
     assert len(kinds) == 2 + 7 * 16
     assert kinds_of(layers=1, kv_heads=2)["layers.0.self_attn.v_proj"] == "nf4"
+    small = kinds_of(layers=2, kv_heads=1, width=8)
+    assert {path.split(".")[-1] for path, kind in small.items() if kind == "nf4"} == {
+        "q_proj",
+        "gate_proj",
+        "up_proj",
+    }
 
 
 def test_sizes_that_happen_to_be_that_of_the_vocabulary() -> None:
@@ -486,7 +493,8 @@ def test_from_pretrained_quantizes_a_checkpoint(tmp_path, family, kind) -> None:
     minhub_py.save_pretrained(complete, tmp_path)
     model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind)
     assert not model.training
-    expected = new(family, kind)
+    expected = new(family)
+    quantize(expected, kind)
     assert_identical(model.state_dict(), expected.state_dict())
     by_family = getattr(minhub_py, f"{family}_from_pretrained")(
         str(tmp_path), device="cpu", quantize=kind

@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import mmap
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from needs import need
 
 from minhub_py import gpt2, gptneo, lstm
+from minhub_py.inference import quantize as quantization
 from minhub_py.inference.native import library
 from minhub_py.inference.native.library import Operation
 from minhub_py.inference.native_runner import NativeRunner
@@ -140,10 +142,13 @@ def new(name, dtype="float32", **changes):
 
 
 def in_dtype(model, dtype):
-    """The same model in PyTorch's dtype, quantized, or both: "int8+bfloat16"."""
+    """The same model in PyTorch's dtype, quantized, or both: "int8+bfloat16". nf4 is that of large
+    models, which have all kinds of layers in 4 bits.
+    """
     for expected in dtype.split("+"):
         if expected in KINDS:
-            quantize(model, expected)
+            with patch.object(quantization, "SMALL_WIDTH", 0):
+                quantize(model, expected)
         else:
             model.to(getattr(torch, expected))
     return model
