@@ -54,6 +54,7 @@ TOOLS_OF_R = {
 # Metadata, and a line of each that contains the public repository.
 ADDRESSES = {
     "r_bridge/minhubpy/DESCRIPTION": r"^URL: https?://",
+    "r_bridge/minhubpy/codemeta.json": r'"codeRepository": "https?://',
     "CITATION.cff": r"^repository-code: https?://",
     "pyproject.toml": r'^repository = "https?://',
     "r_bridge/packages.json": r'"url": "https?://',
@@ -81,6 +82,7 @@ def versions() -> Iterator[str]:
     places = {
         "CITATION.cff": r"^version: (.*)$",
         "r_bridge/minhubpy/DESCRIPTION": r"^Version: (.*)$",
+        "r_bridge/minhubpy/codemeta.json": r'"version": "(.*)"',
         "CHANGELOG.md": r"^## ([\d.]+)",
         "r_bridge/minhubpy/NEWS.md": r"^# minhubpy ([\d.]+)",
     }
@@ -129,6 +131,13 @@ def write_addresses(email: str, url: str) -> None:
             ),
         ],
         "r_bridge/minhubpy/man/minhubpy-package.Rd": [(r"\\email\{.*?\}", f"\\email{{{email}}}")],
+        "r_bridge/minhubpy/codemeta.json": [
+            (r'"email": ".*?"', f'"email": "{email}"'),
+            (
+                r'^(?:  "codeRepository": .*\n)?  "license":',
+                f'  "codeRepository": "{url}",\n  "license":',
+            ),
+        ],
         "CITATION.cff": [
             (r"^(?:repository-code: .*\n)?license:", f"repository-code: {url}\nlicense:")
         ],

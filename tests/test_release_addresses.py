@@ -14,7 +14,8 @@ from paths import ROOT
 
 DESCRIPTION = "r_bridge/minhubpy/DESCRIPTION"
 HELP = "r_bridge/minhubpy/man/minhubpy-package.Rd"
-FILES = (DESCRIPTION, HELP, "CITATION.cff", "pyproject.toml")
+CODEMETA = "r_bridge/minhubpy/codemeta.json"
+FILES = (DESCRIPTION, HELP, CODEMETA, "CITATION.cff", "pyproject.toml")
 URL = "https://code.minhub.test/minhub_py"
 
 
@@ -27,12 +28,12 @@ def copy(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / name).read_text(encoding="utf-8")
         text = re.sub(
-            r"^(?:URL|BugReports|repository-code): .*\n|^\[project.urls\]\n.*\n\n",
+            r"^(?:URL|BugReports|repository-code|  \"codeRepository\"): .*\n|^\[project.urls\]\n.*\n\n",
             "",
             text,
             flags=re.MULTILINE,
         )
-        text = re.sub(r'email = ".*?"', 'email = "maintainer@minhub.invalid"', text)
+        text = re.sub(r'(email"?[ :=]+)".*?"', r'\1"maintainer@minhub.invalid"', text)
         (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
 
@@ -50,7 +51,7 @@ def test_without_an_address_publishing_is_an_open_decision(copy: Path) -> None:
     result = check(copy, "--open")
     assert result.returncode == 1
     assert "the maintainer's address in DESCRIPTION is a placeholder" in result.stdout
-    for name in (DESCRIPTION, "CITATION.cff", "pyproject.toml", "r_bridge/packages.json"):
+    for name in (DESCRIPTION, CODEMETA, "CITATION.cff", "pyproject.toml", "r_bridge/packages.json"):
         assert name in result.stdout
 
 
@@ -68,6 +69,11 @@ def test_addresses_are_written_into_all_metadata_and_can_change(copy: Path) -> N
     assert f"\nURL: {URL}\nBugReports: {URL}/issues\nDepends:" in texts[DESCRIPTION]
     assert 'email = "someone@minhub.test"' in texts[DESCRIPTION]
     assert r"\email{someone@minhub.test}" in texts[HELP]
+    codemeta = json.loads(texts[CODEMETA])
+    assert (codemeta["codeRepository"], codemeta["maintainer"][0]["email"]) == (
+        URL,
+        "someone@minhub.test",
+    )
     assert f"\nrepository-code: {URL}\n" in texts["CITATION.cff"]
     assert f'[project.urls]\nrepository = "{URL}"\n' in texts["pyproject.toml"]
     [package] = json.loads((copy / "r_bridge/packages.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Minimal pairs: whether a model prefers the grammatical sentence, or fulfils the predictions of a
+"""Minimal pairs: whether a model prefers the grammatical sentence, or fulfills the predictions of a
 test suite.
 
 BLiMP (JSONL): a pair is correct if log p(good) > log p(bad), the log-probabilities of the complete

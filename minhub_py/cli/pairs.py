@@ -89,7 +89,7 @@ def pairs(
 
     FILEs are BLiMP's .jsonl files, other tables with two columns of sentences, or .json suites of
     SyntaxGym. A pair is correct if the first sentence has the larger log-probability, and an item
-    of a suite if it fulfils the formula.
+    of a suite if it fulfills the formula.
 
     \b
       minhub pairs gpt2 blimp/data/*.jsonl
