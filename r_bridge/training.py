@@ -148,7 +148,7 @@ def example_value(value: Any) -> Any:
     return None if math.isnan(value) else float(value)
 
 
-def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
+def settings_of(values: Mapping[str, object] | None) -> dict[str, Any]:
     """Convert settings from R, and `metrics`. ValueError: a name is unknown; the message lists the
     valid names.
     """

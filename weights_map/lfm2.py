@@ -63,7 +63,7 @@ spellings = (("model.", ""), ("", "model."))
 tables = (Table("lfm2", rows, spellings), Table("lfm2_moe", (*rows, *experts), spellings))
 
 
-def layer_types(settings: Mapping[str, Any]) -> Mapping[str, object]:
+def layer_types(settings: Mapping[str, object]) -> Mapping[str, object]:
     """A convolution has no KV heads. The width of the MLP is the computed one."""
     heads = settings["num_key_value_heads"]
     if not isinstance(heads, list):

@@ -66,7 +66,7 @@ class Agreement(Result):
     intervals: (lower, upper) by name.    f1: F1 of each category, for two raters.
     """
 
-    categories: list[Any]
+    categories: list[object]
     level: str
     raters: int
     units: int

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from reprlib import repr as brief
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from tokenizers import Tokenizer
@@ -205,17 +205,15 @@ def embeddings_of_inputs(
 def truncated_inputs(
     model: LanguageModel,
     tokenizer: Tokenizer | None,
-    texts: list[Any],
+    texts: Sequence[str | Sequence[int] | None],
     settings: EmbeddingSettings,
     prompt: str,
 ) -> list[Input | None]:
     """The input of each text; None for a missing text."""
     inputs: list[Input | None] = [None] * len(texts)
-    strings = [number for number, text in enumerate(texts) if isinstance(text, str)]
+    strings = {number: text for number, text in enumerate(texts) if isinstance(text, str)}
     if strings:
-        rows = [
-            texts[number].lower() if settings.lower_case else texts[number] for number in strings
-        ]
+        rows = [text.lower() if settings.lower_case else text for text in strings.values()]
         encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
         for number, row in zip(strings, encoded, strict=True):
             inputs[number] = row.packed() if row.ids else None

@@ -197,7 +197,7 @@ def choose_for_coding(
 def estimate(
     human: Iterable[float | None],
     model: Iterable[float],
-    x: Mapping[str, Iterable[Any]] | None = None,
+    x: Mapping[str, Iterable[object]] | None = None,
     *,
     family: Literal["linear", "logistic"] = "linear",
     method: Method = "auto",

@@ -28,7 +28,7 @@ def parse_value(text: str, schema: object) -> Any:
         return text
 
 
-def arguments_text(arguments: Mapping[str, Any]) -> str:
+def arguments_text(arguments: Mapping[str, object]) -> str:
     """Arguments as JSON text. Lone surrogates, which UTF-8 cannot encode, are escaped."""
     text = dumps(arguments, ensure_ascii=False)
     try:

@@ -150,7 +150,7 @@ def definition_of(function: Callable[..., Any]) -> JsonObject:
     }
 
 
-def schema_of(hint: Any, location: str) -> JsonObject:
+def schema_of(hint: object, location: str) -> JsonObject:
     """The JSON schema of a type. ValueError: it has none."""
     if hint is Any:
         return {}

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minhub_py.chat.functions import Tool
 from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
@@ -76,7 +76,7 @@ class ReplyGenerator:
         *,
         required: bool,
         parallel: bool,
-        schema: Mapping[str, Any] | Pattern | None,
+        schema: Mapping[str, object] | Pattern | None,
     ) -> Prompt:
         """A prompt with the form of its reply. ValueError: a stop string, the schema or a tool is
         invalid.

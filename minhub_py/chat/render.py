@@ -44,7 +44,7 @@ def limit_resources() -> None:
 class Mapping:
     """The function `dict`, without access to the attributes of the class."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+    def __call__(self, *args: object, **kwargs: object) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -100,14 +100,14 @@ def make_environment(marks: list[str] | None = None) -> Any:
     class Namespace(jinja2.utils.Namespace):
         """A namespace that rejects names with a leading underscore."""
 
-        def __init__(*args: Any, **kwargs: Any) -> None:
+        def __init__(*args: object, **kwargs: object) -> None:
             self, args = args[0], args[1:]  # `self` can also be a keyword
             attributes = dict(*args, **kwargs)
             for name in attributes:
                 check_name(name)
             jinja2.utils.Namespace.__init__(self, attributes)
 
-        def __setitem__(self, name: str, value: Any) -> None:
+        def __setitem__(self, name: str, value: object) -> None:
             check_name(name)
             super().__setitem__(name, value)
 

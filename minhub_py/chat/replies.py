@@ -119,7 +119,9 @@ def difference_spans(
 
 
 def encode_replies(
-    template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    variables: Mapping[str, object] | None = None,
 ) -> tuple[list[int], list[bool]]:
     """The token IDs of a conversation, and whether each token belongs to a reply.
 

@@ -130,7 +130,7 @@ class ChatTemplate:
         tools: Sequence[Message] = (),
         add_generation_prompt: bool = True,
         marks: list[str] | None = None,
-        **variables: Any,
+        **variables: object,
     ) -> str:
         """Render messages as they are. For arguments and errors see `render`.
 
@@ -409,7 +409,7 @@ def folder_template(folder: Path, tokenizer: "Tokenizer") -> ChatTemplate:
     return ChatTemplate("dialogue" if conversational else "plain", tokenizer, tokens)
 
 
-def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens(settings: Mapping[str, object]) -> dict[str, str]:
     """The special tokens in tokenizer settings by name, such as bos_token."""
     tokens = {name: content(value) for name, value in settings.items() if name.endswith("_token")}
     return {name: token for name, token in tokens.items() if token is not None}

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from os import path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from minhub_py.chat.markers import MarkerAlphabet, is_marker
 from minhub_py.system.json_text import JsonObject
@@ -197,7 +197,7 @@ class _Detection:
         self.user = {"role": "user", "content": USER}
         self.tools = [definition(name) for name in NAMES]
 
-    def tail(self, *messages: JsonObject, tools: bool = True, **variables: Any) -> str | None:
+    def tail(self, *messages: JsonObject, tools: bool = True, **variables: object) -> str | None:
         """The rendered text after the last user message, in the internal alphabet; None if
         rendering fails.
         """

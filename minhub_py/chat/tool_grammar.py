@@ -191,7 +191,7 @@ class _Writer:
 
     # Arguments
 
-    def arguments(self, number: int, schema: Mapping[str, Any]) -> str:
+    def arguments(self, number: int, schema: Mapping[str, object]) -> str:
         """The rule of a tool's arguments after its name."""
         name, fmt = f"args_{number}", self.markup.tools
         if fmt.kind in ("json", "name", "channels"):
@@ -399,7 +399,7 @@ class ToolError(GrammarError):
 
 
 def usable_schema(
-    vocabulary: Vocabulary, name: str, schema: Mapping[str, Any], *, strict: bool
+    vocabulary: Vocabulary, name: str, schema: Mapping[str, object], *, strict: bool
 ) -> tuple[JsonObject, list[str]]:
     """A schema that compiles, and the constraints that it lacks: without unsupported keywords, or
     any object.

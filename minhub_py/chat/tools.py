@@ -84,7 +84,7 @@ def is_complete(arguments: str) -> bool:
     return object_in(arguments) is not None
 
 
-def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+def uses_tools(messages: Sequence[Mapping[str, object]]) -> bool:
     """Whether a conversation has calls or results."""
     return any(
         message.get("tool_calls") or message["role"] in ("tool", "function") for message in messages
@@ -92,7 +92,7 @@ def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def prepare(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], markup: Markup
+    messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]], markup: Markup
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """Messages and tools for a template.
 
@@ -232,7 +232,7 @@ def with_calls(content: object, calls: Sequence[Mapping[str, Any]], markup: Mark
 
 
 def as_text(
-    messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], markup: Markup
+    messages: Sequence[JsonObject], tools: Sequence[Mapping[str, object]], markup: Markup
 ) -> list[JsonObject]:
     """Messages in which text describes tools, calls and results, for templates without tools."""
     prepared: list[JsonObject] = []

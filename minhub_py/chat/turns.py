@@ -84,7 +84,9 @@ class ReplySettings:
     stop: tuple[str, ...] = ()
     top: int = 0
 
-    def updated(self, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> "ReplySettings":
+    def updated(
+        self, changes: Mapping[str, Any], defaults: Mapping[str, object]
+    ) -> "ReplySettings":
         """A copy with `changes`; "auto" selects the value in `defaults`. ValueError: an unknown or
         invalid setting.
         """

@@ -229,7 +229,7 @@ class GGUFCheckpoint(Checkpoint):
         except ValueError as error:
             raise ValueError(f"{self.path}: {printable(str(error))}") from error
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self) -> dict[str, object]:
         architecture, metadata = self.architecture, self.header.metadata
         if "token_embd.weight" not in self._tensors:
             raise ValueError("it has no token_embd.weight, so it is not a language model")

@@ -130,7 +130,7 @@ def build(model: str | None, kind: str) -> "LanguageModel":
 
 def interleave(
     what: str, steps: Mapping[Any, Callable[[], float]], repeats: int
-) -> dict[Any, list[float]]:
+) -> dict[object, list[float]]:
     """Run all steps in turn, `repeats` rounds after a warm-up round. Returns the values of each
     step.
     """

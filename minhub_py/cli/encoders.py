@@ -171,7 +171,7 @@ def parse_labels(labels: str | None) -> list[str] | None:
     return names
 
 
-def head_of(model: str, revision: str) -> dict[str, Any]:
+def head_of(model: str, revision: str) -> dict[str, object]:
     """The settings of a job for a checkpoint's own labels. ValueError: it has no sequence
     classification head.
     """
@@ -435,7 +435,7 @@ def run(
     task: str,
     model: str,
     texts: Sequence[str],
-    settings: dict[str, Any],
+    settings: Mapping[str, object],
     loading: Loading,
     as_json: bool,
     table: jobs.Table,

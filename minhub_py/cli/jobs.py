@@ -111,7 +111,7 @@ def run(
     model: str,
     files: Sequence[str],
     table: Table,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     loading: Loading,
     as_json: bool,
     columns: Sequence[str] = (),

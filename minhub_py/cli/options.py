@@ -176,7 +176,7 @@ def collected(
 
     def add(command: F) -> F:
         @functools.wraps(command)
-        def run(*arguments: Any, **values: Any) -> None:
+        def run(*arguments: object, **values: object) -> None:
             command(*arguments, **{name: {key: values.pop(key) for key in names}}, **values)
 
         return add_options(options)(run)  # type: ignore[return-value]

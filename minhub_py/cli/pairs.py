@@ -148,7 +148,7 @@ def pair_results(
     bad: str,
     by: str | None,
     bos: bool | None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Run the job, and return the accuracies in its output."""
     from minhub_py.jobs.arguments import Job
 
@@ -167,7 +167,7 @@ def pair_results(
         return accuracies_of(sorted(out.iterdir()) if out.is_dir() else [out], by, table["prefix"])
 
 
-def accuracies_of(outputs: Sequence[Path], by: str | None, prefix: str) -> list[dict[str, Any]]:
+def accuracies_of(outputs: Sequence[Path], by: str | None, prefix: str) -> list[dict[str, object]]:
     """The accuracies of a job's outputs. click.UsageError: an output has no column `by`."""
     from minhub_py.analysis.minimal_pairs import PHENOMENA, accuracies
     from minhub_py.system.formats import read_batches, read_columns

@@ -247,7 +247,7 @@ def check_settings(path: Path, config: Any) -> None:
         )
 
 
-def effective(config: Any) -> dict[str, Any]:
+def effective(config: Any) -> dict[str, object]:
     """The settings that change the logits, in a form that does not depend on the model type."""
     ignored = {
         "architectures",
@@ -378,7 +378,7 @@ def rope_of(hub: Mapping[str, Any]) -> JsonObject:
     return dict(rope.get("full_attention", rope))
 
 
-def rope_keys(rope: Mapping[str, Any]) -> dict[str, Any]:
+def rope_keys(rope: Mapping[str, Any]) -> dict[str, object]:
     """The keys of rotary embeddings. ValueError: llama.cpp has no such setting."""
     keys: dict[str, Any] = {"rope.freq_base": float(rope["rope_theta"])}
     kind = rope["rope_type"]

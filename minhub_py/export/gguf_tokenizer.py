@@ -141,7 +141,7 @@ def templates_of(folder: Path) -> dict[str, str]:
     )[0]
 
 
-def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, Any]:
+def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, object]:
     """The keys of ModernBERT's tokenizer, which adds special tokens to each text. ValueError: it
     has other words.
     """
@@ -161,7 +161,7 @@ def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, Any]:
     return {"tokenizer.ggml.pre": "modern-bert", **ids, **added}
 
 
-def special_pairs(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
+def special_pairs(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, object]:
     """The token IDs of begin, ends and padding, and whether begin and end are added to each text.
 
     The tokenizer decides, because tokenizer_config.json may lack or contradict its settings.
@@ -200,7 +200,7 @@ def special_pairs(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+def bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, object]:
     """The vocabulary, merges and word pattern of a byte-level BPE. ValueError: it is another kind
     of tokenizer.
     """
@@ -294,7 +294,7 @@ def splits(tokenizer: Tokenizer) -> list[str]:
 
 def sentencepiece_pairs(
     path: Path, config: Mapping[str, Any], tokenizer: Tokenizer
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The pieces of a SentencePiece BPE, or of T5's unigram model. ValueError: it is another
     unigram model.
     """

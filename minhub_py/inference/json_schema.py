@@ -157,7 +157,7 @@ def copied(schema: object) -> Any:
     return parse(json.dumps(schema))
 
 
-def subschemas(root: dict[str, Any]) -> Iterator[dict[str, object]]:
+def subschemas(root: dict[str, object]) -> Iterator[dict[str, object]]:
     """A schema and all schemas in it, including the targets of local references. A schema precedes
     those in it.
     """
@@ -222,7 +222,7 @@ class _Closing:
     by copies, because their targets are closed where they apply alone.
     """
 
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, object]) -> None:
         self.root, self.original = root, copied(root)
         self.parts: set[int] = set()  # schemas that are closed with others
         self.copies = self.copied = 0
@@ -293,7 +293,7 @@ class _Closing:
         schema["properties"] = properties | {name: {} for name in names if name not in properties}
         schema["additionalProperties"] = False
 
-    def base(self, schema: dict[str, Any]) -> list[str]:
+    def base(self, schema: dict[str, object]) -> list[str]:
         """The properties of an object without those of its alternatives."""
         rest = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")}
         return [name for part in self.combined(rest) for name in own_names(part)]

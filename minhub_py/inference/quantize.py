@@ -390,7 +390,7 @@ def quantize(model: LanguageModel, kind: str) -> None:
 
 
 def replace_layers(
-    model: nn.Module, kinds: Mapping[nn.Module, str | Blocks], fill: Callable[[nn.Module], object]
+    model: nn.Module, kinds: Mapping[object, str | Blocks], fill: Callable[[nn.Module], object]
 ) -> None:
     """Replace layers by quantized layers, in place.
 
@@ -406,7 +406,7 @@ def replace_layers(
                 setattr(parent, name, quantized(layer, kinds[layer]))
 
 
-def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]]:
+def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[object, str]]:
     """The layers to quantize, from the model's steps, and their kinds: int8 for those that lose
     most in 4 bits.
     """
@@ -419,7 +419,7 @@ def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]
             yield layer, "int8" if layer in precise else needed
 
 
-def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tuple[nn.Module, str]]:
+def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tuple[object, str]]:
     """The layers of these steps: embeddings and head as int8, all others as `kind`."""
     for step in steps:
         match step:
@@ -441,7 +441,7 @@ def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tupl
                 )
 
 
-def precise_layers(steps: Sequence[PredictionStep]) -> set[nn.Module]:
+def precise_layers(steps: Sequence[PredictionStep]) -> set[object]:
     """The values of grouped heads, and the output layers of the MLPs in the first eighth of the
     blocks and the last.
     """

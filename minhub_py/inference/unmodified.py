@@ -96,6 +96,7 @@ def settings(module: nn.Module) -> dict[str, Any]:
 def is_like(module: nn.Module, original: Original) -> bool:
     """Whether a module computes the same as the original, with its own weights."""
     if type(module) is LoRALinear:
+        assert isinstance(module.base, nn.Module)
         return not any(map(has_hooks, module.modules())) and is_like(module.base, original)
     if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedExperts | QuantizedLSTM):
         return module.replaces(original.module)

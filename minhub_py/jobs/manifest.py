@@ -239,10 +239,10 @@ def versions() -> dict[str, str]:
 def write_manifest(
     path: Path,
     job: "Job",
-    record: Mapping[str, Any],
+    record: Mapping[str, object],
     inputs: Sequence["Source"],
     outputs: Mapping[Path, Path],
-    computed: Sequence[Mapping[str, Any]],
+    computed: Sequence[Mapping[str, object]],
     started: datetime,
 ) -> None:
     """Write the manifest of a job.

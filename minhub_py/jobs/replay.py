@@ -321,7 +321,7 @@ def computed_rows(
     size: int,
     limit: int,
     update: Callable[[int], object],
-) -> Iterator[Mapping[str, Any]]:
+) -> Iterator[Mapping[str, object]]:
     """The rows of results for the first `limit` rows of the input, computed in chunks of `size`."""
     import json
 
@@ -370,7 +370,7 @@ def stored_rows(
                 yield path, number, {column.name: stored_value(row, column) for column in columns}
 
 
-def stored_value(row: Mapping[str, Any], column: Column) -> str | bytes | None:
+def stored_value(row: Mapping[str, object], column: Column) -> str | bytes | None:
     """A result of a row of a table: the text of a cell, the bytes of a vector, or None."""
     if column.type != "vector":
         return format_cell(row.get(column.name))
@@ -386,7 +386,7 @@ def stored_value(row: Mapping[str, Any], column: Column) -> str | bytes | None:
     return canonical(vector, column)
 
 
-def canonical(value: Any, column: Column, *, escape: bool = False) -> str | bytes | None:
+def canonical(value: object, column: Column, *, escape: bool = False) -> str | bytes | None:
     """A computed result in the form of stored results."""
     if column.type == "vector":
         return None if value is None else np.array(value, np.float32).tobytes()
@@ -394,7 +394,7 @@ def canonical(value: Any, column: Column, *, escape: bool = False) -> str | byte
 
 
 def compare(
-    replayed: Iterable[Mapping[str, Any]],
+    replayed: Iterable[Mapping[str, object]],
     stored: Iterator[tuple[Path, int, dict[str, str | bytes | None]]],
     columns: Sequence[Column],
     job: Job,

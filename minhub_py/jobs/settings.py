@@ -50,7 +50,7 @@ class ClassifySettings(TypedDict):
     labels: list[str]
 
 
-SHAPES: Mapping[str, Any] = {
+SHAPES: Mapping[str, object] = {
     "generate": GenerateSettings,
     "annotate": AnnotateSettings,
     "classify": ClassifySettings,

@@ -200,7 +200,7 @@ def chunk_sizes(sources: Sequence[Source], by: Sequence[str], size: int) -> list
     return sizes
 
 
-def merge_columns(sources: Sequence[Source]) -> dict[str, Any]:
+def merge_columns(sources: Sequence[Source]) -> dict[str, object]:
     """The union of the files' columns, with types that can represent all values."""
     columns: dict[str, Any] = {}
     for source in sources:

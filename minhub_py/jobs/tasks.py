@@ -76,7 +76,7 @@ class Task:
     more_columns: Callable[[Mapping[str, Any]], Sequence[Column]] | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def all_columns(self, settings: Mapping[str, Any]) -> Sequence[Column]:
+    def all_columns(self, settings: Mapping[str, object]) -> Sequence[Column]:
         """The columns of the results with these settings."""
         return (*self.columns, *(() if self.more_columns is None else self.more_columns(settings)))
 
@@ -218,7 +218,7 @@ def memory_batches(texts: Sequence[Text], max_new_tokens: int) -> Iterator[Seque
 
 
 def words(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: object
 ) -> list[Results]:
     """The surprisal of each word of each text, one row per word. Words are separated by white
     space.
@@ -234,7 +234,7 @@ def words(
 
 
 def words_by(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: object
 ) -> list[Results]:
     """The surprisal of words that are rows. Words with the same key belong to one text."""
     words, keys = [text.text for text in texts], [text.extra for text in texts]
@@ -432,7 +432,7 @@ def decide(
     return results
 
 
-def decision_options(settings: Mapping[str, Any]) -> Sequence[Column]:
+def decision_options(settings: Mapping[str, object]) -> Sequence[Column]:
     """The columns of the options of all questions."""
     from minhub_py.analysis.questions import DecisionSettings, parse_questions
 
@@ -620,7 +620,7 @@ def mask_pattern(tokenizer: "Tokenizer") -> str:
     return f"{re.escape('[MASK]')}|{re.escape(mask_of(tokenizer))}"
 
 
-def plain(values: Any) -> list[Any]:
+def plain(values: Any) -> list[object]:
     """A column as values of Python. Numbers in float32 have the fewest digits that identify them;
     NaN is None.
     """

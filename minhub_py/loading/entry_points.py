@@ -39,7 +39,7 @@ def from_config(
     *,
     token: str | None = None,
     local_files_only: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> LanguageModel:
     """Create a model with random weights, in training mode.
 
@@ -72,7 +72,7 @@ def _from_config(
     *,
     token: str | None = None,
     local_files_only: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> LanguageModel:
     """`from_config` for repositories with the architecture of `entry`; for all architectures by
     default.
@@ -163,7 +163,7 @@ class RotarySettings(ClassifierSettings, total=False):
 
     rope_parameters: dict[str, Any] | None
     rope_theta: float
-    rope_scaling: dict[str, Any] | None
+    rope_scaling: dict[str, object] | None
 
 
 class GPT2Settings(ClassifierSettings, total=False):
@@ -191,7 +191,7 @@ class GPTNeoSettings(ClassifierSettings, total=False):
     hidden_size: int
     num_layers: int
     num_heads: int
-    attention_types: list[Any] | None
+    attention_types: list[object] | None
     window_size: int
     intermediate_size: int | None
     activation_function: str

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import weights_map
 from minhub_py.checkpoints import hub, local
@@ -139,7 +139,7 @@ def repository_settings(
 
 
 def describe(
-    settings: dict[str, Any], generation: Mapping[str, object]
+    settings: dict[str, object], generation: Mapping[str, object]
 ) -> tuple[Architecture, ModelConfig]:
     """The architecture and config of the contents of config.json and generation_config.json."""
     settings = text_settings(settings)
@@ -166,7 +166,7 @@ def described_by_shapes(checkpoint: Checkpoint) -> tuple[Architecture, ModelConf
     )
 
 
-def text_settings(settings: dict[str, Any]) -> dict[str, object]:
+def text_settings(settings: dict[str, object]) -> dict[str, object]:
     """The settings of the language model. A multimodal model has them in text_config."""
     text = settings.get("text_config")
     wrappers = [

@@ -229,7 +229,7 @@ def load(
     if kind == "auto":
         kinds = stored_blocks(model, facts, files.checkpoint, target_device)
     else:
-        kinds = dict(layers_of(model, kind)) if kind else {}
+        kinds = {**dict(layers_of(model, kind))} if kind else {}
     if quantize == "auto" and not kinds:
         warnings.warn(
             'quantize="auto" has no effect: it applies to the quantized weights of GGUF files. '
@@ -251,7 +251,7 @@ def load(
 def assign(
     model: LanguageModel,
     facts: Facts,
-    kinds: Mapping[nn.Module, str | Blocks],
+    kinds: Mapping[object, str | Blocks],
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
@@ -280,12 +280,12 @@ def assign(
 
 def stored_blocks(
     model: LanguageModel, facts: Facts, checkpoint: Checkpoint, device: torch.device
-) -> dict[nn.Module, str | Blocks]:
+) -> dict[object, str | Blocks]:
     """The layers whose weights a GGUF file stores in blocks, with the kinds of quantization that
     use them.
     """
-    kinds: dict[nn.Module, str | Blocks] = {}
-    paths = {module: path for path, module in model.named_modules()}
+    kinds: dict[object, str | Blocks] = {}
+    paths: dict[object, str] = {module: path for path, module in model.named_modules()}
     for layer, _ in layers_of(model, "auto"):
         leaves = [*layer.state_dict()] if isinstance(layer, ExpertMatrices) else ["weight"]
         names = [f"{paths[layer]}.{leaf}" for leaf in leaves]
@@ -304,10 +304,10 @@ def cast(model: LanguageModel, dtype: torch.dtype) -> None:
     tables = [step.tokens for step in model.steps() if isinstance(step, LayerInputs)]
     weights = [table.weight for table in tables]
     for table in tables:
-        table.weight = None
+        setattr(table, "weight", None)
     model.to(dtype)
     for table, weight in zip(tables, weights, strict=True):
-        table.weight = weight
+        setattr(table, "weight", weight)
 
 
 def split(

@@ -404,7 +404,7 @@ class PackedPast(Past):
         keys_values: KeysAndValues,
         *,
         bias: Tensor | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Tensor:
         """`Past.attend_to` within each text. ValueError: a bias, which belongs to the positions of
         one text.

@@ -311,7 +311,7 @@ def _settings(rope: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[str, object]:
     """The settings of a config.json with rope_parameters, and the same in the older form: the
     inverse of `one_rope`.
 
@@ -326,7 +326,7 @@ def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[
     if not parameters:
         return dict(settings)
     names = {to: name for name, to in rope_names(config).items()}
-    older: dict[str, Any] = {"rope_scaling": None}
+    older: dict[str, object] = {"rope_scaling": None}
     nested = any(isinstance(value, Mapping) for value in parameters.values())
     if nested:
         theta, local = (

@@ -39,7 +39,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_layer_types, check_multiple, unavailable
@@ -139,9 +139,7 @@ class Gemma(LanguageModel):
             for kind in sorted(set(config.kinds))
         }
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings or config.bidirectional
@@ -180,12 +178,11 @@ class Gemma(LanguageModel):
 
     def body_steps(self) -> Iterator[Step]:
         """The steps of `body`."""
-        block: Any
         yield Embed(self.embed_tokens, scale=self.config.hidden_size**0.5)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
             heads = attn.heads, attn.kv_heads
-            four = block.pre_feedforward_layernorm is not None
+            before_mlp = block.pre_feedforward_layernorm  # of four norms
             yield Norm(block.input_layernorm)
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
             yield Rotate(*heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm)
@@ -197,8 +194,12 @@ class Gemma(LanguageModel):
                 causal=attn.causal,
                 dropout=attn.dropout,
             )
-            yield Add(attn.o_proj, block.post_attention_layernorm if four else None)
-            yield Norm(block.pre_feedforward_layernorm if four else block.post_attention_layernorm)
+            if before_mlp is None:
+                yield Add(attn.o_proj)
+                yield Norm(block.post_attention_layernorm)
+            else:
+                yield Add(attn.o_proj, block.post_attention_layernorm)
+                yield Norm(before_mlp)
             yield from mlp.steps(block.post_feedforward_layernorm)
         yield Norm(self.norm)
 
@@ -215,7 +216,7 @@ class EmbeddingGemma(Encoder, Gemma):
         self.head = None
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.embed_tokens
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:

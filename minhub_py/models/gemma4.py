@@ -37,7 +37,7 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.experts import Routing
-from minhub_py.models.layers import RMSNorm, rms_norm, scaled
+from minhub_py.models.layers import BlockList, RMSNorm, rms_norm, scaled
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
@@ -181,7 +181,7 @@ class Gemma4(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, C)
         self.per_layer_model_projection = nn.Linear(C, L * P, bias=False) if P else None
         self.per_layer_projection_norm = RMSNorm(P, config.rms_norm_eps) if P else None
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(L))
+        self.layers = BlockList(Block(config, layer) for layer in range(L))
         self.norm = RMSNorm(C, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         self.lm_head = (
@@ -232,12 +232,12 @@ class Gemma4(LanguageModel):
         return [KeyValues(*layer) for layer in layers][: config.caching_layers]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         config, activation = self.config, self.config.hidden_activation
         P = config.hidden_size_per_layer_input
         yield Embed(self.embed_tokens, scale=config.hidden_size**0.5)
         if self.embed_tokens_per_layer is not None:
             assert self.per_layer_projection_norm is not None
+            assert self.per_layer_model_projection is not None
             yield Linear([self.per_layer_model_projection])
             yield steps.LayerInputs(
                 self.embed_tokens_per_layer,
@@ -249,10 +249,8 @@ class Gemma4(LanguageModel):
         for layer, block in enumerate(self.layers):
             attn, mlp = block.self_attn, block.mlp
             yield Norm(block.input_layernorm)
-            if attn.source is None:
-                yield Linear(
-                    [attn.q_proj, attn.k_proj, attn.k_proj if attn.v_proj is None else attn.v_proj]
-                )
+            if attn.k_proj is not None:  # else the keys and values of layer attn.source
+                yield Linear([attn.q_proj, attn.k_proj, attn.v_proj or attn.k_proj])
                 yield Rotate(
                     attn.heads, attn.kv_heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm
                 )
@@ -280,7 +278,7 @@ class Gemma4(LanguageModel):
             )
             if experts is not None:
                 yield steps.AddToSaved(block.post_feedforward_layernorm)
-            if P:
+            if block.per_layer_input_gate is not None and block.per_layer_projection is not None:
                 yield LoadResidual()
                 yield Linear([block.per_layer_input_gate])
                 yield steps.GateLayerInput(layer, P, activation)

@@ -30,6 +30,7 @@ from minhub_py.models.attention import Past, merge_heads, split_qkv
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
+from minhub_py.models.layers import BlockList
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_multiple, check_rotated
 from minhub_py.models.steps import (
@@ -105,9 +106,7 @@ class GPTNeoX(LanguageModel):
         self.rope = rotary.rope_of(config.rope, config.rotated)
         self.embed_in = nn.Embedding(config.vocab_size, config.hidden_size)
         self.drop = nn.Dropout(config.hidden_dropout)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -136,7 +135,6 @@ class GPTNeoX(LanguageModel):
         self.embed_out = None
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_in, dropout=self.drop.p)
         for block in self.layers:
             attn, mlp, p = block.attention, block.mlp, block.dropout.p

@@ -34,7 +34,7 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.experts import BLOCK, Packed, Routing, gated_mlp, mixture, route, weight_of
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_layer_types, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
@@ -139,9 +139,7 @@ class GPTOSS(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -171,7 +169,6 @@ class GPTOSS(LanguageModel):
         ]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         for block in self.layers:
             attn, mlp, experts = block.self_attn, block.mlp, block.mlp.experts
@@ -329,7 +326,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
         return int(self.rope.get("original_max_position_embeddings", self.max_position_embeddings))
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """See `Effective.effective`."""
         rope = rotary.rope_of(self.rope, self.head_size)
         settings = {

@@ -30,7 +30,7 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, State
 from minhub_py.models.experts import Routing
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
@@ -127,9 +127,7 @@ class Lfm2(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -155,7 +153,6 @@ class Lfm2(LanguageModel):
         return [keys if kind == "full_attention" else state for kind in config.kinds]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
@@ -166,10 +163,10 @@ class Lfm2(LanguageModel):
                 yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm)
                 yield Attend(*heads, attn.scale)
                 yield Add(attn.out_proj)
-            else:
-                yield Linear([block.conv.in_proj])
-                yield steps.ShortConvolution(block.conv.conv)
-                yield Add(block.conv.out_proj)
+            if (conv := block.conv) is not None:
+                yield Linear([conv.in_proj])
+                yield steps.ShortConvolution(conv.conv)
+                yield Add(conv.out_proj)
             yield Norm(block.ffn_norm)
             if isinstance(mlp, Mixture):
                 yield mlp.step()
@@ -302,7 +299,7 @@ class Lfm2Config(Positions):
         return rotary.completed(settings, self.max_position_embeddings)
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """See `Effective.effective`."""
         settings = {
             name: value

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from minhub_py.models.attention import PackedPast, Past
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
+from minhub_py.models.layers import LinearLayer
 
 NEVER = sys.maxsize  # of the first token that an adapter changes, in a text without the invocation
 NOT_MERGEABLE = (
@@ -166,7 +167,7 @@ class LoRALinear(nn.Module):
 
     def __init__(
         self,
-        base: Any,
+        base: LinearLayer,
         factors: LoRAFactors,
         rows: Tensor | None = None,
         invocation: Invocation | None = None,

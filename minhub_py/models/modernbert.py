@@ -31,6 +31,7 @@ from minhub_py.models.attention import Past, merge_heads, split_qkv
 from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
+from minhub_py.models.layers import BlockList
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions
 from minhub_py.models.steps import (
@@ -118,16 +119,14 @@ class ModernBert(Encoder):
         }
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = norm_of(config)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_norm = norm_of(config)
         self.drop = nn.Dropout(config.embedding_dropout)
         self.head = head_of(config)
         self.init_weights(config.initializer_range)
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.embed_tokens
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
@@ -141,7 +140,6 @@ class ModernBert(Encoder):
         return self.final_norm(x)
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         yield Norm(self.norm, to_residual=True, dropout=self.drop.p)
         for block in self.layers:

@@ -26,6 +26,7 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
+from minhub_py.models.layers import BlockList
 from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import (
     Add,
@@ -100,9 +101,7 @@ class OPT(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, E)
         self.embed_positions = nn.Embedding(config.max_position_embeddings + FIRST, C)
         self.project_in = None if E == C else nn.Linear(E, C, bias=False)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_layer_norm = norm_of(config) if config.ends_with_norm else None
         self.project_out = None if E == C else nn.Linear(C, E, bias=False)
         # A tied head is the token embedding itself and has no parameter.
@@ -130,7 +129,6 @@ class OPT(LanguageModel):
         return [KeyValues(heads, self.config.hidden_size // heads)] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         if self.project_in is not None:
             yield Linear([self.project_in])

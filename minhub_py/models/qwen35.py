@@ -38,10 +38,10 @@ from minhub_py.models import rotary
 from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, Layout, State
-from minhub_py.models.delta import gated_delta, gated_rms_norm
+from minhub_py.models.delta import GatedNorm, gated_delta
 from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.mixture import Mixture, SharedExpert
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.mtp import MultiTokenPrediction
@@ -59,18 +59,6 @@ from minhub_py.models.steps import (
     Rotate,
     Step,
 )
-
-
-class GatedNorm(nn.Module):
-    """RMS norm · silu(z), over the last dimension, in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, y: Tensor, z: Tensor) -> Tensor:
-        return gated_rms_norm(y, z, self.weight, self.eps)
 
 
 class GatedDeltaNet(nn.Module):
@@ -212,7 +200,7 @@ class Qwen35(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.rotated)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
+        self.layers = BlockList(
             Block(config, layer, kind == "full_attention", config.is_sparse(layer))
             for layer, kind in enumerate(config.kinds)
         )
@@ -281,7 +269,6 @@ class Qwen35(LanguageModel):
         return [keys if kind == "full_attention" else state for kind in config.kinds]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         for block in self.layers:
             yield from block.steps(self.rope, self.config.hidden_act)
@@ -453,7 +440,7 @@ class Qwen35Config(HeadSettings):
         return {"partial_rotary_factor": 0.25, **text}
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """See `Effective.effective`; without the settings of images."""
         return {**super().effective, "rope_parameters": self.rope}
 

@@ -33,7 +33,7 @@ class Effective:
         raise NotImplementedError
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """config.json with computed values in place of the settings from which they follow.
 
         A GGUF file has only these; two models of one type with equal ones and equal weights are

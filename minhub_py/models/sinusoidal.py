@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from minhub_py.models.attention import Past, merge_heads, split_qkv
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues
+from minhub_py.models.layers import BlockList
 from minhub_py.models.steps import Add, AddPositions, Attend, Embed, Linear, Logits, Norm, Step
 
 MODEL_TYPE = "sinusoidal"
@@ -97,9 +98,7 @@ class Sinusoidal(LanguageModel):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = Positions(config)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
         # Smaller embeddings would be dominated by the positions, with numbers from -1 to 1.
         nn.init.normal_(self.embedding.weight)
@@ -122,7 +121,6 @@ class Sinusoidal(LanguageModel):
         return [KeyValues(heads, self.config.hidden_size // heads)] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embedding)
         yield AddPositions(self.positions)
         for block in self.layers:

@@ -155,7 +155,7 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     return chat
 
 
-def messages_of(items: list[Any]) -> list[Any]:
+def messages_of(items: list[object]) -> list[Any]:
     """Input items as messages: calls belong to the assistant message before them, reasoning to the
     one after it.
     """

@@ -61,7 +61,7 @@ class Turns:
             return value
 
 
-def run_slice(slices: Slices[Any]) -> None:
+def run_slice(slices: Slices[object]) -> None:
     """Run a slice. StopIteration: it was the last one."""
     with without_collection():
         next(slices)
@@ -90,7 +90,7 @@ def write_list(elements: Iterable[object], cost: int = 1) -> Slices[str]:
     return f"[{','.join(parts)}]"
 
 
-def read_json(text: str, most: int) -> Slices[Any]:
+def read_json(text: str, most: int) -> Slices[object]:
     """A JSON text. ValueError: as in `json_text.parse`.    TooManyError.
 
     most: maximum number of lists, objects and members of objects.
@@ -150,7 +150,7 @@ class _Reader:
             self._read_key()
         return 1
 
-    def _elements(self, run: str, start: int) -> list[Any]:
+    def _elements(self, run: str, start: int) -> list[object]:
         """The values of elements with their commas."""
         try:
             values: list[object] = self.decoder.decode(f"[{run[:-1]}]")

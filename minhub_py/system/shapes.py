@@ -178,7 +178,7 @@ def fits(value: object, shape: object) -> bool:
 
 
 @cache
-def reader(shape: Any) -> Reader:
+def reader(shape: object) -> Reader:
     """A function that returns a value in the types of a shape, or raises ShapeError."""
     origin, arguments = get_origin(shape), get_args(shape)
     if shape in (Any, object):

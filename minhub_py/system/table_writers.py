@@ -40,7 +40,7 @@ class TextWriter:
         self,
         path: Path,
         file_format: str,
-        columns: Mapping[str, Any],
+        columns: Mapping[str, object],
         results: Sequence[Column],
         na: Sequence[str] = NA,
     ) -> None:
@@ -98,7 +98,9 @@ class TextWriter:
 class ParquetWriter:
     """Writes .parquet files in row groups of at least `ROW_GROUP_BYTES`."""
 
-    def __init__(self, path: Path, columns: Mapping[str, Any], results: Sequence[Column]) -> None:
+    def __init__(
+        self, path: Path, columns: Mapping[str, object], results: Sequence[Column]
+    ) -> None:
         self.pa = import_pyarrow()
         self.path, self.columns, self.results = path, list(columns), results
         types = [*columns.items(), *((column.name, column.type) for column in results)]

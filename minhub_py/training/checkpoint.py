@@ -77,7 +77,7 @@ COLUMNS: tuple[LossColumn, ...] = get_args(LossColumn)
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Literal[LossColumn, Measure], ...]:
+def columns_of(rows: Sequence[Mapping[str, object]]) -> tuple[Literal[LossColumn, Measure], ...]:
     """The columns of losses.csv for these rows: measures only if a row has them."""
     return (*COLUMNS, *(name for name in MEASURES if any(name in row for row in rows)))
 
@@ -224,7 +224,7 @@ class RunFolder:
         for older in self.all_checkpoints()[:-1]:
             shutil.rmtree(older)
 
-    def write_row(self, row: Mapping[str, Any]) -> None:
+    def write_row(self, row: Mapping[str, object]) -> None:
         """Add a row to losses.csv. The first row with a measure adds its column, also to the file
         of an old run.
         """

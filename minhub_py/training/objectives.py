@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from minhub_py.models.base import LanguageModel
@@ -274,6 +274,7 @@ class ExampleTask:
         hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
         chosen = batch.weights[:, 1:] > 0
         head = next(step.layer for step in model.steps() if isinstance(step, Logits))
+        assert isinstance(head, nn.Module)
         frozen = model.base is not None and not any(
             parameter.requires_grad for parameter in head.parameters()
         )

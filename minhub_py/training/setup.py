@@ -326,13 +326,13 @@ def update_folder(folder: RunFolder, trainer: Trainer, newest: Path | None) -> N
         and all(row["step"] != best_step for row in folder.read_rows())
     ):
         tokens = best_step * settings.batch * trainer.context
-        row = {
+        row: dict[str, float] = {
             "step": best_step,
             "tokens": tokens,
             "held_out_loss": best_loss,
             "seconds": progress.seconds,
         }
-        folder.write_row(dict.fromkeys(COLUMNS, math.nan) | row)
+        folder.write_row({**dict.fromkeys(COLUMNS, math.nan), **row})
         listener.note("losses.csv was missing: the only earlier loss is the best model's")
     if step and settings.steps != old.steps:
         listener.note(

@@ -244,7 +244,7 @@ class Embedded:
         self.response = self._bytes(vector)
         return self.lib.R_NilValue
 
-    def _send(self, vector: Any) -> Any:
+    def _send(self, vector: object) -> Any:
         """Start a request from minhubpy, which `_step` runs. An empty vector cancels the current
         request.
         """

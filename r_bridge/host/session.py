@@ -109,11 +109,11 @@ class RSession:
             raise KeyError(name)
         return result[0]
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         """Assign a variable in R's global environment."""
         self._call("function(name, value) { assign(name, value, globalenv()); NULL }", name, value)
 
-    def call(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, function: str, /, *args: object, **kwargs: object) -> Any:
         """Call an R function by its name, such as "paste" or "stats::sd", or by its code."""
         return self._call(function, *args, **kwargs)
 

@@ -17,11 +17,11 @@ from r_bridge.objects import Model, Session, Tokenizer
 def activations(
     session: Session,
     model: Model,
-    texts: Any,
+    texts: object,
     tokenizer: Tokenizer | None,
     at: Any,
     pool: str,
-    targets: Any = None,
+    targets: object = None,
 ) -> dict[str, object]:
     """The matrices of each point, and a frame that describes their rows."""
     from minhub_py.analysis.activations import activations as compute
@@ -148,7 +148,7 @@ def patching(
     answers: Any,
     kinds: Any,
     position: int | None,
-    target: Any,
+    target: object,
     tokenizer: Tokenizer | None,
 ) -> dict[str, object]:
     """The table of minhub_py.patching, and the metrics of both runs."""

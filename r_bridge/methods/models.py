@@ -102,7 +102,7 @@ def fresh(session: Session, family: str, config: object, seed: int) -> dict[str,
     return about(model, session.add(model)) | {"commit": None}
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _settings(config: Any) -> dict[str, object]:
     """Settings that R has sent, with the names of config.json."""
     return {name: setting(value) for name, value in dict(config or {}).items()}
 

@@ -170,7 +170,7 @@ def model_vocabulary(folder: Path) -> int | None:
     return size if type(size) is int else None
 
 
-def content(token: Any) -> str | None:
+def content(token: object) -> str | None:
     """The text of a token in the Hub's JSON, which is a string or an object with `content`; None if
     invalid.
     """

@@ -137,7 +137,7 @@ def structure(**fields: object) -> type[ctypes.Structure]:
 
 
 int32, int64, float32, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-LinearLayer = structure(weight=Matrix, low_a=Matrix, low_b=Matrix, bias=pointer)
+LinearArguments = structure(weight=Matrix, low_a=Matrix, low_b=Matrix, bias=pointer)
 
 
 class Parameters(ctypes.Union):
@@ -147,13 +147,13 @@ class Parameters(ctypes.Union):
         ("embed", structure(tokens=Matrix, positions=Matrix, scale=float32)),
         ("rows", structure(table=Matrix)),
         ("norm", structure(weight=pointer, bias=pointer, size=int64, epsilon=float32)),
-        ("linear", LinearLayer),
-        ("add", structure(linear=LinearLayer, norm=pointer, epsilon=float32, scale=float32)),
-        ("logits", structure(linear=LinearLayer, scale=float32, cap=float32)),
+        ("linear", LinearArguments),
+        ("add", structure(linear=LinearArguments, norm=pointer, epsilon=float32, scale=float32)),
+        ("logits", structure(linear=LinearArguments, scale=float32, cap=float32)),
         (
             "route",
             structure(
-                linear=LinearLayer,
+                linear=LinearArguments,
                 top=int32,
                 normalize=int32,
                 sigmoid=int32,

@@ -37,7 +37,7 @@ from minhub_py.inference.native.library import (
     REPLACES,
     TO_QUERIES,
     TO_STREAM,
-    LinearLayer,
+    LinearArguments,
     Matrix,
     Operation,
     UnsupportedError,
@@ -51,7 +51,9 @@ from minhub_py.models.experts import ExpertWeights
 from minhub_py.models.layers import (
     ALiBi,
     Disentangled,
+    EmbeddingLayer,
     HeadLayerNorm,
+    LinearLayer,
     RMSNorm,
     distance_buckets,
     sinusoidal_positions,
@@ -370,7 +372,7 @@ class Program(Weights):
                 group * len(part) : (group + 1) * len(part), group * size : (group + 1) * size
             ] = part
         self.references.append(dense.transpose(1, 2).reshape(channels, -1))
-        linear = LinearLayer(
+        linear = LinearArguments(
             weight=self.matrix(self.references[-1]), bias=self.floats(step.conv.bias)
         )
         product = new_operation("add", code_of(step.activation), linear=linear)
@@ -565,24 +567,24 @@ class Program(Weights):
         linear.weight.int8_inputs = 0
         return new_operation("logits", linear=linear, scale=step.scale, cap=step.softcap or 0)
 
-    def product(self, layer: Any, bias: Tensor | None) -> Any:
+    def product(self, layer: LinearLayer | EmbeddingLayer, bias: Tensor | None) -> Any:
         """A product with the weight of a layer, and one with the factors of its adapter.
 
         DoRA multiplies each output by a factor: the scales of quantized weights include it, other
         weights are merged.
         """
         if not isinstance(layer, LoRALinear):
-            return LinearLayer(weight=self.matrix(layer), bias=self.floats(bias))
+            return LinearArguments(weight=self.matrix(layer), bias=self.floats(bias))
         factors, base = layer.factors, layer.base
         check_memory(factors.lora_A)
-        has_scales = isinstance(base, Quantized) and base.kind not in BLOCKS
-        if factors.magnitude is not None and not has_scales:
-            return LinearLayer(weight=self.matrix(layer), bias=self.floats(bias))
-        linear = LinearLayer(weight=self.matrix(base), bias=self.floats(bias))
+        scales = base.scales if isinstance(base, Quantized) and base.kind not in BLOCKS else None
+        if factors.magnitude is not None and scales is None:
+            return LinearArguments(weight=self.matrix(layer), bias=self.floats(bias))
+        linear = LinearArguments(weight=self.matrix(base), bias=self.floats(bias))
         b = layer.of_rows(factors.lora_B.detach()).float() * factors.scale
-        if factors.magnitude is not None:
+        if factors.magnitude is not None and scales is not None:
             gain = layer.gain().detach().float()
-            linear.weight.scales, b = self.floats(base.scales * gain), b * gain.unsqueeze(1)
+            linear.weight.scales, b = self.floats(scales * gain), b * gain.unsqueeze(1)
         padding = -len(factors.lora_A) % RANK_UNIT
         linear.low_a = self.matrix(F.pad(factors.lora_A.detach().float(), (0, 0, 0, padding)))
         linear.low_b = self.matrix(F.pad(b, (0, padding)).contiguous())

@@ -31,6 +31,7 @@ def merge(model: LanguageModel) -> LanguageModel:
     merged: LanguageModel = copy_structure(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, LoRALinear):
+            assert isinstance(layer.base, nn.Linear)  # not quantized
             linear = nn.Linear(
                 layer.base.in_features,
                 layer.base.out_features,
