@@ -22,6 +22,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from minhub_py.system.json_text import JsonObject
+
 MEMORY = 2**29  # bytes, in addition to those at the start
 MAX_LENGTH = 2**26  # characters of a rendered conversation
 
@@ -132,7 +134,7 @@ class RejectedError(Exception):
     """A template called raise_exception()."""
 
 
-def render(compiled: Callable[[str], Any], request: dict[str, Any]) -> dict[str, str]:
+def render(compiled: Callable[[str], Any], request: JsonObject) -> dict[str, str]:
     """The response to a request, including exceptions of the template."""
     chunks, length = [], 0
     try:

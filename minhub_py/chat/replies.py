@@ -11,17 +11,16 @@ the next message; after the last reply, `encode_replies` appends it if necessary
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from minhub_py.chat.templates import ChatTemplate, Message, check_messages, normalized
 from minhub_py.checkpoints.tokenizers.tokenizer import working
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 Span = tuple[int, int]
 
 
 def reply_spans(
-    template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    template: ChatTemplate, messages: Sequence[Message], variables: JsonMapping | None = None
 ) -> tuple[str, list[Span]]:
     """The rendered conversation and the character positions of its replies, except those with
     weight 0.
@@ -64,7 +63,7 @@ def marked_spans(
     template: ChatTemplate,
     plain: list[JsonObject],
     trained: Sequence[bool],
-    variables: Mapping[str, Any],
+    variables: JsonMapping,
 ) -> tuple[str, list[Span]]:
     """The spans that the template marks. ValueError: it marks none."""
     marks = [f"<{secrets.token_hex(12)}>", f"<{secrets.token_hex(12)}>"]
@@ -93,7 +92,7 @@ def difference_spans(
     plain: list[JsonObject],
     complete: str,
     trained: Sequence[bool],
-    variables: Mapping[str, Any],
+    variables: JsonMapping,
 ) -> list[Span]:
     """The differences between the conversation with and without each reply. ValueError: a prefix is
     not equal.

@@ -28,13 +28,13 @@ from minhub_py.checkpoints.storage import Checkpoint, read_settings
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
 from minhub_py.checkpoints.tokenizers.special_tokens import content
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode, surrounding_ids
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 # Field names of a message's reasoning. Most templates read the first, gpt-oss's reads the second.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 MAX_TEMPLATE_LENGTH = 2**20  # characters; the longest published template has 40,000

@@ -7,7 +7,6 @@ replies without calls do not change. With "required", it applies from the start 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from minhub_py.inference.grammar import (
 )
 from minhub_py.inference.json_schema import loosened, prepared
 from minhub_py.system.console import note
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.printable import printable
 
 TEXT, NOTHING = r"/(?s:.*)/", json.dumps("")
@@ -59,7 +58,7 @@ class ToolChoice:
     parallel: bool = True
     in_reasoning: bool = False
     max_reasoning: int = 256
-    schema: Mapping[str, Any] | Pattern | None = None
+    schema: JsonMapping | Pattern | None = None
 
 
 def reasoning_budget(max_new_tokens: int) -> int:
@@ -387,9 +386,7 @@ def json_rule(schema: object) -> str:
     """
     if isinstance(schema, Pattern):
         return schema.rule
-    members: Mapping[str, Any] = (
-        schema if isinstance(schema, Mapping) and schema else {"type": "object"}
-    )
+    members: JsonMapping = schema if isinstance(schema, Mapping) and schema else {"type": "object"}
     options = {**OPTIONS, **(members.get("x-guidance") or {})}
     return f"%json {json.dumps({**members, 'x-guidance': options}, ensure_ascii=False)}"
 

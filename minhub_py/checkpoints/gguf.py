@@ -20,7 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +38,7 @@ from minhub_py.checkpoints.gguf_header import (
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint, Contents
 from minhub_py.models import rotary
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import printable
 from weights_map.blocks import TYPES, Blocks
 from weights_map.conversion import Mapped
@@ -222,7 +222,7 @@ class GGUFCheckpoint(Checkpoint):
         return architecture
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The settings by their names in config.json."""
         try:
             return self._config()
@@ -343,7 +343,7 @@ class GGUFCheckpoint(Checkpoint):
         }
 
     @property
-    def generation_config(self) -> dict[str, Any]:
+    def generation_config(self) -> JsonObject:
         """Sampling settings by their names in generation_config.json. Token IDs are in `config`."""
         values = {
             name: self.header.metadata.get(f"general.sampling.{key}")

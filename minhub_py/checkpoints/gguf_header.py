@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from minhub_py.system.extras import require
 from minhub_py.system.files import open_regular
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import gist
 from weights_map.blocks import TYPES
 
@@ -68,7 +69,7 @@ class StoredTensor(NamedTuple):
 class Header:
     """The content of a file before its data."""
 
-    metadata: dict[str, Any]
+    metadata: JsonObject
     tensors: dict[str, StoredTensor]
 
 

@@ -15,6 +15,7 @@ from minhub_py.cli.loading import Loading, open_model
 from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
 from minhub_py.cli.output import progress_bar
 from minhub_py.system.console import note
+from minhub_py.system.json_text import JsonObject
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -71,7 +72,7 @@ def rerank(
     """
     if table["out"] and top is not None:
         raise click.UsageError("--top is for printed texts: remove it, or --out.")
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         "query": query,
         "raw_scores": raw_scores,
         "instruction": instruction,
@@ -79,7 +80,7 @@ def rerank(
 
     def results(
         network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         from minhub_py.analysis.classify import rerank as rerank_texts
 
         columns = rerank_texts(network, tokenizer, texts=rows, k=top, **settings, progress=update)
@@ -143,17 +144,17 @@ def classify(
                 )
     elif "{}" not in hypothesis:
         raise click.UsageError("--hypothesis must contain {} in place of the label.")
-    settings: dict[str, Any] = {"hypothesis": hypothesis, "multi_label": multi_label}
+    settings: JsonObject = {"hypothesis": hypothesis, "multi_label": multi_label}
 
     def results(
         network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         from minhub_py.analysis.classify import classify as classify_texts
 
         columns = classify_texts(network, tokenizer, rows, names, **settings, progress=update)
         return rows_of({"text": rows, **columns})
 
-    stored: dict[str, Any] = {}
+    stored: JsonObject = {}
     if table["out"]:
         stored = (
             {"labels": names, "zero_shot": True} if names else head_of(model, loading["revision"])
@@ -250,7 +251,7 @@ def masked(
 
     def results(
         network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         from minhub_py.analysis.masked import masked_tokens
 
         return rows_of(
@@ -428,7 +429,7 @@ def answer(
     run("answer", model, texts, settings, loading, as_json, table)
 
 
-Results = Callable[["Encoder", "Tokenizer", list[str], Update], list[dict[str, Any]]]
+Results = Callable[["Encoder", "Tokenizer", list[str], Update], list[JsonObject]]
 
 
 def run(
@@ -474,7 +475,7 @@ def run(
     jobs.show(shown, as_json)
 
 
-def rows_of(columns: Mapping[str, object]) -> list[dict[str, Any]]:
+def rows_of(columns: Mapping[str, object]) -> list[JsonObject]:
     """The rows of a table of columns, which can be arrays."""
     from minhub_py.jobs.tasks import plain
 

@@ -3,10 +3,10 @@
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -26,6 +26,7 @@ from minhub_py.cli.options import (
 from minhub_py.cli.output import emit, progress_bar, say, table
 from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.console import stdin_is_terminal
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.printable import displayed
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
     )
 
 
-def _show_adapter(report: Mapping[str, Any], tensors: bool) -> None:
+def _show_adapter(report: JsonMapping, tensors: bool) -> None:
     """Print the report of `inspect_adapter`. tensors: of all layers."""
     say(
         f"{report['model']}: an adapter (LoRA) of {report['base'] or 'an unknown model'}", bold=True

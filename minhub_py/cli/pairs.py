@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import click
 
@@ -19,6 +18,7 @@ from minhub_py.cli.options import (
 )
 from minhub_py.cli.output import emit, progress_bar
 from minhub_py.cli.output import table as print_table
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 TITLES = {
     "phenomenon": "PHENOMENON",
@@ -127,7 +127,7 @@ def pairs(
 
 def suite_results(
     model: str, files: Sequence[str], loading: Loading, bos: bool | None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[JsonObject], list[JsonObject]]:
     """The results of each item of suites, and the accuracies."""
     from minhub_py.analysis.minimal_pairs import accuracies, read_suite, suite_columns
     from minhub_py.analysis.surprisal import refuse_encoder_decoder
@@ -143,7 +143,7 @@ def suite_results(
 def pair_results(
     model: str,
     files: Sequence[str],
-    table: Mapping[str, Any],
+    table: JsonMapping,
     loading: Loading,
     bad: str,
     by: str | None,

@@ -12,7 +12,7 @@ import errno
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -41,7 +41,7 @@ from minhub_py.models.config import read
 from minhub_py.models.llama import LlamaConfig
 from minhub_py.models.registry import architecture_of
 from minhub_py.models.structure import DecoderConfig, Structure, biases
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from weights_map.conversion import Mapped
 from weights_map.gguf import PACKED, GGUFArchitecture
 
@@ -105,7 +105,7 @@ def write_gguf(
     with advice():
         settings = settings_of(architecture, model.config)
     shapes, tensors = mapped_tensors(checkpoint, architecture, facts)
-    pairs: dict[str, Any] = {
+    pairs: JsonObject = {
         "general.architecture": architecture.name,
         "general.name": out.stem,
         "general.file_type": FILE_TYPES[type],
@@ -315,7 +315,7 @@ def same(first: object, second: object) -> bool:
     return bool(first == second)
 
 
-def gguf_architecture_of(config: Mapping[str, Any]) -> GGUFArchitecture:
+def gguf_architecture_of(config: JsonMapping) -> GGUFArchitecture:
     """The architecture of GGUF for a config.json. ValueError: llama.cpp has none, or it is not
     known.
     """
@@ -332,7 +332,7 @@ def gguf_architecture_of(config: Mapping[str, Any]) -> GGUFArchitecture:
     )
 
 
-def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
+def settings_of(architecture: GGUFArchitecture, config: Any) -> JsonObject:
     """The keys after "<architecture>." and their values."""
     hub, computed = config.to_hub(), config.effective
     rope = rope_of(hub)
@@ -370,17 +370,17 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def rope_of(hub: Mapping[str, Any]) -> JsonObject:
+def rope_of(hub: JsonMapping) -> JsonObject:
     """The rope_parameters, of the layers with full attention if they differ; {} without rotary
     embeddings.
     """
-    rope = hub.get("rope_parameters") or {}
+    rope: JsonObject = hub.get("rope_parameters") or {}
     return dict(rope.get("full_attention", rope))
 
 
-def rope_keys(rope: Mapping[str, Any]) -> dict[str, object]:
+def rope_keys(rope: JsonMapping) -> dict[str, object]:
     """The keys of rotary embeddings. ValueError: llama.cpp has no such setting."""
-    keys: dict[str, Any] = {"rope.freq_base": float(rope["rope_theta"])}
+    keys: JsonObject = {"rope.freq_base": float(rope["rope_theta"])}
     kind = rope["rope_type"]
     if kind in ("linear", "yarn"):
         keys["rope.scaling.type"] = kind

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, TypeGuard
 
-from minhub_py.system.json_text import parse
+from minhub_py.system.json_text import JsonMapping, JsonObject, parse
 
 FORMATS = (
     "date-time",
@@ -116,7 +116,7 @@ def unsupported(schema: Mapping[str, object]) -> list[str]:
     return names
 
 
-def adapt(schema: dict[str, Any]) -> None:
+def adapt(schema: JsonObject) -> None:
     """Change the keywords of one schema to the library's form."""
     if "format" in schema and schema["format"] not in FORMATS:
         del schema["format"]
@@ -173,7 +173,7 @@ def subschemas(root: dict[str, object]) -> Iterator[dict[str, object]]:
             remaining.append(target(root, reference))
 
 
-def children(schema: Mapping[str, Any]) -> Iterator[Any]:
+def children(schema: JsonMapping) -> Iterator[Any]:
     """The schemas directly in a schema."""
     for name in SINGLE:
         if isinstance(schema.get(name), dict):
@@ -235,7 +235,7 @@ class _Closing:
                 if names is not None:
                     self.seal(schema, names)
 
-    def is_alias(self, schema: Mapping[str, Any]) -> bool:
+    def is_alias(self, schema: JsonMapping) -> bool:
         """Whether a schema only refers to another, or to several of which one applies."""
         combined = [name for name in (*SAME_VALUE, "$ref") if name in schema]
         alone = combined != ["allOf"] or len(schema["allOf"]) == 1
@@ -271,7 +271,7 @@ class _Closing:
         counts = [count for part in parts if isinstance(count := part.get("minProperties"), int)]
         return None if max(counts, default=0) > len(set(names)) else names
 
-    def seal(self, schema: dict[str, Any], names: list[str]) -> None:
+    def seal(self, schema: JsonObject, names: list[str]) -> None:
         """Close an object. names: the properties of all schemas that apply to it."""
         kinds = schema.get("type")
         if kinds is not None and "object" not in ([kinds] if isinstance(kinds, str) else kinds):
@@ -298,7 +298,7 @@ class _Closing:
         rest = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")}
         return [name for part in self.combined(rest) for name in own_names(part)]
 
-    def inline(self, schema: dict[str, Any]) -> None:
+    def inline(self, schema: JsonObject) -> None:
         """Replace references by copies, in a schema and in those that apply to the same value."""
         if isinstance(reference := schema.get("$ref"), str):
             parts = [self.copy(reference), *schema.pop("allOf", ())]

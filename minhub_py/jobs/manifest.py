@@ -25,12 +25,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from minhub_py.checkpoints.fingerprint import file_digest, model_files, sha256
 from minhub_py.jobs.tasks import TASKS
 from minhub_py.system import processor
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import ShapeError, Within, read_json
 from minhub_py.system.version import __version__
 
@@ -317,7 +317,7 @@ def write_manifest(
         draft.unlink(missing_ok=True)
 
 
-def model_dependency(job: "Job", record: Mapping[str, Any], folder: Path) -> JsonObject:
+def model_dependency(job: "Job", record: JsonMapping, folder: Path) -> JsonObject:
     """The model: fingerprint, commit, and the SHA-256 of each file."""
     from minhub_py.checkpoints.local import commit_of, locate
 

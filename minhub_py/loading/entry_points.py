@@ -25,6 +25,7 @@ from minhub_py.models.llama import Llama
 from minhub_py.models.lstm import LSTM
 from minhub_py.models.registry import ENTRIES, Architecture, Entry, entry_of, named_entry
 from minhub_py.system.habits import with_hints
+from minhub_py.system.json_text import JsonObject
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -153,7 +154,7 @@ class ClassifierSettings(CommonSettings, total=False):
     """Settings of architectures that can have a classification head."""
 
     architectures: list[str] | None
-    id2label: dict[str, Any] | None
+    id2label: JsonObject | None
     num_labels: int | None
     problem_type: str | None
 
@@ -161,7 +162,7 @@ class ClassifierSettings(CommonSettings, total=False):
 class RotarySettings(ClassifierSettings, total=False):
     """Settings of architectures with rotary embeddings."""
 
-    rope_parameters: dict[str, Any] | None
+    rope_parameters: JsonObject | None
     rope_theta: float
     rope_scaling: dict[str, object] | None
 
@@ -287,7 +288,7 @@ class GPTOSSSettings(RotarySettings, total=False):
     attention_dropout: float
     swiglu_alpha: float
     swiglu_limit: float
-    quantization_config: dict[str, Any] | None
+    quantization_config: JsonObject | None
 
 
 class GemmaSettings(RotarySettings, total=False):

@@ -12,6 +12,7 @@ from minhub_py.models.attention import Past
 from minhub_py.models.cache import Cache, Layout
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.steps import PredictionStep, Step
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
@@ -44,7 +45,7 @@ class ModelConfig(Protocol):
     """
 
     TITLE: ClassVar[str]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    __dataclass_fields__: ClassVar[JsonObject]
 
     @property
     def vocab_size(self) -> int:
@@ -62,7 +63,7 @@ class ModelConfig(Protocol):
     def eos_token_id(self) -> int | list[int] | None:
         """Token IDs that end a sequence."""
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of a model."""
 
 
@@ -80,7 +81,7 @@ class LanguageModel(nn.Module):
     without_head = False  # an embedding model, whose checkpoint has no output head
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the
     # sampling settings.
-    generation_config: Mapping[str, Any] = MappingProxyType({})
+    generation_config: JsonMapping = MappingProxyType({})
     # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py);
     # None: the default.
     embedding_settings: Any = None

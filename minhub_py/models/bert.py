@@ -47,6 +47,7 @@ from minhub_py.models.steps import (
     Step,
     StoreResidual,
 )
+from minhub_py.system.json_text import JsonObject
 
 NAMES = {
     "bert": "Bert",
@@ -321,7 +322,7 @@ class BertConfig(HeadSettings):
         name = (self.architectures or [""])[0]
         return None if name == "ElectraForPreTraining" else super().head
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         dropped = unavailable(self, self.model_type)
         settings = self.hub_settings(NAMES[self.model_type])

@@ -17,7 +17,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import ALiBi, BlockList
 from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 NAMES = {
     "n_layer": "num_hidden_layers",
@@ -184,7 +185,7 @@ class BloomConfig(HeadSettings, Positions):
         """The head size (D)."""
         return self.hidden_size // self.num_attention_heads
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = self.without_head()
         renamed = {new: settings.pop(old) for new, old in NAMES.items()}

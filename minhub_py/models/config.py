@@ -31,6 +31,7 @@ from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minhub_py.models.settings import HEAD_SETTINGS, unavailable
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import fits
 from minhub_py.system.spelling import setting, similar
 
@@ -188,7 +189,7 @@ def changed(config: C, changes: Mapping[str, object]) -> C:
     """A copy of `config` with some settings changed, each checked as in `build`. Accepts aliases
     and older names.
     """
-    values: dict[str, Any] = {
+    values: JsonObject = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)
     }
     kind = {"model_type": values["model_type"]} if "model_type" in values else {}
@@ -205,7 +206,7 @@ def changed(config: C, changes: Mapping[str, object]) -> C:
 
 
 def changed_rope(
-    Config: object, parameters: Mapping[str, object] | None, changes: Mapping[str, Any]
+    Config: object, parameters: Mapping[str, object] | None, changes: JsonMapping
 ) -> dict[str, object] | None:
     """The rope_parameters with the values that `changes` has under older names. `one_rope`
     describes these names.
@@ -248,7 +249,7 @@ def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
         )
 
 
-def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
+def one_rope(Config: Any, hub: JsonMapping) -> JsonMapping:
     """Merge all rotary settings into rope_parameters, a dict with rope_type and rope_theta.
 
     Older files have rope_theta, rope_scaling (with `type` for rope_type) and the names in
@@ -311,7 +312,7 @@ def _settings(rope: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[str, object]:
+def with_older_rope(config: "ModelConfig", settings: JsonMapping) -> dict[str, object]:
     """The settings of a config.json with rope_parameters, and the same in the older form: the
     inverse of `one_rope`.
 

@@ -22,7 +22,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -46,6 +46,7 @@ from minhub_py.models.steps import (
     Step,
     StoreResidual,
 )
+from minhub_py.system.json_text import JsonObject
 
 NAMES = {"deberta": "Deberta", "deberta-v2": "DebertaV2"}
 # of scores: of queries with the keys of distances, of keys with the queries of distances
@@ -418,7 +419,7 @@ class DebertaConfig(HeadSettings, Positions):
         """The head in the weight table, which has two forms of the masked-LM head."""
         return "masked_lm_new" if self.head == "masked_lm" and not self.legacy else self.head
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         dropped = unavailable(self, self.model_type)
         absent = {

@@ -27,7 +27,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,7 @@ from minhub_py.models.steps import (
     Rotate,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -363,7 +364,7 @@ class GemmaConfig(HeadSettings, Positions):
         return [window if kind == SLIDING else None for kind in self.kinds]
 
     @property
-    def ropes(self) -> dict[str, dict[str, Any]]:
+    def ropes(self) -> dict[str, JsonObject]:
         """rope_parameters of each layer type, with defaults. Older files scale the global layers
         only.
         """
@@ -391,7 +392,7 @@ class GemmaConfig(HeadSettings, Positions):
             SLIDING: rotary.completed({"rope_theta": base or 10000.0, **local}, context),
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         first, nested = self.model_type == "gemma", self.model_type == "gemma3_text"
         dropped = {

@@ -26,7 +26,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,7 @@ from minhub_py.models.steps import (
     Rotate,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 HALF_VARIANCE = 2**-0.5  # of the sum of two vectors for each layer
@@ -465,7 +466,7 @@ class Gemma4Config(Positions):
         return [self.sliding_window if kind == SLIDING else None for kind in self.kinds]
 
     @property
-    def ropes(self) -> dict[str, dict[str, Any]]:
+    def ropes(self) -> dict[str, JsonObject]:
         """rope_parameters of each layer type, with defaults. ValueError: they are not one dict per
         layer type.
         """
@@ -483,7 +484,7 @@ class Gemma4Config(Positions):
             for kind, default in ((FULL, full), (SLIDING, {}))
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = {
             name: value for name, value in asdict(self).items() if name != "per_layer_config"

@@ -18,7 +18,7 @@ Notation
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import BlockList
 from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -193,7 +194,7 @@ class GPTBigCodeConfig(HeadSettings):
         """Heads whose q, k and v alternate in the file; they do not with one KV head."""
         return 1 if self.multi_query else self.n_head
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {
             **self.hub_head("GPTBigCodeForCausalLM"),

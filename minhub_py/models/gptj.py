@@ -17,7 +17,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from minhub_py.models.steps import (
     SaveResidual,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -183,7 +184,7 @@ class GPTJConfig(HeadSettings):
                 " numbers"
             )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {**self.hub_head("GPTJForCausalLM"), "model_type": "gptj", **self.without_head()}
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from reprlib import repr as brief
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import BlockList
 from minhub_py.models.settings import SUMMARY, Positions, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 MODEL_TYPE = "gpt_neo"
 
@@ -214,7 +215,7 @@ class GPTNeoConfig(HeadSettings, Positions):
             kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds
         ]
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {
             **self.hub_head("GPTNeoForCausalLM"),

@@ -22,7 +22,7 @@ Notation
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from reprlib import repr as brief
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_layer_types, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -292,7 +293,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
                 )
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         settings = (
             YARN
@@ -335,7 +336,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
         settings |= {"windows": self.windows, "rope_parameters": (rope.frequencies, rope.amplitude)}
         return {**settings, "quantization_config": self.quantization_config is not None}
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = self.without_head()
         if self.layer_types is None:

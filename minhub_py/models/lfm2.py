@@ -19,7 +19,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
+from minhub_py.system.json_text import JsonObject
 
 
 class ShortConvolution(nn.Module):
@@ -293,7 +294,7 @@ class Lfm2Config(Positions):
         return self.head_size
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         settings = {"rope_theta": 1e6, **(self.rope_parameters or {})}
         return rotary.completed(settings, self.max_position_embeddings)
@@ -308,7 +309,7 @@ class Lfm2Config(Positions):
         }
         return {**settings, "intermediate_size": self.inner_size}
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         absent = {*unavailable(self, self.model_type), "full_attn_idxs"}
         settings = {name: value for name, value in asdict(self).items() if name not in absent}

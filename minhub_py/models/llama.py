@@ -27,7 +27,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
+from minhub_py.system.json_text import JsonObject
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -262,7 +263,7 @@ class LlamaConfig(HeadSettings, GroupedHeads):
         return self.model_type == "qwen3"
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         return rotary.completed(self.rope_parameters, self.max_position_embeddings)
 
@@ -289,7 +290,7 @@ class LlamaConfig(HeadSettings, GroupedHeads):
             raise ValueError(f"Llama: a {kind} model has no layer_types, but config.json sets it")
         return windows
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         dropped = unavailable(self, self.model_type)
         dropped |= dict.fromkeys(HeadSettings.__dataclass_fields__)

@@ -24,7 +24,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
+from minhub_py.system.json_text import JsonObject
 
 CLASSES = {
     "mixtral": "MixtralForCausalLM",
@@ -293,14 +294,14 @@ class MixtralConfig(HeadSettings, GroupedHeads):
         )
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         theta = {"mixtral": 1e6}.get(self.model_type, 10000.0)
         return rotary.completed(
             {"rope_theta": theta, **(self.rope_parameters or {})}, self.max_position_embeddings
         )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)
         settings = {

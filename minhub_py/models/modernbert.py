@@ -21,7 +21,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ from minhub_py.models.steps import (
     Rotate,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -265,7 +266,7 @@ class ModernBertConfig(HeadSettings, Positions):
         return [self.local_attention // 2 + 1 if kind == SLIDING else None for kind in self.kinds]
 
     @property
-    def ropes(self) -> dict[str, dict[str, Any]]:
+    def ropes(self) -> dict[str, JsonObject]:
         """rope_parameters of each layer type, with defaults."""
         parameters = self.rope_parameters or {}
         if not all(
@@ -289,7 +290,7 @@ class ModernBertConfig(HeadSettings, Positions):
             )
         return ropes
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = {"model_type": "modernbert", **self.hub_settings("ModernBert")}
         del settings["global_attn_every_n_layers"]

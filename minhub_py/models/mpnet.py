@@ -18,7 +18,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from minhub_py.models.steps import (
     Norm,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 PAD = 1  # ID of the padding token. transformers has the same constant and ignores pad_token_id.
 BUCKETS, MAX_DISTANCE = 32, 128  # of the relative positions
@@ -207,6 +208,6 @@ class MPNetConfig(HeadSettings):
         """Maximum number of positions."""
         return self.max_position_embeddings - self.first_position
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {"model_type": "mpnet", **self.hub_settings("MPNet")}

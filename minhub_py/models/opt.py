@@ -17,7 +17,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from minhub_py.models.steps import (
     Norm,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 FIRST = 2  # row of the position 0
 
@@ -206,6 +207,6 @@ class OPTConfig(HeadSettings, Positions):
         """
         return self.do_layer_norm_before and not self._remove_final_layer_norm
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {**self.hub_head("OPTForCausalLM"), "model_type": "opt", **self.without_head()}

@@ -18,7 +18,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from minhub_py.models.steps import (
     SaveResidual,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -196,14 +197,14 @@ class PhiConfig(HeadSettings, Positions):
         return int(self.head_size * self.rope["partial_rotary_factor"])
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         return {
             "partial_rotary_factor": 0.5,
             **rotary.completed(self.rope_parameters, self.max_position_embeddings),
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = {**self.without_head(), "rope_parameters": self.rope}
         return {**self.hub_head("PhiForCausalLM"), "model_type": "phi", **settings}

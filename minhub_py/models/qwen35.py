@@ -28,7 +28,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +59,7 @@ from minhub_py.models.steps import (
     Rotate,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 
 class GatedDeltaNet(nn.Module):
@@ -429,7 +430,7 @@ class Qwen35Config(HeadSettings):
         ]
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults, without mrope, which is for images."""
         rope = rotary.completed(self.rope_parameters, self.max_position_embeddings)
         text = {
@@ -444,7 +445,7 @@ class Qwen35Config(HeadSettings):
         """See `Effective.effective`; without the settings of images."""
         return {**super().effective, "rope_parameters": self.rope}
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)
         settings = {

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from minhub_py.system.json_text import JsonObject
+
 if TYPE_CHECKING:
     from minhub_py.models.base import ModelConfig
 # Settings of classification heads in the configs of GPT-2 and its relatives. A language model does
@@ -28,7 +30,7 @@ class Effective:
 
     tie_word_embeddings: bool
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of a model."""
         raise NotImplementedError
 
@@ -77,7 +79,7 @@ class GroupedHeads(Positions):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
-def unavailable(config: Any, model_type: str) -> dict[str, Any]:
+def unavailable(config: Any, model_type: str) -> JsonObject:
     """Defaults of the settings of a config, or its class, that a model type does not have (metadata
     "model_types").
     """

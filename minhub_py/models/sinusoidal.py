@@ -18,7 +18,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues
 from minhub_py.models.layers import BlockList
 from minhub_py.models.steps import Add, AddPositions, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 MODEL_TYPE = "sinusoidal"
 
@@ -186,7 +187,7 @@ class SinusoidalConfig:
             "max_position_embeddings": shapes["positions.weight"][0],
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model."""
         return {"architectures": ["Sinusoidal"], "model_type": MODEL_TYPE, **asdict(self)}
 

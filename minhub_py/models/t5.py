@@ -49,6 +49,7 @@ from minhub_py.models.steps import (
     Norm,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -437,7 +438,7 @@ class T5Config(HeadSettings):
         absent = decoder if self.encoder_only else ()
         return {name: value for name, value in super().effective.items() if name not in absent}
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {
             **self.hub_head("T5EncoderModel" if self.headless else "T5ForConditionalGeneration"),

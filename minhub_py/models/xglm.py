@@ -19,7 +19,7 @@ Notation
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import BlockList, scaled, sinusoidal_positions
 from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import Add, AddSinusoids, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 NAMES = {
     "num_layers": "num_hidden_layers",
@@ -199,7 +200,7 @@ class XGLMConfig(HeadSettings, Positions):
         """The head size (D)."""
         return self.hidden_size // self.num_attention_heads
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = self.without_head()
         renamed = {new: settings.pop(old) for new, old in NAMES.items()}

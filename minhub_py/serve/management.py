@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from reprlib import repr as brief
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,6 +22,7 @@ from minhub_py.serve.server import Server, server_of
 from minhub_py.serve.streaming import json_line
 from minhub_py.serve.validation import Fields, RequestError, invalid
 from minhub_py.system.console import note
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.printable import gist
 from minhub_py.system.version import __version__
 
@@ -225,7 +225,7 @@ class Download:
         async for event in self.events():
             yield json_line(event)
 
-    async def events(self) -> AsyncIterator[Mapping[str, Any]]:
+    async def events(self) -> AsyncIterator[JsonMapping]:
         """Progress of the download. Closing the generator cancels it; its files are kept for the
         next attempt.
         """

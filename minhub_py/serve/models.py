@@ -25,7 +25,7 @@ from minhub_py.serve.engine_thread import BusyError, EngineThread, Failure
 from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers
 from minhub_py.system.console import note
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 FAILURE_STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
 Task = Literal["completion", "embedding", "rerank"]
@@ -231,7 +231,7 @@ class ServedModel:
     async def encode_chat(
         self,
         messages: list[JsonObject],
-        variables: Mapping[str, Any] | None = None,
+        variables: JsonMapping | None = None,
         truncation: int | None = None,
         reply: int | None = None,
     ) -> list[int]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from reprlib import repr as brief
-from typing import Annotated, Any
+from typing import Annotated
 
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import AnyGrammar
@@ -21,7 +21,7 @@ from minhub_py.serve.engine import StopRules
 from minhub_py.serve.known_fields import FIXED, SAMPLING, reject_unsupported
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.validation import Fields, invalid, shaped
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import Within
 
 MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
@@ -75,7 +75,7 @@ def limited(settings: JsonObject, grammar: AnyGrammar | None, max_new_tokens: in
 
 def parse_sampling(
     fields: Fields,
-    defaults: Mapping[str, Any],
+    defaults: JsonMapping,
     vocab_size: int,
     penalty: str = "repetition_penalty",
 ) -> Sampling:

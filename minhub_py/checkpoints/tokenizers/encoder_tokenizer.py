@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
 from types import MappingProxyType
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -37,6 +36,7 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
 )
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 from minhub_py.system.files import read_text
+from minhub_py.system.json_text import JsonMapping
 
 BERT: Mapping[str, object] = MappingProxyType(
     {
@@ -67,7 +67,7 @@ class EncoderFamily:
     """
 
     file: str
-    tokens: Mapping[str, Any] = field(default_factory=lambda: ROBERTA)
+    tokens: JsonMapping = field(default_factory=lambda: ROBERTA)
 
 
 MASK = {"content": "[MASK]", "lstrip": True}
