@@ -176,10 +176,10 @@ def phenomenon_key(records: Sequence[Mapping[str, object]], by: str | None) -> s
         (name for name in PHENOMENA if records and all(name in record for record in records)),
         "file",
     )
-    missing = next((number for number, record in enumerate(records) if name not in record), None)
-    if missing is not None:
+    number_without = next((number for number, record in enumerate(records) if name not in record), None)
+    if number_without is not None:
         raise ValueError(
-            f"pair {missing} has no {name!r}: set by to one of {', '.join(records[missing])}"
+            f"pair {number_without} has no {name!r}: set by to one of {', '.join(records[number_without])}"
         )
     return name
 

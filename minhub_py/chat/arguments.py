@@ -115,12 +115,12 @@ def _python_number(text: str) -> JSONText:
     digits = plain.removeprefix("-")
     if digits.startswith(("0x", "0o", "0b")):
         return JSONText(str(int(plain, 0)))
-    whole, point, rest = digits.partition(".")
-    fraction, exponent, power = rest.partition("e") if point else ("", *whole.partition("e")[1:])
-    whole = whole.partition("e")[0].lstrip("0") or "0"
+    integer, point, rest = digits.partition(".")
+    fraction, exponent, power = rest.partition("e") if point else ("", *integer.partition("e")[1:])
+    integer = integer.partition("e")[0].lstrip("0") or "0"
     result = (
         "-" * plain.startswith("-")
-        + whole
+        + integer
         + (f".{fraction or 0}" if point else "")
         + exponent
         + power

@@ -72,9 +72,9 @@ def marked_spans(
     )
     text, spans = parts[0], []
     for part in parts[1:]:
-        reply, _, rest = part.partition(marks[1])
+        reply, _, remaining = part.partition(marks[1])
         spans.append((len(text), len(text) + len(reply)))
-        text += reply + rest
+        text += reply + remaining
     if not spans:
         raise ValueError("the chat template marks no reply of the conversation")
     if all(trained):

@@ -173,13 +173,13 @@ class _Writer:
         marker = next((index for index, char in enumerate(stop) if is_marker(char)), None)
         if marker == 0 or (marker is not None and not stop[:marker].strip()):
             return self.rule(name, f"{self.any_text(name, limit)} {self.text(stop[marker:])}")
-        head, rest = (stop, "") if marker is None else (stop[:marker], stop[marker:])
+        head, tail = (stop, "") if marker is None else (stop[:marker], stop[marker:])
         # A limit of tokens would also end the text without its suffix.
         text = (
             TEXT if limit is None else f"/(?s:.{{0,{min(2 * limit, MAX_REASONING_CHARACTERS)}}})/"
         )
         self.rules.append(f"{name}_text[suffix={json.dumps(head)}]: {text}")
-        return self.rule(name, f"{name}_text {self.text(rest)}")
+        return self.rule(name, f"{name}_text {self.text(tail)}")
 
     def any_text(self, name: str, limit: int | None) -> str:
         """Any text without markers."""
@@ -370,11 +370,11 @@ def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
         return ""
     alternatives = []
     for index, (member, needed) in enumerate(members):
-        rest = " ".join(
-            f"({comma} {other}){'' if other_needed else '?'}"
-            for other, other_needed in members[index + 1 :]
+        remaining = " ".join(
+            f"({comma} {later}){'' if other_needed else '?'}"
+            for later, other_needed in members[index + 1 :]
         )
-        alternatives.append(f"({member} {rest})" if rest else member)
+        alternatives.append(f"({member} {remaining})" if remaining else member)
         if needed:
             return f"({' | '.join(alternatives)})"
     return f"({' | '.join(alternatives)})?"
@@ -462,8 +462,8 @@ def tool_grammar(
     except (TypeError, ValueError, RecursionError):
         usable, warnings = {}, []
         for name, schema in tools.items():
-            usable[name], missing = usable_schema(vocabulary, name, schema, strict=name in strict)
-            warnings += missing
+            usable[name], unsupported = usable_schema(vocabulary, name, schema, strict=name in strict)
+            warnings += unsupported
     grammar = _compile(vocabulary, markup, usable, choice)
     grammar.warnings += warnings
     for warning in warnings:
@@ -488,11 +488,11 @@ def _compile(
         return LazyGrammar(grammar, markup.alphabet, trigger, at_start=False, once=True)
     writer.calls(tools)
     trigger, opening = fmt.trigger or fmt.head, fmt.opening
-    rest = opening[opening.index(trigger) + len(trigger) :]
+    remaining = opening[opening.index(trigger) + len(trigger) :]
     if len(trigger) == 1 and is_marker(trigger):
-        first = writer.text(rest)
+        first = writer.text(remaining)
     else:
-        first = f"{writer.until('opening', trigger)} {writer.text(rest)}".strip()
+        first = f"{writer.until('opening', trigger)} {writer.text(remaining)}".strip()
     # Calls with their own trigger begin anew, as does the grammar.
     parallel = choice.parallel and fmt.section != ""
     grammar = vocabulary.lark(writer.grammar(writer.repeated(first, parallel)))

@@ -227,8 +227,8 @@ def _show_adapter(report: JsonMapping, tensors: bool) -> None:
     table(["SETTING", "VALUE"], [(name, json.dumps(value)) for name, value in settings.items()])
     click.echo()
     rows = [
-        (each["name"], "×".join(map(str, each["shape"])), each["dtype"])
-        for each in report["tensors"]
+        (entry["name"], "×".join(map(str, entry["shape"])), entry["dtype"])
+        for entry in report["tensors"]
     ]
     _show_tensors(["TENSOR", "SHAPE", "DTYPE"], rows, tensors)
 
@@ -284,10 +284,10 @@ def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
         raise click.UsageError(
             f"--to {to} writes one file: OUT must end in {suffix} and must not be a folder."
         )
-    for other, ending in FILES.items():
+    for format, ending in FILES.items():
         if not is_file and out.suffix == ending:
             raise click.UsageError(
-                f"--to {to} writes a folder, but {out} is a file name: use --to {other} or choose a"
+                f"--to {to} writes a folder, but {out} is a file name: use --to {format} or choose a"
                 " folder."
             )
     if not is_file and out.is_file():

@@ -483,9 +483,9 @@ def decide(
     """
     from minhub_py.analysis.questions import DecisionSettings, parse_questions, read_questions
 
-    asked = read_questions(questions)
-    parse_questions(asked, DecisionSettings())
-    settings = {"questions": asked, "orders": orders, "seed": seed, "options": options}
+    parsed = read_questions(questions)
+    parse_questions(parsed, DecisionSettings())
+    settings = {"questions": parsed, "orders": orders, "seed": seed, "options": options}
     jobs.run("decide", model, texts, table, settings, loading, as_json)
 
 

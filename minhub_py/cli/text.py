@@ -111,8 +111,8 @@ def generate(
     group = connected(loading["device"])
     from_pipe = prompts in ((), ("-",))
     if from_pipe:
-        missing = "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."
-        prompt = broadcast(group, lambda: read_stdin(missing, named=bool(prompts)))
+        message = "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."
+        prompt = broadcast(group, lambda: read_stdin(message, named=bool(prompts)))
     else:
         [prompt] = prompts
     network, tokenizer = open_model(

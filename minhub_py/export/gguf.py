@@ -135,13 +135,13 @@ def write_gguf(
         writer.write_header_to_file(partial)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        done, total = 0, sum(tensor.nbytes for tensor in (shapes | extra).values())
+        written_bytes, total = 0, sum(tensor.nbytes for tensor in (shapes | extra).values())
         for name, shape in (shapes | extra).items():
             tensor = extra[name] if name in extra else tensors[name]
             writer.write_tensor_data(quantized(tensor, types[name]))
-            done += shape.nbytes
+            written_bytes += shape.nbytes
             if progress is not None:
-                progress(done, total)
+                progress(written_bytes, total)
         writer.close()
         with advice():
             check_settings(partial, model.config)
@@ -320,12 +320,12 @@ def gguf_architecture_of(config: JsonMapping) -> GGUFArchitecture:
     known.
     """
     model_type, [name, *_] = config["model_type"], config.get("architectures") or [""]
-    known = weights_map.gguf_architectures.values()
-    of_type = [each for each in known if model_type in (each.model_types or (each.model_type,))]
-    by_class = [each for each in of_type if each.class_suffix and name.endswith(each.class_suffix)]
+    architectures = weights_map.gguf_architectures.values()
+    of_type = [entry for entry in architectures if model_type in (entry.model_types or (entry.model_type,))]
+    by_class = [entry for entry in of_type if entry.class_suffix and name.endswith(entry.class_suffix)]
     for architecture in by_class or of_type:
         return architecture
-    names = sorted({name for each in known for name in each.model_types or (each.model_type,)})
+    names = sorted({name for entry in architectures for name in entry.model_types or (entry.model_type,)})
     raise ValueError(
         f"a model of the type {model_type} cannot be written as GGUF; possible are"
         f" {', '.join(names)}"

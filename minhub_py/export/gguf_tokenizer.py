@@ -270,10 +270,10 @@ def pre_of(tokenizer: Tokenizer, pairs: JsonMapping) -> str:
         # all the same.
         if splits(splitter) != words or (rule.ignore_merges != ignores and name != "gpt-4o"):
             continue
-        other = byte_bpe(
+        candidate = byte_bpe(
             {**pairs, "tokenizer.ggml.pre": name}, pairs["tokenizer.ggml.tokens"], kinds
         )
-        if other.encode(PROBE, add_special_tokens=False).ids == expected:
+        if candidate.encode(PROBE, add_special_tokens=False).ids == expected:
             return name
     raise ValueError(
         f"the words of the tokenizer are split by none of {', '.join(PRE)}, so GGUF has no name for"

@@ -131,9 +131,9 @@ def adapt(schema: JsonObject) -> None:
         ("exclusiveMinimum", "minimum", 1),
         ("exclusiveMaximum", "maximum", -1),
     ):
-        bound, other = schema.get(exclusive), schema.get(inclusive)
-        if is_number(bound) and float(bound).is_integer() and bound * sign >= 0:
-            limits = [next_number(bound, sign), *([other] if is_number(other) else ())]
+        exclusive_bound, inclusive_bound = schema.get(exclusive), schema.get(inclusive)
+        if is_number(exclusive_bound) and float(exclusive_bound).is_integer() and exclusive_bound * sign >= 0:
+            limits = [next_number(exclusive_bound, sign), *([inclusive_bound] if is_number(inclusive_bound) else ())]
             schema[inclusive] = max(limits) if sign > 0 else min(limits)
             del schema[exclusive]
 
@@ -295,8 +295,8 @@ class _Closing:
 
     def base(self, schema: dict[str, object]) -> list[str]:
         """The properties of an object without those of its alternatives."""
-        rest = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")}
-        return [name for part in self.combined(rest) for name in own_names(part)]
+        remaining = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")}
+        return [name for part in self.combined(remaining) for name in own_names(part)]
 
     def inline(self, schema: JsonObject) -> None:
         """Replace references by copies, in a schema and in those that apply to the same value."""

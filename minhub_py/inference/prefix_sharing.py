@@ -58,9 +58,9 @@ class PrefixSharing:
 
     def _known(self, row: Row) -> int:
         """The length of the longest prefix in memory."""
-        known, _ = self._longest_active(row)
-        known, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, known)
-        return known
+        shared, _ = self._longest_active(row)
+        shared, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, shared)
+        return shared
 
     def copy(self, row: Row) -> int | None:
         """Copy the longest common prefix. Returns its number of tokens; None if the context starts

@@ -119,8 +119,8 @@ def restricted(name: str, public: Callable[P, LanguageModel], Model: type[M]) ->
 
     @wraps(public)
     def call(*arguments: P.args, **options: P.kwargs) -> M:
-        bound = signature.bind(*arguments, **options)
-        return function(*bound.args, **bound.kwargs)
+        call = signature.bind(*arguments, **options)
+        return function(*call.args, **call.kwargs)
 
     call.__name__ = call.__qualname__ = f"{name}_{public.__name__}"
     call.__module__ = __name__

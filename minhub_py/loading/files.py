@@ -81,30 +81,30 @@ def open_files(
     `entry`.
     """
     adapters = adapter_folders(adapter, token=token, local_files_only=local_files_only)
-    found = local.locate(identifier, revision)
-    if found is not None and is_adapter(found):
+    location = local.locate(identifier, revision)
+    if location is not None and is_adapter(location):
         if adapters:
             raise ValueError(
-                f"{found} has an adapter already: omit adapter, or load its base with both adapters"
+                f"{location} has an adapter already: omit adapter, or load its base with both adapters"
             )
-        adapters, adapter = {DEFAULT_ADAPTER: found}, found
-        identifier, revision = base_in(found)
-        found = local.locate(identifier, revision)
-        if found is not None and is_adapter(found):
+        adapters, adapter = {DEFAULT_ADAPTER: location}, location
+        identifier, revision = base_in(location)
+        location = local.locate(identifier, revision)
+        if location is not None and is_adapter(location):
             raise ValueError(
-                f"{adapter} is an adapter of {found}, which is an adapter, too: merge that one"
+                f"{adapter} is an adapter of {location}, which is an adapter, too: merge that one"
                 " first, with minhub convert"
             )
     plan = None
-    if found is None:
-        found, plan = repository_settings(
+    if location is None:
+        location, plan = repository_settings(
             os.fspath(identifier),
             revision,
             weights=weights != "never",
             token=token,
             local_files_only=local_files_only,
         )
-    checkpoint = checkpoint_at(found)
+    checkpoint = checkpoint_at(location)
     if checkpoint.config is None:
         architecture, config = described_by_shapes(checkpoint)
     else:
@@ -127,15 +127,15 @@ def repository_settings(
     """
     if name.endswith(".gguf"):
         require("gguf")  # before a download
-    found = hub.find(
+    settings = hub.find(
         name, revision, token=token, local_files_only=local_files_only, weights=weights
     )
-    if isinstance(found, Path):
-        return found, None
-    if found.gguf:
-        return hub.download(found, token=token), None
-    hub.download_settings(found, token=token)
-    return found.path, found
+    if isinstance(settings, Path):
+        return settings, None
+    if settings.gguf:
+        return hub.download(settings, token=token), None
+    hub.download_settings(settings, token=token)
+    return settings.path, settings
 
 
 def describe(

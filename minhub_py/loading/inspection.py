@@ -196,11 +196,11 @@ def _check_ties(facts: Facts) -> list[str]:
     """If config.json ties the head, a stored head must equal the embedding."""
     problems = []
     for pair in facts.differing.items():
-        name, other = (
+        name, alias = (
             facts.meta.sources(name)[0] if isinstance(facts.meta, Mapped) else name for name in pair
         )
         problems.append(
-            f"{name} differs from {other}, to which config.json ties it, and is used: set"
+            f"{name} differs from {alias}, to which config.json ties it, and is used: set"
             " tie_word_embeddings to false"
         )
     return problems

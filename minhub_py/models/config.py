@@ -211,9 +211,9 @@ def changed_rope(
     """The rope_parameters with the values that `changes` has under older names. `one_rope`
     describes these names.
     """
-    whole = dict(parameters or getattr(Config, "ROPE_DEFAULT", {}))
-    is_nested = any(isinstance(value, Mapping) for value in whole.values())
-    rope, names = whole.get("full_attention") or {} if is_nested else whole, rope_names(Config)
+    merged = dict(parameters or getattr(Config, "ROPE_DEFAULT", {}))
+    is_nested = any(isinstance(value, Mapping) for value in merged.values())
+    rope, names = merged.get("full_attention") or {} if is_nested else merged, rope_names(Config)
     if "rope_scaling" in changes:
         rope = {to: rope[to] for to in names.values() if to in rope} | (
             changes["rope_scaling"] or {}
@@ -221,14 +221,14 @@ def changed_rope(
     rope = {**rope, **{to: changes[name] for name, to in names.items() if name in changes}}
     if not is_nested:
         return rope or None
-    whole["full_attention"] = rope
+    merged["full_attention"] = rope
     theta = getattr(Config, "LOCAL_THETA", "")
     if theta in changes:
-        whole["sliding_attention"] = {
-            **(whole.get("sliding_attention") or {}),
+        merged["sliding_attention"] = {
+            **(merged.get("sliding_attention") or {}),
             "rope_theta": changes[theta],
         }
-    return whole
+    return merged
 
 
 def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
@@ -346,12 +346,12 @@ def with_older_rope(config: "ModelConfig", settings: JsonMapping) -> dict[str, o
     if (kind := _kind(parameters)) != "default":
         # transformers 4 requires all settings of llama3, and some of its classes reject defaults of
         # other kinds.
-        wanted = (
+        expected = (
             set(parameters if kind == "llama3" else stated or parameters)
             - names.keys()
             - {"rope_type", "type"}
         )
-        scaling = {name: value for name, value in parameters.items() if name in wanted}
+        scaling = {name: value for name, value in parameters.items() if name in expected}
         older["rope_scaling"] = {
             "rope_type" if nested or kind == "llama3" else "type": kind,
             **scaling,

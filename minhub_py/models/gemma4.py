@@ -354,10 +354,10 @@ class Gemma4Config(Positions):
                     f"Gemma 4: num_attention_heads ({self.num_attention_heads}) must be a multiple"
                     f" of the KV heads of each layer ({heads})"
                 )
-        if missing := sorted(set(self.kinds) - set(self.kinds[: self.caching_layers])):
+        if absent := sorted(set(self.kinds) - set(self.kinds[: self.caching_layers])):
             raise ValueError(
                 f"Gemma 4: num_kv_shared_layers ({self.num_kv_shared_layers}) leaves no layer of"
-                f" {missing[0]} with its own keys and values"
+                f" {absent[0]} with its own keys and values"
             )
         if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
             raise ValueError(

@@ -135,8 +135,8 @@ class Invocation:
     def _cached_starts(self, idx: Tensor, cache: Cache) -> list[int | None]:
         """The starts of the rows of a cache: of an earlier call, or of the new tokens."""
         for row, start in enumerate(cache.adapter_starts):
-            if start is None and (found := self.start(idx[row].tolist())) != NEVER:
-                cache.adapter_starts[row] = cache.lengths[row] + found
+            if start is None and (offset := self.start(idx[row].tolist())) != NEVER:
+                cache.adapter_starts[row] = cache.lengths[row] + offset
         return cache.adapter_starts
 
 

@@ -216,13 +216,13 @@ class Models:
         if (entry := self._named(self.target(name)) or self._matching(name)) is None:
             names = [listed for listed, _ in self._listed()]
             listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
-            other = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
-            served = None if other is None else other.served
+            base = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
+            served = None if base is None else base.served
             is_adapter = served is not None and served.parent is not None
             known = (
                 []
                 if served is None
-                else [each for each in served.names if not each.endswith(":latest")]
+                else [name_shown for name_shown in served.names if not name_shown.endswith(":latest")]
             )
             hint = f"; the adapter is {' or '.join(known)}" if is_adapter else ""
             raise RequestError(
@@ -375,16 +375,16 @@ class Models:
         return min(idle, key=lambda entry: entry.last_used, default=None)
 
     def _fits(self, entry: Entry) -> bool:
-        others = [
+        loaded = [
             other
             for other in self.entries.values()
             if other.served is not None and other is not entry
         ]
-        if self.max_models is not None and len(others) >= self.max_models:
+        if self.max_models is not None and len(loaded) >= self.max_models:
             return False
         return (
             self.max_memory is None
-            or sum(other.size for other in others) + entry.size <= self.max_memory
+            or sum(other.size for other in loaded) + entry.size <= self.max_memory
         )
 
     async def unload(self, name: str) -> None:

@@ -31,8 +31,8 @@ async def systemone(request: HTTPRequest) -> Response:
         raise invalid(str(error), "questions") from error
     served.check_characters(len(str(state)), "state")
 
-    def answer(asked: JsonObject) -> tuple[JsonObject, int]:
-        result = decide(served.model, served.tokenizer, [state], asked)
+    def answer(question: JsonObject) -> tuple[JsonObject, int]:
+        result = decide(served.model, served.tokenizer, [state], question)
         return result.answers(), result.tokens
 
     async def work() -> Response:

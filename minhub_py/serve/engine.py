@@ -185,8 +185,8 @@ class ParsingDetokenizer:
             if self.stops.stopped:
                 end = "stop"
                 break
-        if end is not None and (rest := self.stops.flush()):
-            events.append(ReplyEvent("content", rest))
+        if end is not None and (remaining := self.stops.flush()):
+            events.append(ReplyEvent("content", remaining))
         self.tokens.append(token)
         if not events and end is None:
             return None

@@ -170,8 +170,8 @@ async def delete(request: HTTPRequest) -> Response:
 
 def name_in(fields: Fields) -> str:
     """The name of the model. RequestError: it is missing."""
-    name, other = fields.string("model"), fields.string("name")  # clients send one of them or both
-    name = name or other
+    name, alias = fields.string("model"), fields.string("name")  # clients send one of them or both
+    name = name or alias
     if not name:
         raise invalid("model is missing: add the name of a model", "model")
     return name

@@ -124,8 +124,8 @@ def parse_other_penalty(fields: Fields, name: str, value: float) -> float:
     It applies to the whole text.
     """
     if fields.get(name) is None:
-        other = "repeat_penalty" if name == "repetition_penalty" else "repetition_penalty"
-        value = fields.number(other) or value
+        synonym = "repeat_penalty" if name == "repetition_penalty" else "repetition_penalty"
+        value = fields.number(synonym) or value
     details = ("repeat_last_n", "penalize_nl", "penalize_newline")
     if value == 1:
         fields.read.update(details)
@@ -250,8 +250,8 @@ def parse_max_tokens(fields: Fields, *names: str) -> int | None:
     """
     values = [fields.integer(name, 1, 2**31) for name in names]
     unlimited = fields.get("n_predict") == -1
-    other = None if unlimited else fields.integer("n_predict", 1, 2**31)
-    return next((value for value in (*values, other) if value is not None), None)
+    limit = None if unlimited else fields.integer("n_predict", 1, 2**31)
+    return next((value for value in (*values, limit) if value is not None), None)
 
 
 def parse_truncation(fields: Fields) -> int | None:

@@ -322,13 +322,13 @@ def check_separator(path: Path, header: str, separator: str, quote: str = "") ->
     header: the name of the only column, or the first line.    quote: a character before the
     separator.
     """
-    other = next((mark for mark in ";\t|," if mark != separator and quote + mark in header), None)
-    if other is not None:
+    alternative = next((mark for mark in ";\t|," if mark != separator and quote + mark in header), None)
+    if alternative is not None:
         names = {";": "semicolons", "\t": "tabs", "|": "vertical bars", ",": "commas"}
-        ending = {"\t": ".tsv", ",": ".csv"}.get(other)
+        ending = {"\t": ".tsv", ",": ".csv"}.get(alternative)
         rename = f"rename it to {ending}" if ending else f"write it with {names[separator]}"
         raise ValueError(
-            f"{path}: {names[other]} instead of {names[separator]} separate its columns"
+            f"{path}: {names[alternative]} instead of {names[separator]} separate its columns"
             f" ({brief(header.strip())}): {rename}, or rename the column if this is its name"
         )
 

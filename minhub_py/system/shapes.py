@@ -89,9 +89,9 @@ class ShapeError(ValueError):
         )
 
 
-def joined(path: str, rest: str) -> str:
+def joined(path: str, tail: str) -> str:
     """The path of a member or an element."""
-    return f"{path}{'' if not (path and rest) or rest.startswith('[') else '.'}{rest}"
+    return f"{path}{'' if not (path and tail) or tail.startswith('[') else '.'}{tail}"
 
 
 @dataclass(frozen=True)
@@ -309,11 +309,11 @@ def members(shape: Any) -> tuple[dict[str, Any], frozenset[str]]:
     shapes = get_type_hints(shape, include_extras=True)
     if is_typeddict(shape):
         return shapes, shape.__required_keys__
-    fields, missing = dataclasses.fields(shape), dataclasses.MISSING
+    fields, absent = dataclasses.fields(shape), dataclasses.MISSING
     required = {
         field.name
         for field in fields
-        if field.default is missing and field.default_factory is missing
+        if field.default is absent and field.default_factory is absent
     }
     return {field.name: shapes[field.name] for field in fields}, frozenset(required)
 

@@ -188,9 +188,9 @@ class NpyWriter:
 
     def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
         """Write rows. See `TextWriter.write`."""
-        missing = [self.np.nan] * self.column.width
+        empty = [self.np.nan] * self.column.width
         vectors = [
-            missing if result[self.column.name] is None else result[self.column.name]
+            empty if result[self.column.name] is None else result[self.column.name]
             for result in results
         ]
         self.file.write(self.np.array(vectors, "<f4").tobytes())

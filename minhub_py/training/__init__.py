@@ -116,9 +116,9 @@ def train(
     if type(lora) is int:
         settings["lora"] = {"r": lora}
     checked = Settings(**settings)
-    given = frozenset(settings)
+    requested = frozenset(settings)
     return _run(
-        lambda events: start_run(RunFolder(Path(out)), checked, texts, events, given),
+        lambda events: start_run(RunFolder(Path(out)), checked, texts, events, requested),
         out,
         listener,
         progress,

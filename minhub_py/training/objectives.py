@@ -281,12 +281,12 @@ class ExampleTask:
         result = torch.zeros(chosen.shape, device=hidden.device)
         keep = batch.keep
         if self.objective != "preference" and keep.any():
-            kept, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
+            kept_targets, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
             with torch.no_grad():
                 assert model.base is not None
-                reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[kept[keep]]
+                reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[kept_targets[keep]]
             result = result.masked_scatter(
-                kept, token_logprobs(model.logits, hidden[kept], reference, frozen)
+                kept_targets, token_logprobs(model.logits, hidden[kept_targets], reference, frozen)
             )
         return result.masked_scatter(
             chosen, token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
@@ -437,6 +437,6 @@ def example_task(
 def mask_token(tokenizer: Tokenizer) -> int:
     """The ID of the mask token. ValueError: the tokenizer has none."""
     for token in ("[MASK]", "<mask>"):
-        if (found := tokenizer.token_to_id(token)) is not None:
-            return int(found)
+        if (token_id := tokenizer.token_to_id(token)) is not None:
+            return int(token_id)
     raise ValueError("the tokenizer has no mask token: masked words need an encoder")

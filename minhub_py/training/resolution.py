@@ -111,7 +111,7 @@ def resolve_settings(settings: Settings, start: ModelFiles | None) -> Settings:
     )
 
 
-def check_effect(settings: Settings, given: Collection[str], *, kept: bool = True) -> None:
+def check_effect(settings: Settings, requested: Collection[str], *, kept: bool = True) -> None:
     """ValueError: a given setting has no effect on this run. settings: with the objective.    kept:
     rows are kept.
     """
@@ -125,14 +125,14 @@ def check_effect(settings: Settings, given: Collection[str], *, kept: bool = Tru
         "na": (settings.start is not None, "files with examples, such as .csv"),
         "vocab_size": (settings.tokenizer == "bpe", setting("tokenizer", "bpe")),
     }
-    for name in given:
+    for name in requested:
         met, requirement = requirements.get(name, (True, ""))
         if not met:
             raise ValueError(f"{setting(name)} has no effect without {requirement}: remove it")
 
 
 def with_example_defaults(
-    folder: RunFolder, settings: Settings, start: ModelFiles | None, given: Collection[str]
+    folder: RunFolder, settings: Settings, start: ModelFiles | None, requested: Collection[str]
 ) -> Settings:
     """The settings with the defaults for fine-tuning, which depend on the examples and on the size
     of the model.
@@ -146,9 +146,9 @@ def with_example_defaults(
             "length": settings.context,
             "train": examples["train"] // (settings.context or CONTEXT),
         }
-    check_effect(settings, given, kept=bool(examples.get("kept")))
+    check_effect(settings, requested, kept=bool(examples.get("kept")))
     most = tokens_in_memory(settings, start, memory.activation_memory(), sliced=has_examples)
-    return example_run.with_defaults(settings, given, examples, most)
+    return example_run.with_defaults(settings, requested, examples, most)
 
 
 def tokens_in_memory(settings: Settings, start: ModelFiles, size: int, *, sliced: bool) -> int:

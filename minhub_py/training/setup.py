@@ -69,7 +69,7 @@ def start_run(
     settings: Settings,
     texts: Sequence[Path | BinaryIO],
     listener: Listener,
-    given: Collection[str] = (),
+    requested: Collection[str] = (),
 ) -> None:
     """Start a new run and train to its end. given: the settings that have no default.
 
@@ -86,7 +86,7 @@ def start_run(
             settings = dataclasses.replace(settings, revision=commit)
         start = start if group.is_main else open_start(settings)
         settings = resolve_settings(example_run.with_objective(settings, texts, start), start)
-        check_effect(settings, given)
+        check_effect(settings, requested)
         with new_folder(folder) if group.is_main else nullcontext():
             if group.is_main:
                 paths = [
@@ -94,10 +94,10 @@ def start_run(
                     for text in texts
                 ]
                 states = [(path.absolute(), *size_and_time(path)) for path in paths]
-                Preparation(settings, states, sorted(given)).write(folder)
+                Preparation(settings, states, sorted(requested)).write(folder)
                 encode_texts(folder, settings, start, paths, listener)
             group.barrier()
-            settings = with_example_defaults(folder, settings, start, given)
+            settings = with_example_defaults(folder, settings, start, requested)
             run(folder, settings, start, group, listener)
 
 
@@ -140,7 +140,7 @@ def continue_preparation(
                     encode_texts(folder, settings, start, preparation.unchanged_texts(), listener)
                 dataclasses.replace(preparation, settings=settings).write(folder)
             group.barrier()
-            settings = with_example_defaults(folder, settings, start, preparation.given)
+            settings = with_example_defaults(folder, settings, start, preparation.requested)
             run(folder, settings, start, group, listener)
 
 

@@ -80,7 +80,7 @@ class MergedTensors(Mapping[str, Tensor]):
         """The tensor in the checkpoint whose dtype a merged tensor has."""
         names = (name, self.base.ties.get(name, name))
         return next(
-            (tensors[each] for each in names if each in tensors), next(iter(tensors.values()))
+            (tensors[key] for key in names if key in tensors), next(iter(tensors.values()))
         )
 
     def __iter__(self) -> Iterator[str]:

@@ -102,11 +102,11 @@ class Match:
 
     def characters(self, fits: Callable[[str], bool], starts: Positions) -> Positions:
         """The positions after one character that fits."""
-        found = 0
+        positions = 0
         for position, character in enumerate(self.name):
             if starts >> position & 1 and self.fits(fits, character):
-                found |= 2 << position
-        return found
+                positions |= 2 << position
+        return positions
 
     def fits(self, fits: Callable[[str], bool], character: str) -> bool:
         """Whether a character fits, in any case if case is ignored."""
