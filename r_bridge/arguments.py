@@ -85,7 +85,7 @@ def json_schema(value: Any, name: str = "") -> Any:
 LARGEST = int(sys.float_info.max)
 
 
-def json_data(value: object) -> Any:
+def json_data(value: object) -> object:
     """Convert parsed JSON for R: arrays of numbers, booleans or strings become vectors, other
     arrays lists.
     """

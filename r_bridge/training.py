@@ -133,7 +133,7 @@ def write_examples(columns: Mapping[str, object], path: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def example_value(value: Any) -> Any:
+def example_value(value: Any) -> object:
     """A value of a column: a text, a number, None, or a conversation, which R sends as the columns
     of its messages.
     """

@@ -176,7 +176,9 @@ def phenomenon_key(records: Sequence[Mapping[str, object]], by: str | None) -> s
         (name for name in PHENOMENA if records and all(name in record for record in records)),
         "file",
     )
-    number_without = next((number for number, record in enumerate(records) if name not in record), None)
+    number_without = next(
+        (number for number, record in enumerate(records) if name not in record), None
+    )
     if number_without is not None:
         raise ValueError(
             f"pair {number_without} has no {name!r}: set by to one of {', '.join(records[number_without])}"

@@ -165,7 +165,9 @@ def without_unknown(tokenizer: Tokenizer, texts: Sequence[Segments]) -> Sequence
         return texts
     warn(describe_unknown(tokenizer, unknown), stacklevel=4)
     table = dict.fromkeys(map(ord, unknown))
-    translated = [Segments([part.translate(table) for part in text.parts], text.rows) for text in texts]
+    translated = [
+        Segments([part.translate(table) for part in text.parts], text.rows) for text in texts
+    ]
     return [text if all(text.parts) else without_empty(text) for text in translated]
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.functions import Tool, parse_tools
-from minhub_py.chat.generation import Prompt, ReplyGeneration, ReplyGenerator
+from minhub_py.chat.generation import ChatPrompt, ReplyGeneration, ReplyGenerator
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.chat.turns import (
@@ -361,7 +361,7 @@ class Chat:
         tools = self._chosen(tool_choice)
         functions = {tool.name: tool for tool in tools if tool.function is not None}
 
-        def prompt(required: bool) -> Prompt:
+        def prompt(required: bool) -> ChatPrompt:
             ids, dropped = self._prompt(question, settings.max_new_tokens, steps, tools)
             # the name of a tool requests one call
             parallel = not required or tool_choice == "required"
@@ -402,7 +402,7 @@ class Chat:
         return chosen
 
     def _generate(
-        self, question: Turn, prompt: Prompt, steps: tuple[JsonObject, ...]
+        self, question: Turn, prompt: ChatPrompt, steps: tuple[JsonObject, ...]
     ) -> TextStream:
         """Generate one reply, and store it as the last turn."""
         generation = ReplyGeneration(self._generator, prompt, self.reply_count, self._notify)

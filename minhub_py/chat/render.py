@@ -80,7 +80,7 @@ def make_environment(marks: list[str] | None = None) -> Any:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """The tag {% generation %}, which marks replies for training. Renders its content, between
         `marks` if given.
         """
@@ -118,7 +118,7 @@ def make_environment(marks: list[str] | None = None) -> Any:
             raise jinja2.exceptions.SecurityError(f"a namespace cannot have the attribute {name!r}")
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = to_json
     environment.globals.update(

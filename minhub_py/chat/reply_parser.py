@@ -198,7 +198,9 @@ class ReplyParser(TextReader):
                 if remaining.startswith(opening):
                     self.position = len(self.text) - len(remaining) + len(opening)
                     return opening
-            if self.ended or (remaining and not any(opening.startswith(remaining) for opening in openings)):
+            if self.ended or (
+                remaining and not any(opening.startswith(remaining) for opening in openings)
+            ):
                 break
             yield
         first = len(remaining[:1]) + len(self.text) - self.position - len(remaining)

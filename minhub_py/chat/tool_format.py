@@ -326,7 +326,9 @@ class _Detection:
         """
         added = self.alphabet.tokenizer.get_added_tokens_decoder()
         ids = [
-            id for char in remaining if (id := self.alphabet.id(char)) is not None and added[id].special
+            id
+            for char in remaining
+            if (id := self.alphabet.id(char)) is not None and added[id].special
         ][:1]
         if (
             "<|eom_id|>" in self.source

@@ -462,7 +462,9 @@ def tool_grammar(
     except (TypeError, ValueError, RecursionError):
         usable, warnings = {}, []
         for name, schema in tools.items():
-            usable[name], unsupported = usable_schema(vocabulary, name, schema, strict=name in strict)
+            usable[name], unsupported = usable_schema(
+                vocabulary, name, schema, strict=name in strict
+            )
             warnings += unsupported
     grammar = _compile(vocabulary, markup, usable, choice)
     grammar.warnings += warnings

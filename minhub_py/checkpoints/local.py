@@ -226,7 +226,9 @@ def cached(
     if problems:
         command = download_call(identifier, revision)
         if folder.is_dir():
-            state = f"is not complete in the local cache: {problems[0]} Run `{command}` when online."
+            state = (
+                f"is not complete in the local cache: {problems[0]} Run `{command}` when online."
+            )
         else:
             state = f"is neither a folder here nor in the local cache: run `{command}` when online."
             state += did_you_mean(identifier)

@@ -11,7 +11,7 @@ import click
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import input_files, texts_argument
-from minhub_py.cli.loading import Loading, open_model
+from minhub_py.cli.loading import LoadingOptions, open_model
 from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
 from minhub_py.cli.output import progress_bar
 from minhub_py.system.console import note
@@ -54,8 +54,8 @@ def rerank(
     top: int | None,
     raw_scores: bool,
     instruction: str | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Sort texts by their relevance to QUERY.
@@ -117,8 +117,8 @@ def classify(
     labels: str | None,
     hypothesis: str,
     multi_label: bool,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Classify texts.
@@ -218,8 +218,8 @@ def masked(
     top: int,
     tokens: tuple[str, ...],
     target: str | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Predict the masked tokens of texts.
@@ -282,8 +282,8 @@ def pll(
     texts: tuple[str, ...],
     method: str,
     tokens: bool,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Compute the pseudo-log-likelihood of texts.
@@ -340,8 +340,8 @@ def entities(
     aggregation: str,
     ignore: tuple[str, ...],
     stride: int | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Find the names of persons, places and others in texts.
@@ -402,8 +402,8 @@ def answer(
     no_answer: bool,
     max_answer: int,
     stride: int | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Find the answers to QUESTION in texts.
@@ -437,9 +437,9 @@ def run(
     model: str,
     texts: Sequence[str],
     settings: Mapping[str, object],
-    loading: Loading,
+    loading: LoadingOptions,
     as_json: bool,
-    table: jobs.Table,
+    table: jobs.TableOptions,
     results: Results | None = None,
 ) -> None:
     """Run a task on the rows of files, or print its results for texts.
@@ -451,7 +451,7 @@ def run(
         jobs.run(task, model, texts, table, settings, loading, as_json)
         return
     rows = read_texts(texts, table["column"], table["na"])
-    from minhub_py.jobs.tasks import TASKS, Text
+    from minhub_py.jobs.tasks import TASKS, RowText
 
     network, tokenizer = open_model(model, **loading, encoders=True)
     with (
@@ -463,7 +463,7 @@ def run(
             shown = results(network, tokenizer, rows, update)
         else:
             values = TASKS[task].run(
-                network, tokenizer, [Text(i, row, []) for i, row in enumerate(rows)], **settings
+                network, tokenizer, [RowText(i, row, []) for i, row in enumerate(rows)], **settings
             )
             shown = [
                 {"text": text, **result}

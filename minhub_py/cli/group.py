@@ -95,7 +95,9 @@ class Command(click.Command):
             if not options:
                 raise
             raise click.NoSuchOption(
-                error.option_name, f"No such option '{error.option_name}'. Use {options[0]}.", ctx=ctx
+                error.option_name,
+                f"No such option '{error.option_name}'. Use {options[0]}.",
+                ctx=ctx,
             ) from None
 
     def invoke(self, ctx: click.Context) -> Any:

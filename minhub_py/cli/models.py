@@ -12,7 +12,7 @@ import click
 
 from minhub_py.checkpoints import cache, hub, local
 from minhub_py.checkpoints.hub import size
-from minhub_py.cli.completion import Model
+from minhub_py.cli.completion import ModelArgument
 from minhub_py.cli.group import Command
 from minhub_py.cli.options import (
     Bytes,
@@ -91,7 +91,7 @@ def list_models(published: bool, as_json: bool) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("repo", type=Model(local=False))
+@click.argument("repo", type=ModelArgument(local=False))
 @revision_option
 @click.option("--dry-run", is_flag=True, help="Only show the files to download.")
 @json_option
@@ -132,7 +132,7 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("repo", type=Model(local=False))
+@click.argument("repo", type=ModelArgument(local=False))
 @click.option(
     "--revision", help="Branch, tag or commit to delete.  [default: all cached revisions]"
 )

@@ -8,7 +8,7 @@ import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
-from minhub_py.cli.loading import Loading, open_model
+from minhub_py.cli.loading import LoadingOptions, open_model
 from minhub_py.cli.options import (
     add_options,
     files_argument,
@@ -81,8 +81,8 @@ def pairs(
     by: str | None,
     bos: bool | None,
     plot: Path | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Measure the accuracy on minimal pairs.
@@ -126,7 +126,7 @@ def pairs(
 
 
 def suite_results(
-    model: str, files: Sequence[str], loading: Loading, bos: bool | None
+    model: str, files: Sequence[str], loading: LoadingOptions, bos: bool | None
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """The results of each item of suites, and the accuracies."""
     from minhub_py.analysis.minimal_pairs import accuracies, read_suite, suite_columns
@@ -144,7 +144,7 @@ def pair_results(
     model: str,
     files: Sequence[str],
     table: JsonMapping,
-    loading: Loading,
+    loading: LoadingOptions,
     bad: str,
     by: str | None,
     bos: bool | None,

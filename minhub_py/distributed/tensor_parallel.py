@@ -1,7 +1,7 @@
 """Tensor parallelism: each rank has a shard of every large weight, and runs the model's own
 `forward`.
 
-`Plan` reads from a model's `steps` how each weight is divided. In a block, the first layer is
+`ShardingPlan` reads from a model's `steps` how each weight is divided. In a block, the first layer is
 divided by its outputs (column parallel): each rank has some heads, or some channels of the MLP. The
 last layer is divided by its inputs (row parallel), so that its outputs are partial sums, which a
 hook adds over the ranks. Embedding and head are divided by the vocabulary. Everything else (norms,
@@ -116,7 +116,7 @@ class Segment:
     size: int = 1
 
 
-class Plan:
+class ShardingPlan:
     """How a model is divided, for one rank. Changes the modules of the model, but not its weights.
 
     slices: id of a parameter -> a dimension and the ranges of this rank; other parameters are
@@ -385,9 +385,9 @@ def shard(
 
     tensors: the weights by name; only the shard of this rank is read.    move: moves a tensor to
     its device and dtype.
-    ValueError: see `Plan`.
+    ValueError: see `ShardingPlan`.
     """
-    plan = Plan(model, group)
+    plan = ShardingPlan(model, group)
     for name, parameter in model.state_dict(keep_vars=True).items():
         path, _, leaf = name.rpartition(".")
         parent = model.get_submodule(path)

@@ -321,11 +321,17 @@ def gguf_architecture_of(config: JsonMapping) -> GGUFArchitecture:
     """
     model_type, [name, *_] = config["model_type"], config.get("architectures") or [""]
     architectures = weights_map.gguf_architectures.values()
-    of_type = [entry for entry in architectures if model_type in (entry.model_types or (entry.model_type,))]
-    by_class = [entry for entry in of_type if entry.class_suffix and name.endswith(entry.class_suffix)]
+    of_type = [
+        entry for entry in architectures if model_type in (entry.model_types or (entry.model_type,))
+    ]
+    by_class = [
+        entry for entry in of_type if entry.class_suffix and name.endswith(entry.class_suffix)
+    ]
     for architecture in by_class or of_type:
         return architecture
-    names = sorted({name for entry in architectures for name in entry.model_types or (entry.model_type,)})
+    names = sorted(
+        {name for entry in architectures for name in entry.model_types or (entry.model_type,)}
+    )
     raise ValueError(
         f"a model of the type {model_type} cannot be written as GGUF; possible are"
         f" {', '.join(names)}"

@@ -132,8 +132,15 @@ def adapt(schema: JsonObject) -> None:
         ("exclusiveMaximum", "maximum", -1),
     ):
         exclusive_bound, inclusive_bound = schema.get(exclusive), schema.get(inclusive)
-        if is_number(exclusive_bound) and float(exclusive_bound).is_integer() and exclusive_bound * sign >= 0:
-            limits = [next_number(exclusive_bound, sign), *([inclusive_bound] if is_number(inclusive_bound) else ())]
+        if (
+            is_number(exclusive_bound)
+            and float(exclusive_bound).is_integer()
+            and exclusive_bound * sign >= 0
+        ):
+            limits = [
+                next_number(exclusive_bound, sign),
+                *([inclusive_bound] if is_number(inclusive_bound) else ()),
+            ]
             schema[inclusive] = max(limits) if sign > 0 else min(limits)
             del schema[exclusive]
 
@@ -295,7 +302,9 @@ class _Closing:
 
     def base(self, schema: dict[str, object]) -> list[str]:
         """The properties of an object without those of its alternatives."""
-        remaining = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")}
+        remaining = {
+            name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")
+        }
         return [name for part in self.combined(remaining) for name in own_names(part)]
 
     def inline(self, schema: JsonObject) -> None:

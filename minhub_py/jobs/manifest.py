@@ -88,7 +88,7 @@ class Resource(TypedDict):
     digest: Digests
 
 
-class Loading(TypedDict, total=False):
+class ManifestLoading(TypedDict, total=False):
     """The arguments of the model."""
 
     revision: str
@@ -108,7 +108,7 @@ class RequiredArguments(TypedDict):
     extra_columns: list[str]
     prefix: str
     settings: JsonObject
-    loading: Loading
+    loading: ManifestLoading
 
 
 class Arguments(RequiredArguments, total=False):

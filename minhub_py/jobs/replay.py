@@ -22,8 +22,8 @@ from minhub_py.jobs.manifest import (
     Definition,
     Details,
     Environment,
-    Loading,
     Manifest,
+    ManifestLoading,
     processor_class,
     read_manifest,
     versions,
@@ -54,7 +54,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReplayRun:
     """One repetition. rows: compared rows of the output.    differing: their number.
 
     largest: the largest difference of two numbers; infinite if a value is text or missing on one
@@ -82,7 +82,7 @@ class Replay(Result):
     guarantee: str
     same_class: bool
     changes: list[str]
-    runs: list[Run]
+    runs: list[ReplayRun]
 
     def table(self) -> Columns:
         """A row for each repetition: chunk, threads, rows, differing and largest."""
@@ -217,7 +217,7 @@ def job_of(definition: Definition, folder: Path) -> Job:
         {
             name: value
             for name, value in parameters["loading"].items()
-            if name in Loading.__annotations__
+            if name in ManifestLoading.__annotations__
         },
     )
     if model.startswith("."):
@@ -402,7 +402,7 @@ def compare(
     threads: int,
     *,
     complete: bool,
-) -> Run:
+) -> ReplayRun:
     """Compare rows of results. complete: the outputs have no further rows."""
     rows = differing = 0
     largest, first = 0.0, None
@@ -427,7 +427,7 @@ def compare(
         differing += differs
     if complete and next(stored, None) is not None:
         raise ValueError(f"{job.out} has more rows than the replayed job: restore the output")
-    return Run(chunk, threads, rows, differing, largest, first)
+    return ReplayRun(chunk, threads, rows, differing, largest, first)
 
 
 def difference(stored: Any, replayed: Any) -> float:

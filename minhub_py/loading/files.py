@@ -40,7 +40,7 @@ class ModelFiles:
     config: ModelConfig
     adapters: Mapping[str, Path] = field(default_factory=dict)
     adapter: Path | None = None
-    plan: hub.Plan | None = None
+    plan: hub.DownloadPlan | None = None
     token: str | None = field(default=None, repr=False)
 
     @property
@@ -118,7 +118,7 @@ def open_files(
 
 def repository_settings(
     name: str, revision: str, *, weights: bool, token: str | None, local_files_only: bool
-) -> tuple[Path, hub.Plan | None]:
+) -> tuple[Path, hub.DownloadPlan | None]:
     """The folder of a repository with its settings, and the plan to download its weights; None if
     none remain.
 

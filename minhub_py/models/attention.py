@@ -333,7 +333,11 @@ class Past:
                 # A padding token attends at least to itself: without any key the softmax would be
                 # NaN.
                 in_window = (distances < window).unsqueeze(1)
-                mask = in_window if mask is None else (in_window & mask) | (distances == 0).unsqueeze(1)
+                mask = (
+                    in_window
+                    if mask is None
+                    else (in_window & mask) | (distances == 0).unsqueeze(1)
+                )
             self._masks[window] = mask
         return self._masks[window]
 

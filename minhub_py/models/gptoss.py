@@ -76,7 +76,7 @@ class Attention(nn.Module):
         return self.o_proj(merge_heads(y))
 
 
-class Experts(nn.Module):
+class ColumnExperts(nn.Module):
     """E gated MLPs with biases. Their weights (E, in, out) are parameters, or in MXFP4."""
 
     def __init__(self, config: "GPTOSSConfig") -> None:
@@ -110,7 +110,7 @@ class MLP(nn.Module):
         super().__init__()
         self.routing = Routing(config.num_experts_per_tok)
         self.router = nn.Linear(config.hidden_size, config.num_local_experts)
-        self.experts = Experts(config)
+        self.experts = ColumnExperts(config)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)  # (N, C)

@@ -39,7 +39,7 @@ from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rot
 from minhub_py.system.json_text import JsonObject
 
 
-class ShortConvolution(nn.Module):
+class ShortConvolutionLayer(nn.Module):
     """A gated convolution over time: c · conv(b · x), for b, c and x projected from the input."""
 
     def __init__(self, config: "Lfm2Config", layer: int) -> None:
@@ -93,7 +93,7 @@ class Block(nn.Module):
         C, attends = config.hidden_size, config.kinds[layer] == "full_attention"
         self.operator_norm = RMSNorm(C, config.norm_eps)
         self.self_attn = Attention(config, layer) if attends else None
-        self.conv = None if attends else ShortConvolution(config, layer)
+        self.conv = None if attends else ShortConvolutionLayer(config, layer)
         self.ffn_norm = RMSNorm(C, config.norm_eps)
         routing = Routing(
             config.num_experts_per_tok, config.norm_topk_prob, True, config.routed_scaling_factor

@@ -22,7 +22,7 @@ from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.steps import Add, Gate, Linear, Norm, SaveResidual, Step
 
 
-class Experts(nn.Module):
+class GatedExperts(nn.Module):
     """E gated MLPs: down(activation(gate(x)) · up(x))."""
 
     def __init__(self, experts: int, channels: int, inner: int, activation: str) -> None:
@@ -89,7 +89,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.routing, self.activation = routing, activation
         self.gate = nn.Linear(channels, experts, bias=False)
-        self.experts = Experts(experts, channels, inner, activation)
+        self.experts = GatedExperts(experts, channels, inner, activation)
         self.register_buffer("expert_bias", torch.zeros(experts) if choice_bias else None)
         self.router_norm = router_norm
         self.factors = None if router_norm is None else nn.Parameter(torch.ones(experts))

@@ -40,7 +40,7 @@ def sinusoids(positions: int, size: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)
 
 
-class Positions(nn.Module):
+class SinusoidalPositions(nn.Module):
     """`sinusoids` as a buffer, which a checkpoint overwrites."""
 
     weight: Tensor
@@ -98,7 +98,7 @@ class Sinusoidal(LanguageModel):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = Positions(config)
+        self.positions = SinusoidalPositions(config)
         self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
         # Smaller embeddings would be dominated by the positions, with numbers from -1 to 1.

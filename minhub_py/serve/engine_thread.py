@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from minhub_py.inference.grammar import GrammarError
 
 
-class BusyError(Exception):
+class QueueFullError(Exception):
     """The queue is full, or the engine does not accept requests."""
 
 
@@ -91,9 +91,9 @@ class EngineThread(Generic[R]):
         """Queue requests, all or none. BusyError: the queue is full, or the engine stops."""
         with self.lock:
             if not self.accepting:
-                raise BusyError("the server is shutting down")
+                raise QueueFullError("the server is shutting down")
             if self.unfinished + len(requests) > self.batch_size + self.queue_size:
-                raise BusyError("the queue is full")
+                raise QueueFullError("the queue is full")
             self.unfinished += len(requests)
         for request in requests:
             self.inbox.put(request)

@@ -95,7 +95,7 @@ def read_json(text: str, most: int) -> Slices[object]:
 
     most: maximum number of lists, objects and members of objects.
     """
-    reader = _Reader(text)
+    reader = _SliceReader(text)
     count = total = 0
     while not reader.complete:
         size = reader.advance()
@@ -108,7 +108,7 @@ def read_json(text: str, most: int) -> Slices[object]:
     return reader.result
 
 
-class _Reader:
+class _SliceReader:
     """The state of a text that is being read. The end of the text is read at once."""
 
     def __init__(self, text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minhub_py.system.csv_values import NA, Missing, quoted, without_missing
-from minhub_py.system.formats import SEPARATORS, Batch, Row, import_pyarrow
+from minhub_py.system.formats import SEPARATORS, Row, RowBatch, import_pyarrow
 
 # size of a row group in .parquet files: waits in memory, and again while it is encoded
 ROW_GROUP_BYTES = 2**23
@@ -57,7 +57,7 @@ class TextWriter:
                 names += vector if column.type == "vector" else [column.name]
             self._write_line(names)
 
-    def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
+    def write(self, batch: RowBatch, indices: Sequence[int], results: Sequence[Row]) -> None:
         """Write one row per result: the batch's row at the corresponding index, and the result's
         columns.
 
@@ -117,7 +117,7 @@ class ParquetWriter:
             return self.pa.list_(self.pa.float32())
         return self.pa.type_for_alias(kind) if isinstance(kind, str) else kind
 
-    def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
+    def write(self, batch: RowBatch, indices: Sequence[int], results: Sequence[Row]) -> None:
         """Write rows. See `TextWriter.write`."""
         table = batch.table
         stored = {} if table is None else dict(zip(table.schema.names, table.columns, strict=True))
@@ -134,7 +134,7 @@ class ParquetWriter:
             self._flush()
 
     def _input_array(
-        self, batch: Batch, name: str, kind: Any, column: Any, indices: Sequence[int]
+        self, batch: RowBatch, name: str, kind: Any, column: Any, indices: Sequence[int]
     ) -> Any:
         """The rows' values of an input column. column: the batch's Arrow array, if there is one."""
         is_string = self.pa.types.is_string(kind)
@@ -186,7 +186,7 @@ class NpyWriter:
         )
         return b"\x93NUMPY\x01\x00\xf6\x00" + description.ljust(245).encode() + b"\n"
 
-    def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
+    def write(self, batch: RowBatch, indices: Sequence[int], results: Sequence[Row]) -> None:
         """Write rows. See `TextWriter.write`."""
         empty = [self.np.nan] * self.column.width
         vectors = [

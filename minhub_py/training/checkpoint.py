@@ -48,7 +48,7 @@ LossColumn = Literal[
 Measure = Literal["accuracy", "f1_macro", "r_squared"]
 
 
-class Measures(TypedDict, total=False):
+class HeldOutMeasures(TypedDict, total=False):
     """Measures of the held-out examples with labels; NaN where undefined."""
 
     accuracy: float  # of a classification, as f1_macro
@@ -56,7 +56,7 @@ class Measures(TypedDict, total=False):
     r_squared: float  # of a regression
 
 
-class LossRow(Measures):
+class LossRow(HeldOutMeasures):
     """A row of losses.csv, one per evaluation. Unknown values are NaN.
 
     train_loss and gradient_norm are means over the steps since the previous row. units.py defines

@@ -23,7 +23,7 @@ from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import setting
 from minhub_py.training.adapter_run import invocation_of
 from minhub_py.training.checkpoint import RunFolder
-from minhub_py.training.examples import Encoder, is_table, labels_in, prepare_examples
+from minhub_py.training.examples import ExampleEncoder, is_table, labels_in, prepare_examples
 from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
 from minhub_py.training.rows import form_of
@@ -92,7 +92,7 @@ def encode_examples(
             "config, tokenizer and chat template have no token that ends a reply, so that the "
             "model does not learn to stop: set eos_token in tokenizer_config.json"
         )
-    encoder = Encoder(
+    encoder = ExampleEncoder(
         tokenizer,
         template,
         eos,

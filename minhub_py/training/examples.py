@@ -205,7 +205,7 @@ def describing(path: Path, number: int) -> Iterator[None]:
         raise ValueError(f"{path}, row {number}: {error}") from error
 
 
-class Encoder:
+class ExampleEncoder:
     """Encodes examples.
 
     eos: appended to completions.    context: maximum number of tokens.    invocation: of an
@@ -241,7 +241,11 @@ class Encoder:
             raise ValueError("an activated adapter needs preference pairs with one reply each")
         for reply in [reply for variants in replies for reply in variants]:
             self.check_invocation(reply.prompt)
-        return [list(variants) for variants in zip(*replies, strict=True)] if all(replies) else [sequences]
+        return (
+            [list(variants) for variants in zip(*replies, strict=True)]
+            if all(replies)
+            else [sequences]
+        )
 
     def check_invocation(self, prompt: Sequence[int]) -> None:
         """ValueError: a prompt does not contain the invocation."""
@@ -372,7 +376,7 @@ def prepare_examples(
     paths: Sequence[Path],
     names: Sequence[str],
     folder: Path,
-    encoder: Encoder,
+    encoder: ExampleEncoder,
     objective: str,
     held_out: float,
     seed: int,

@@ -32,7 +32,7 @@ from minhub_py.models.lora import Invocation, starting_at
 from minhub_py.models.steps import Logits
 from minhub_py.system.confusion import confusion_of, f1_of
 from minhub_py.system.spelling import setting
-from minhub_py.training.checkpoint import Measures
+from minhub_py.training.checkpoint import HeldOutMeasures
 from minhub_py.training.examples import ExampleCorpus, Examples
 from minhub_py.training.memory import groups_of, recomputed
 from minhub_py.training.optimizer import random_seed
@@ -49,7 +49,7 @@ MASKED = 0.15  # fraction of the tokens of a text
 
 
 @dataclass(frozen=True)
-class Batch:
+class ExampleBatch:
     """Padded sequences. weights: of each token as a target.    scale: 1 / the number of targets of
     the step.
 
@@ -68,10 +68,10 @@ class Batch:
     adapter_starts: list[int] | None = None
     scale: float = 1.0
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> "ExampleBatch":
         """The batch on a device."""
         labels = None if self.labels is None else self.labels.to(device)
-        return Batch(
+        return ExampleBatch(
             self.idx.to(device),
             self.weights.to(device),
             self.mask.to(device),
@@ -139,7 +139,7 @@ class ExampleTask:
             for number in range(first, first + self.batch)
         ]
 
-    def step_batches(self, step: int, shard: slice) -> list[Batch]:
+    def step_batches(self, step: int, shard: slice) -> list[ExampleBatch]:
         """The micro-batches of a step. Examples of similar lengths share one, which needs less
         padding.
         """
@@ -163,12 +163,12 @@ class ExampleTask:
             for first in range(0, len(numbers), self.micro_batch)
         ]
 
-    def held_out_batch(self, numbers: Sequence[int]) -> Batch:
+    def held_out_batch(self, numbers: Sequence[int]) -> ExampleBatch:
         """A batch of an evaluation."""
         [batch] = self.batches(self.held_out, numbers, 0)
         return batch
 
-    def batches(self, examples: Examples, numbers: Sequence[int], step: int) -> list[Batch]:
+    def batches(self, examples: Examples, numbers: Sequence[int], step: int) -> list[ExampleBatch]:
         """Micro-batches of examples in the order of their lengths, as many as for `micro_batch`
         examples each.
         """
@@ -177,7 +177,7 @@ class ExampleTask:
         )
         return [self.collate(examples, numbers[part], [step, part.start]) for part in parts]
 
-    def collate(self, examples: Examples, numbers: Sequence[int], seeds: list[int]) -> Batch:
+    def collate(self, examples: Examples, numbers: Sequence[int], seeds: list[int]) -> ExampleBatch:
         """Pad examples at their end."""
         sequences = examples.sequences(numbers)
         length = max(len(ids) for ids, _ in sequences)
@@ -204,7 +204,9 @@ class ExampleTask:
                 self.invocation.start(ids[: int(weight.argmax())].tolist())
                 for ids, weight in sequences
             ]
-        return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts)
+        return ExampleBatch(
+            idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts
+        )
 
     def mask_words(
         self, idx: Tensor, weights: Tensor, seeds: list[int]
@@ -222,7 +224,10 @@ class ExampleTask:
         return torch.where(chosen, changed, idx), idx, chosen.float()
 
     def loss(
-        self, model: LanguageModel, batch: Batch, scored: list[tuple[Tensor, Tensor]] | None = None
+        self,
+        model: LanguageModel,
+        batch: ExampleBatch,
+        scored: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
         """The sum of the losses of a batch's targets, float32. units.py defines their unit.
 
@@ -248,7 +253,7 @@ class ExampleTask:
         importance = torch.where(batch.keep, self.keep_weight, 1.0).unsqueeze(1)
         return -(self.logprobs(model, batch) * batch.weights[:, 1:] * importance).sum()
 
-    def measures(self, scored: Sequence[tuple[Tensor, Tensor]]) -> Measures:
+    def measures(self, scored: Sequence[tuple[Tensor, Tensor]]) -> HeldOutMeasures:
         """Accuracy and macro F1, or R² of a regression, of the examples that `loss` has scored."""
         if not scored:
             return {}
@@ -266,7 +271,7 @@ class ExampleTask:
         [f1] = f1_of(confusion_of(pair, self.classes, np.ones((1, len(labels)))))
         return {"accuracy": float((pair[0] == pair[1]).mean()), "f1_macro": float(np.nanmean(f1))}
 
-    def logprobs(self, model: LanguageModel, batch: Batch) -> Tensor:
+    def logprobs(self, model: LanguageModel, batch: ExampleBatch) -> Tensor:
         """The log-probability of each target after the first token, (B, T - 1); 0 for other tokens.
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
@@ -284,7 +289,9 @@ class ExampleTask:
             kept_targets, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
             with torch.no_grad():
                 assert model.base is not None
-                reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[kept_targets[keep]]
+                reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[
+                    kept_targets[keep]
+                ]
             result = result.masked_scatter(
                 kept_targets, token_logprobs(model.logits, hidden[kept_targets], reference, frozen)
             )
@@ -312,7 +319,7 @@ class ExampleTask:
             )
             return F.pad(hidden, (0, 0, 0, idx.size(1) - hidden.size(1)))
 
-    def preference_loss(self, model: LanguageModel, batch: Batch) -> Tensor:
+    def preference_loss(self, model: LanguageModel, batch: ExampleBatch) -> Tensor:
         """DPO: -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))); the reference is
         the base.
         """

@@ -24,7 +24,7 @@ from minhub_py.system.processor import has_bfloat16
 from minhub_py.system.spelling import setting
 from minhub_py.training import adapter_run, example_run, memory
 from minhub_py.training.checkpoint import RunFolder
-from minhub_py.training.data import Text, split_at_words
+from minhub_py.training.data import CorpusText, split_at_words
 from minhub_py.training.errors import read_object
 from minhub_py.training.examples import KEEPING
 from minhub_py.training.settings import CONTEXT, Settings
@@ -161,7 +161,7 @@ def tokens_in_memory(settings: Settings, start: ModelFiles, size: int, *, sliced
     return min(tokens, memory.MICRO_BATCH_TOKENS)
 
 
-def tokenizer_of(settings: Settings, start: ModelFiles | None, text: Text) -> Tokenizer:
+def tokenizer_of(settings: Settings, start: ModelFiles | None, text: CorpusText) -> Tokenizer:
     """The tokenizer of a run. Raises the errors of `tokenizer_from_pretrained`."""
     if settings.tokenizer == "characters":
         return characters(text.alphabet)

@@ -84,7 +84,11 @@ def message_of(turn: Any) -> JsonObject:
         raise ValueError("a message of conversations needs from and value")
     if "from" not in turn:
         return dict(turn)
-    role, text, unknown = ROLES.get(str(turn["from"])), turn["value"], without(turn, "from", "value")
+    role, text, unknown = (
+        ROLES.get(str(turn["from"])),
+        turn["value"],
+        without(turn, "from", "value"),
+    )
     if role is None:
         raise ValueError(f"from must be one of {', '.join(ROLES)}, not {turn['from']!r}")
     if role != "function_call":

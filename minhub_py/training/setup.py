@@ -28,7 +28,7 @@ from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call
 from minhub_py.training import example_run, memory
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
-from minhub_py.training.data import Text, prepare, read_corpus
+from minhub_py.training.data import CorpusText, prepare, read_corpus
 from minhub_py.training.data_parallel import DataParallelGroup, data_parallel_group
 from minhub_py.training.errors import CorruptError, reading
 from minhub_py.training.examples import ExampleCorpus, is_table
@@ -162,7 +162,7 @@ def encode_texts(
             )
         return
     stream_copy = folder.tokens / STREAM_COPY
-    text = Text(
+    text = CorpusText(
         paths,
         settings.held_out,
         listener.preparing,

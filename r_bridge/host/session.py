@@ -81,7 +81,7 @@ class RSession:
     def __exit__(self, *_: object) -> None:
         """Do nothing: R runs as long as the process."""
 
-    def eval(self, code: str) -> Any:
+    def eval(self, code: str) -> object:
         """Evaluate R code in R's global environment. Returns the value, converted to Python."""
         return self._call(
             "function(code) eval(parse(text = code, keep.source = FALSE), globalenv())", code

@@ -123,7 +123,7 @@ def setting_of(name: str, value: object) -> Any:
     return values if name in LISTS or len(values) != 1 else values[0]
 
 
-def results_column(values: list[Any], kind: str) -> Any:
+def results_column(values: list[Any], kind: str) -> object:
     """A column of results for R."""
     if kind == "string":
         return character(values)

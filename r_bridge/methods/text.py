@@ -217,7 +217,9 @@ def score(
     )
 
 
-def perplexity(session: Session, model: Model, texts: object, tokenizer: Tokenizer | None) -> Any:
+def perplexity(
+    session: Session, model: Model, texts: object, tokenizer: Tokenizer | None
+) -> object:
     """The perplexity of each text: exp of the mean surprisal (nats) of its tokens after the first,
     or NA.
     """
@@ -247,7 +249,7 @@ def score_nonempty(session: Session, model: Model, rows: list[list[int]]) -> lis
     return [next(scores) if row else torch.empty(0) for row in rows]
 
 
-def concatenate(scores: Sequence[object]) -> Any:
+def concatenate(scores: Sequence[object]) -> object:
     """Concatenate tensors to one array."""
     return np.concatenate([as_array(values) for values in scores]) if scores else np.empty(0)
 

@@ -55,7 +55,7 @@ def encode_batch(
 
 def decode_batch(
     session: Session, tokenizer: Tokenizer, ids: object, skip_special_tokens: bool
-) -> Any:
+) -> object:
     """The text of each sequence of token IDs."""
     rows = id_rows(ids, tokenizer.size)
     return character(
@@ -63,7 +63,7 @@ def decode_batch(
     )
 
 
-def id_to_token(session: Session, tokenizer: Tokenizer, ids: object) -> Any:
+def id_to_token(session: Session, tokenizer: Tokenizer, ids: object) -> object:
     """The vocabulary's token for each ID; NA for an unknown ID."""
     [row] = id_rows(ids, 2**31 - 1)
     return character(tokenizer.tokenizer.id_to_token(id) for id in row)

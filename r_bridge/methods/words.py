@@ -102,7 +102,7 @@ def vocabulary(session: Session, model: Model, tokenizer: Tokenizer | None) -> F
 
 def logprob_matrix(
     session: Session, model: Model, texts: object, tokenizer: Tokenizer | None, out: str | None
-) -> Any:
+) -> object:
     """The matrix of minhub_py.logprob_matrix, and a frame that describes its rows; with `out`, the
     frame only.
     """

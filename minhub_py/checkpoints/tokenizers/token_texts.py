@@ -31,5 +31,7 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
             texts = [
                 tokenizer.decode_batch(rows, skip_special_tokens=False) for rows in (once, twice)
             ]
-    texts_by_id.update((id, both[len(single) :]) for id, single, both in zip(new, *texts, strict=True))
+    texts_by_id.update(
+        (id, both[len(single) :]) for id, single, both in zip(new, *texts, strict=True)
+    )
     return [texts_by_id[id] for id in ids]

@@ -79,9 +79,7 @@ class MergedTensors(Mapping[str, Tensor]):
     def like(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """The tensor in the checkpoint whose dtype a merged tensor has."""
         names = (name, self.base.ties.get(name, name))
-        return next(
-            (tensors[key] for key in names if key in tensors), next(iter(tensors.values()))
-        )
+        return next((tensors[key] for key in names if key in tensors), next(iter(tensors.values())))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
