@@ -106,6 +106,9 @@ BLOCK_ELEMENTS = 2**17
 _int = struct.Struct("=i").pack
 _two = struct.Struct("=ii").pack
 
+Character = list[str | None]  # a character vector of R, with None for NA
+Numeric = np.ndarray[Any, Any]  # a vector of numbers or of TRUE and FALSE
+
 
 @dataclass(frozen=True)
 class Frame:

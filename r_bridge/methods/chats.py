@@ -39,7 +39,7 @@ def reply(
     top_p: float | None,
     repetition_penalty: float,
     seed: float,
-    stop: Any,
+    stop: list[str],
     top: int,
     schema: object,
     min_p: float | None = None,

@@ -19,7 +19,7 @@ def activations(
     model: Model,
     texts: object,
     tokenizer: Tokenizer | None,
-    at: Any,
+    at: list[str],
     pool: str,
     targets: object = None,
 ) -> dict[str, object]:
@@ -51,7 +51,7 @@ def activations(
 
 
 def intervene(
-    session: Session, model: Model, at: Any, how: str, value: Any, scale: float, positions: Any
+    session: Session, model: Model, at: list[str], how: str, value: Any, scale: float, positions: object
 ) -> dict[str, object]:
     """A model with interventions. value: a vector or matrix, or a named list of them by point; or
     None.
@@ -145,8 +145,8 @@ def patching(
     model: Model,
     clean: object,
     corrupted: object,
-    answers: Any,
-    kinds: Any,
+    answers: list[str],
+    kinds: list[str],
     position: int | None,
     target: object,
     tokenizer: Tokenizer | None,

@@ -34,7 +34,7 @@ def generate(
     repetition_penalty: float,
     seeds: Any,
     eos_id: object,
-    stop: Any,
+    stop: list[str],
     stream: bool,
     speculate: int = 0,
     min_p: float | None = None,
@@ -150,7 +150,7 @@ def next_tokens(
 def score(
     session: Session,
     model: Model,
-    texts: Any,
+    texts: list[str],
     tokenizer: Tokenizer | None,
     targets: Any = None,
     bits: bool = False,

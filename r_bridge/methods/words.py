@@ -1,11 +1,11 @@
 """Log-probabilities of words and targets, and the matrix of log-probabilities."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from r_bridge.arguments import frame, scalar
-from r_bridge.convert import Frame, as_array
+from r_bridge.convert import Frame, Numeric, as_array
 from r_bridge.methods.text import encode_texts, find_tokenizer, is_text, nonempty, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -17,8 +17,8 @@ def word_logprobs(
     session: Session,
     model: Model,
     words: object,
-    by: Any,
-    word_n: Any,
+    by: Numeric,
+    word_n: Numeric,
     context: object,
     sep: str,
     ignored: object,
