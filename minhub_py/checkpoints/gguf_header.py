@@ -121,13 +121,13 @@ class Scanner:
             raise ValueError(f"it has a string of {length:,} bytes")
         return str(self.take(length), "utf-8")
 
-    def value(self, key: str) -> Any:
+    def value(self, key: str) -> object:
         type = self.number("I")
         if type == STRING:
             return self.string()
         return self.array(key) if type == ARRAY else self.number(self.format(type))
 
-    def array(self, key: str) -> Any:
+    def array(self, key: str) -> object:
         """A list of strings, an ndarray of numbers for the tokenizer, or a short list of numbers
         for a setting.
         """

@@ -121,7 +121,7 @@ def build(model: str | None, kind: str) -> "LanguageModel":
     from minhub_py.loading.entry_points import gpt2
 
     torch.manual_seed(0)
-    random: Any = gpt2().eval()
+    random = gpt2().eval()
     if "quantize" in KINDS[kind]:
         quantize(random, KINDS[kind]["quantize"])
         return random

@@ -232,7 +232,7 @@ class Quantized(nn.Module):
             return unpack_rows(self.codes[index], self.kind).to(self.dtype)
         return unpack(self.codes[index], self.scales[index], self.shape[1]).to(self.dtype)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantized":
         """Changes the dtype of `weight`; codes and scales keep theirs."""
         codes, scales = self.codes, self.scales
         super()._apply(fn, recurse)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from minhub_py.models.attention import Past
 from minhub_py.models.cache import Cache, Layout
 from minhub_py.models.experts import ExpertMatrices
+from minhub_py.models.layers import LinearLayer
 from minhub_py.models.steps import PredictionStep, Step
 from minhub_py.system.json_text import JsonMapping, JsonObject
 
@@ -77,7 +78,7 @@ class LanguageModel(nn.Module):
     config: ModelConfig
     encoder_decoder = False
     encoder_only = False
-    lm_head: Any  # the output head; None if the embedding's weight replaces it
+    lm_head: LinearLayer | None  # the output head; None if the embedding's weight replaces it
     without_head = False  # an embedding model, whose checkpoint has no output head
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the
     # sampling settings.

@@ -144,7 +144,7 @@ def build(Config: type[C], settings: Mapping[str, object]) -> C:
 
 
 def renamed(
-    Config: Any, settings: Mapping[str, object], fields: Collection[str]
+    Config: "type[ModelConfig]", settings: Mapping[str, object], fields: Collection[str]
 ) -> dict[str, object]:
     """The settings with the names of fields, where they have config.json's names for a model type
     (ALIASES).
@@ -176,7 +176,7 @@ def rope_names(Config: object) -> dict[str, str]:
     return {"rope_theta": "rope_theta", **getattr(Config, "ROPE_NAMES", {})}
 
 
-def older_rope_names(Config: Any) -> list[str]:
+def older_rope_names(Config: "type[ModelConfig]") -> list[str]:
     """Names of rotary settings that `one_rope` moves to rope_parameters; none without rotary
     embeddings.
     """
@@ -249,7 +249,7 @@ def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
         )
 
 
-def one_rope(Config: Any, hub: JsonMapping) -> JsonMapping:
+def one_rope(Config: "type[ModelConfig]", hub: JsonMapping) -> JsonMapping:
     """Merge all rotary settings into rope_parameters, a dict with rope_type and rope_theta.
 
     Older files have rope_theta, rope_scaling (with `type` for rope_type) and the names in

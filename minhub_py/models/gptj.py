@@ -97,6 +97,7 @@ class Block(nn.Module):
 
 class GPTJ(LanguageModel):
     config: "GPTJConfig"
+    lm_head: nn.Linear
 
     def __init__(self, config: "GPTJConfig") -> None:
         super().__init__()

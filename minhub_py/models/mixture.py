@@ -8,7 +8,6 @@ channels of an expert.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +56,7 @@ class SharedExpert(GatedMLP):
         yield Gate(self.activation, sigmoid=True)
         yield Add(self.down_proj, norm)
 
-    def parallel_steps(self, norm: Any) -> Iterator[Step]:
+    def parallel_steps(self, norm: RMSNorm) -> Iterator[Step]:
         """The operations for h = norm(x), and again h = norm(x) with the x before them, for the
         experts.
         """

@@ -91,6 +91,7 @@ class Block(nn.Module):
 
 class Phi(LanguageModel):
     config: "PhiConfig"
+    lm_head: nn.Linear
 
     def __init__(self, config: "PhiConfig") -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minhub_py.system.json_text import JsonObject
 
@@ -79,7 +79,7 @@ class GroupedHeads(Positions):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
-def unavailable(config: Any, model_type: str) -> JsonObject:
+def unavailable(config: "ModelConfig | type[ModelConfig]", model_type: str) -> JsonObject:
     """Defaults of the settings of a config, or its class, that a model type does not have (metadata
     "model_types").
     """
