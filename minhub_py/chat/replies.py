@@ -76,13 +76,16 @@ def marked_spans(
         spans.append((len(text), len(text) + len(reply)))
         text += reply + remaining
     if not spans:
-        raise ValueError("the chat template marks no reply of the conversation")
+        raise ValueError(
+            "the chat template marks no reply of the conversation: put the replies of the template"
+            " between {% generation %} and {% endgeneration %}"
+        )
     if all(trained):
         return text, spans
     if len(spans) != len(trained):
         raise ValueError(
-            f"the chat template marks {len(spans)} parts for {len(trained)} replies, so that a"
-            " weight belongs to none: remove the replies with weight 0"
+            f"the chat template marks {len(spans)} parts for {len(trained)} replies, so"
+            " that their weights cannot be assigned: remove the replies with weight 0"
         )
     return text, [span for span, is_trained in zip(spans, trained, strict=True) if is_trained]
 

@@ -164,7 +164,7 @@ def dequantize(data: NDArray[np.uint8], type: str) -> Tensor:
     return result
 
 
-def with_head_apart(header: Header) -> dict[str, StoredTensor]:
+def with_separate_head(header: Header) -> dict[str, StoredTensor]:
     """The tensors of a file by name. A head for multi-token prediction, the last block, is named
     `nextn`.
     """
@@ -200,7 +200,7 @@ class GGUFCheckpoint(Checkpoint):
     @cached_property
     def _tensors(self) -> Tensors:
         """The tensors by their names in the rows of the architecture."""
-        stored = with_head_apart(self.header)
+        stored = with_separate_head(self.header)
         names = self.architecture.names({name: tensor.type for name, tensor in stored.items()})
         return Tensors(self.path, {names[name]: tensor for name, tensor in stored.items()})
 

@@ -23,9 +23,18 @@ from minhub_py.models.gptneox import GPTNeoX
 from minhub_py.models.gptoss import GPTOSS
 from minhub_py.models.llama import Llama
 from minhub_py.models.lstm import LSTM
-from minhub_py.models.registry import ENTRIES, Architecture, Entry, entry_of, named_entry
+from minhub_py.models.registry import (
+    ENTRIES,
+    Architecture,
+    Entry,
+    entry_of,
+    named_entry,
+    preset,
+    similar_model_type,
+)
 from minhub_py.system.habits import with_hints
 from minhub_py.system.json_text import JsonObject
+from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -105,8 +114,20 @@ def new_config(
     if named is not None:
         entry, model_type = named
         return entry.architecture, entry.config({"model_type": model_type, **settings}), None
+    if entry is None and isinstance(identifier, str):
+        check_model_type(identifier)
     architecture, config, folder = read_config(identifier, revision, entry=entry, **access)
     return architecture, entry_of(config.to_hub()["model_type"]).config(settings, config), folder
+
+
+def check_model_type(name: str) -> None:
+    """ValueError: the name is neither a folder nor a published size, and resembles a model type."""
+    is_model = preset(name) is not None or Path(name).exists()
+    if not is_model and (similar := similar_model_type(name)) is not None:
+        raise ValueError(
+            f"there is no model type {printable(name)!r}: did you mean {similar!r}? A repository"
+            " on the Hub is owner/name"
+        )
 
 
 def restricted(name: str, public: Callable[P, LanguageModel], Model: type[M]) -> Callable[P, M]:

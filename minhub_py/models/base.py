@@ -242,7 +242,10 @@ class LanguageModel(nn.Module):
                 for name in ("n_positions", "max_position_embeddings")
                 if hasattr(self.config, name)
             )
-            raise ValueError(f"{title}: {longest} positions; this model has {limit} ({name})")
+            raise ValueError(
+                f"{title}: the input has {longest} positions, but this model has {limit} ({name}):"
+                " shorten it"
+            )
         if cache is not None and (
             idx.size(0) != len(cache.lengths) or (cache.bounded and longest > cache.max_length)
         ):

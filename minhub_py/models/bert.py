@@ -292,7 +292,9 @@ class BertConfig(HeadSettings):
                 f"({self.num_attention_heads})"
             )
         if self.model_type == "distilbert" and self.layer_norm_eps != 1e-12:
-            raise ValueError("BERT: a distilbert model has layer_norm_eps 1e-12")
+            raise ValueError(
+                f"BERT: layer_norm_eps must be 1e-12 for distilbert, not {self.layer_norm_eps}"
+            )
         if self.num_hidden_groups > self.num_hidden_layers:
             raise ValueError(
                 f"BERT: num_hidden_groups ({self.num_hidden_groups}) must be at most"

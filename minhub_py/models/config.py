@@ -187,7 +187,7 @@ def older_rope_names(Config: "type[ModelConfig]") -> list[str]:
 
 def changed(config: C, changes: Mapping[str, object]) -> C:
     """A copy of `config` with some settings changed, each checked as in `build`. Accepts aliases
-    and older names.
+    and older names. With fewer layers, the settings of each layer are cut.
     """
     values: JsonObject = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)
@@ -202,7 +202,30 @@ def changed(config: C, changes: Mapping[str, object]) -> C:
     }:
         values["rope_parameters"] = changed_rope(type(config), values["rope_parameters"], changes)
         changes = {name: value for name, value in changes.items() if name not in older}
+    if "num_hidden_layers" in changes.keys() & values.keys():
+        values |= layer_settings(type(config), values, changes)
     return build(type(config), values | changes)
+
+
+def layer_settings(
+    Config: "type[ModelConfig]", values: JsonMapping, changes: JsonMapping
+) -> JsonObject:
+    """The settings of `values` that have an element per layer, for another num_hidden_layers.
+
+    ValueError: there are more layers than before.
+    """
+    old, new = values["num_hidden_layers"], changes["num_hidden_layers"]
+    names = [
+        name
+        for name in ("layer_types", "no_rope_layers")
+        if name not in changes and isinstance(values.get(name), list | tuple)
+    ]
+    if names and type(new) is int and new > old:
+        raise ValueError(
+            f"{Config.TITLE}: {names[0]} describes {old} layers, not {new}: set {names[0]}, too,"
+            f" or num_hidden_layers to at most {old}"
+        )
+    return {name: values[name][:new] for name in names if type(new) is int}
 
 
 def changed_rope(

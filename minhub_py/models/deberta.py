@@ -361,7 +361,8 @@ class DebertaConfig(HeadSettings, Positions):
             )
         if self.conv_kernel_size and (self.conv_kernel_size % 2 == 0 or C % self.conv_groups):
             raise ValueError(
-                "DeBERTa: conv_kernel_size must be odd, and hidden_size a multiple of conv_groups"
+                f"DeBERTa: conv_kernel_size must be odd, not {self.conv_kernel_size}, and"
+                f" hidden_size ({C}) a multiple of conv_groups ({self.conv_groups})"
             )
         if self.head == "masked_lm" and not self.legacy and self.embedding_size not in (None, C):
             raise ValueError(
@@ -404,7 +405,7 @@ class DebertaConfig(HeadSettings, Positions):
 
     @property
     def distance_rows(self) -> int:
-        """R."""
+        """Number of rows in the table of distances (R)."""
         return 2 * (self.buckets or self.largest_distance)
 
     @property

@@ -2,9 +2,10 @@
 `steps.Experts`.
 
 The matrices of the experts have one of two forms:
-    columns    gate and up are the alternate columns of one matrix (E, in, out), in floats or MXFP4:
-    GPT-OSS apart      gate, up and down are an `ExpertMatrices` each: E matrices (out, in),
-    wherever a file has them
+    columns    gate and up are the alternate columns of one matrix (E, in, out), in floats or MXFP4
+               (GPT-OSS)
+    separate   gate, up and down are an `ExpertMatrices` each: E matrices (out, in) that can be
+               anywhere in a file
 
 Sources
     Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Jiang et al. (2024),

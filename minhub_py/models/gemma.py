@@ -304,7 +304,7 @@ class GemmaConfig(HeadSettings, Positions):
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim % 2:
             raise ValueError(
-                f"Gemma: head_dim ({self.head_dim}) must be even: positions rotate pairs"
+                f"Gemma: head_dim ({self.head_dim}) must be even, because rotary embeddings rotate pairs"
             )
         if SLIDING in self.kinds and self.sliding_window is None:
             raise ValueError(
@@ -378,7 +378,7 @@ class GemmaConfig(HeadSettings, Positions):
             for name, value in parameters.items()
         ):
             raise ValueError(
-                f"Gemma: rope_parameters must hold settings for {FULL} and {SLIDING}, or for the"
+                f"Gemma: rope_parameters must contain settings for {FULL} and {SLIDING}, or for the"
                 " first"
             )
         full, local = parameters.get(FULL) or {}, parameters.get(SLIDING) or {}

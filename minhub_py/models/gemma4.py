@@ -112,7 +112,7 @@ class Attention(nn.Module):
 
 
 class ExpertBranch(nn.Module):
-    """Experts in parallel with the MLP of a block. Their outputs are normed apart, then added."""
+    """Experts in parallel with the MLP of a block. Each output has its norm before the sum."""
 
     def __init__(self, config: "Gemma4Config") -> None:
         super().__init__()
@@ -347,7 +347,7 @@ class Gemma4Config(Positions):
         for size, heads in zip(self.head_sizes, self.kv_heads, strict=True):
             if size % 2:
                 raise ValueError(
-                    f"Gemma 4: the head size ({size}) must be even: positions rotate pairs"
+                    f"Gemma 4: the head size ({size}) must be even, because rotary embeddings rotate pairs"
                 )
             if self.num_attention_heads % heads:
                 raise ValueError(
@@ -433,7 +433,7 @@ class Gemma4Config(Positions):
             )
         ):
             raise ValueError(
-                "Gemma 4: per_layer_config must hold the same head_dim and num_key_value_heads for"
+                "Gemma 4: per_layer_config must contain the same head_dim and num_key_value_heads for"
                 " all layers of full_attention, and nothing else"
             )
         merged = {**sliding, **first}
@@ -476,7 +476,7 @@ class Gemma4Config(Positions):
             for name, value in parameters.items()
         ):
             raise ValueError(
-                f"Gemma 4: rope_parameters must hold settings for {FULL} and {SLIDING}"
+                f"Gemma 4: rope_parameters must contain settings for {FULL} and {SLIDING}"
             )
         full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
         return {

@@ -181,7 +181,7 @@ class GPTBigCodeConfig(HeadSettings):
 
     @property
     def kv_heads(self) -> int:
-        """G."""
+        """Number of KV heads (G)."""
         return 1 if self.multi_query else self.n_head
 
     @property

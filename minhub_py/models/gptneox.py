@@ -188,12 +188,12 @@ class GPTNeoXConfig(HeadSettings, Positions):
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """Number of channels of a head (D)."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def rotated(self) -> int:
-        """R."""
+        """Number of rotated channels of a head (R)."""
         return int(self.head_size * self.rope["partial_rotary_factor"])
 
     @property

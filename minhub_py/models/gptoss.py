@@ -257,7 +257,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
             )
         if self.head_size % 2:
             raise ValueError(
-                f"GPT-OSS: head_dim ({self.head_size}) must be even: positions rotate pairs"
+                f"GPT-OSS: head_dim ({self.head_size}) must be even, because rotary embeddings rotate pairs"
             )
         rotary.check("GPT-OSS", self.rope)
         self.windows  # noqa: B018  # checks the pattern
@@ -277,8 +277,8 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
             if name == "modules_to_not_convert" and isinstance(value, list | None):
                 if unsupported := [module for module in value or () if module not in FLOATS]:
                     raise ValueError(
-                        f"GPT-OSS: quantization_config leaves {brief(unsupported[0])} unpacked; in"
-                        " a file in mxfp4 all experts are packed, and nothing else"
+                        f"GPT-OSS: modules_to_not_convert contains {brief(unsupported[0])}, but this"
+                        " package reads mxfp4 with all experts packed: use another repository"
                     )
             elif value not in choices.get(name, ()):
                 raise ValueError(

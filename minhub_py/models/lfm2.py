@@ -244,7 +244,7 @@ class Lfm2Config(Positions):
         check_multiple(self, "hidden_size", "num_attention_heads")
         if self.head_size % 2:
             raise ValueError(
-                f"LFM2: the head size ({self.head_size}) must be even: positions rotate pairs"
+                f"LFM2: the head size ({self.head_size}) must be even, because rotary embeddings rotate pairs"
             )
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
@@ -285,7 +285,7 @@ class Lfm2Config(Positions):
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """Number of channels of a head (D)."""
         return self.hidden_size // self.num_attention_heads
 
     @property

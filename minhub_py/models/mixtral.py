@@ -254,10 +254,10 @@ class MixtralConfig(HeadSettings, GroupedHeads):
             check_multiple(self, "hidden_size", "num_attention_heads")
         if self.head_size % 2:
             raise ValueError(
-                f"Mixtral: head_dim ({self.head_size}) must be even: positions rotate pairs"
+                f"Mixtral: head_dim ({self.head_size}) must be even, because rotary embeddings rotate pairs"
             )
         if self.logits_scaling == 0:
-            raise ValueError("Mixtral: logits_scaling must be above 0")
+            raise ValueError(f"Mixtral: logits_scaling must be above 0, not {self.logits_scaling}")
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
                 f"Mixtral: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than the"
@@ -281,7 +281,7 @@ class MixtralConfig(HeadSettings, GroupedHeads):
 
     @property
     def expert_size(self) -> int:
-        """I."""
+        """Number of channels inside an expert (I)."""
         return (
             self.moe_intermediate_size if self.model_type == "qwen3_moe" else self.intermediate_size
         )

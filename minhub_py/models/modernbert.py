@@ -238,7 +238,7 @@ class ModernBertConfig(HeadSettings, Positions):
             raise ValueError(
                 f"ModernBERT: hidden_size ({self.hidden_size}) must be a multiple of"
                 f" num_attention_heads ({self.num_attention_heads}), with an even head size:"
-                " positions rotate pairs"
+                " because rotary embeddings rotate pairs"
             )
         for kind in sorted(set(self.kinds)):
             rotary.check("ModernBERT", self.ropes[kind])

@@ -197,7 +197,7 @@ class OPTConfig(HeadSettings, Positions):
 
     @property
     def embedding_size(self) -> int:
-        """E."""
+        """Number of channels of the embedding (E)."""
         return self.word_embed_proj_dim or self.hidden_size
 
     @property

@@ -184,17 +184,17 @@ class PhiConfig(HeadSettings, Positions):
 
     @property
     def kv_heads(self) -> int:
-        """G."""
+        """Number of KV heads (G)."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """Number of channels of a head (D)."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def rotated(self) -> int:
-        """R."""
+        """Number of rotated channels of a head (R)."""
         return int(self.head_size * self.rope["partial_rotary_factor"])
 
     @property

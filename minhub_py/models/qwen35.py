@@ -411,12 +411,12 @@ class Qwen35Config(HeadSettings):
 
     @property
     def rotated(self) -> int:
-        """R."""
+        """Number of rotated channels of a head (R)."""
         return int(self.head_dim * self.rope["partial_rotary_factor"])
 
     @property
     def conv_channels(self) -> int:
-        """N."""
+        """Number of channels of the convolution (N)."""
         keys = self.linear_num_key_heads * self.linear_key_head_dim
         return 2 * keys + self.linear_num_value_heads * self.linear_value_head_dim
 

@@ -70,12 +70,12 @@ class GroupedHeads(Positions):
 
     @property
     def kv_heads(self) -> int:
-        """G."""
+        """Number of KV heads (G)."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """Number of channels of a head (D)."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
@@ -114,5 +114,5 @@ def check_layer_types(
     """ValueError: layer_types is not a list with one of the choices for each layer."""
     if len(types) != layers or not set(types) <= set(choices):
         raise ValueError(
-            f"{title}: layer_types must hold {' or '.join(choices)} for each of {layers} layers"
+            f"{title}: layer_types must contain {' or '.join(choices)} for each of {layers} layers"
         )

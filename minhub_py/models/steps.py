@@ -280,7 +280,7 @@ class LayerInputs:
     quantized, and a mapped file is read by rows.
     """
 
-    tokens: EmbeddingLayer
+    tokens: nn.Embedding
     norm: RMSNorm
     scale: float
     tokens_scale: float

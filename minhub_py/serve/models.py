@@ -21,7 +21,7 @@ from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import StopCriteria
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder
-from minhub_py.serve.engine_thread import EngineThread, Failure, QueueFullError
+from minhub_py.serve.engine_thread import EngineBusyError, EngineThread, Failure
 from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers
 from minhub_py.system.console import note
@@ -134,7 +134,7 @@ class ServedModel:
         """Queue requests, all or none. RequestError: the engine is busy."""
         try:
             self.engine.submit(*requests)
-        except QueueFullError as error:
+        except EngineBusyError as error:
             status = 429 if self.engine.accepting else 503
             raise RequestError(
                 status, f"{error}: try again later", "busy", retry_after=RETRY_AFTER

@@ -67,7 +67,8 @@ def limited(settings: JsonObject, grammar: AnyGrammar | None, max_new_tokens: in
     limits = replace(settings.pop("limits"), ends=settings["stop_ids"], grammar=grammar)
     if limits.minimum > max_new_tokens:
         raise invalid(
-            f"min_tokens is {limits.minimum}, but the reply has at most {max_new_tokens} tokens",
+            f"min_tokens is {limits.minimum}, but the reply has at most {max_new_tokens} tokens:"
+            " reduce min_tokens",
             "min_tokens",
         )
     return settings | {"grammar": limits if limits.restrict else grammar}

@@ -170,7 +170,7 @@ def parameters(session: Session, model: Model) -> dict[str, object]:
     """The name, shape and dtype of each weight. ValueError: the model is quantized."""
     from minhub_py.inference.quantize import refuse_quantized
 
-    refuse_quantized(model.module, "taken apart into its weights")
+    refuse_quantized(model.module, "split into its weights")
     named = dict(model.module.named_parameters())
     return {
         "name": character(named),
