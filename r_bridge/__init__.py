@@ -4,7 +4,7 @@ Names are imported lazily, since `RSession` requires NumPy and rpy2.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from r_bridge.host.session import RError as RError
@@ -21,7 +21,7 @@ _MODULES = {
 __all__ = [*_MODULES]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"r_bridge.{_MODULES[name]}"), name)

@@ -37,7 +37,7 @@ def scalar(value: object, kind: type) -> Any:
 NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "TRUE or FALSE"}
 
 
-def setting(value: Any) -> Any:
+def setting(value: object) -> Any:
     """Convert a setting to its form in config.json: a vector of length 1 becomes a number or
     string, NULL null.
     """
@@ -85,7 +85,7 @@ def json_schema(value: Any, name: str = "") -> Any:
 LARGEST = int(sys.float_info.max)
 
 
-def json_data(value: object) -> Any:
+def json_data(value: object) -> object:
     """Convert parsed JSON for R: arrays of numbers, booleans or strings become vectors, other
     arrays lists.
     """

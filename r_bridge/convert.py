@@ -106,6 +106,9 @@ BLOCK_ELEMENTS = 2**17
 _int = struct.Struct("=i").pack
 _two = struct.Struct("=ii").pack
 
+Character = list[str | None]  # a character vector of R, with None for NA
+Numeric = np.ndarray[Any, Any]  # a vector of numbers or of TRUE and FALSE
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -179,7 +182,7 @@ def _list(
         yield from _attributes(attributes)
 
 
-def _names(mapping: Mapping[str, object]) -> Any:
+def _names(mapping: Mapping[str, object]) -> object:
     # An empty list would become a list in R, not a character vector.
     return [str(name) for name in mapping] or np.array([], np.str_)
 
@@ -392,7 +395,7 @@ class _Reader:
         self.symbols.append(name)
         return name
 
-    def nested(self, read: Callable[[], Any]) -> Any:
+    def nested(self, read: Callable[[], Any]) -> object:
         self.depth += 1
         if self.depth > 100:
             raise ValueError("lists are nested more than 100 levels deep")
@@ -432,7 +435,7 @@ class _Reader:
     def raw(self) -> bytes:
         return bytes(self.take(self.length()))
 
-    def finish(self, kind: int, value: Any, attributes: Mapping[str, Any]) -> Any:
+    def finish(self, kind: int, value: Any, attributes: Mapping[str, Any]) -> object:
         names, levels, dim = (attributes.get(name) for name in ("names", "levels", "dim"))
         classes = attributes.get("class")
         if not isinstance(classes, list):

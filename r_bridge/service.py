@@ -77,7 +77,7 @@ class Service:
             finally:
                 listener.reset(token)
 
-    def stream(self, request: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    def stream(self, request: Mapping[str, object]) -> Iterator[tuple[str, object]]:
         """Yield ("part", value) for each partial result, then the value of `run`. Closing the
         iterator cancels it.
 
@@ -104,8 +104,8 @@ class Service:
                 future.result()
 
     def convert_arguments(
-        self, method: Callable[..., Any], arguments: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, method: Callable[..., Any], arguments: Mapping[str, object]
+    ) -> dict[str, object]:
         """Convert R's arguments according to the method's annotations.
 
         ValueError: an argument is unknown, missing or of another type.    LookupError: an object

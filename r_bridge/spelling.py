@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minhub_py.system.spelling import Spelling, use_spelling
 
@@ -47,7 +47,7 @@ class RSpelling(Spelling):
         "answer": "answer_questions()",
     }
 
-    def setting(self, name: str, value: Any = None) -> str:
+    def setting(self, name: str, value: object = None) -> str:
         """An argument: batch = 8, carry = FALSE, from = "run"."""
         name = R_NAMES.get(name, name)
         if value is None:
@@ -62,7 +62,7 @@ class RSpelling(Spelling):
         ]
         return f"from_pretrained({', '.join(arguments)})"
 
-    def resume(self, folder: str | PathLike[str], **changes: Any) -> str:
+    def resume(self, folder: str | PathLike[str], **changes: object) -> str:
         """A call of minhub_resume()."""
         settings = [self.setting(*change) for change in changes.items()]
         return f"minhub_resume({', '.join([_quote(str(folder)), *settings])})"

@@ -133,7 +133,7 @@ def write_examples(columns: Mapping[str, object], path: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def example_value(value: Any) -> Any:
+def example_value(value: Any) -> object:
     """A value of a column: a text, a number, None, or a conversation, which R sends as the columns
     of its messages.
     """
@@ -148,7 +148,7 @@ def example_value(value: Any) -> Any:
     return None if math.isnan(value) else float(value)
 
 
-def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
+def settings_of(values: Mapping[str, object] | None) -> dict[str, Any]:
     """Convert settings from R, and `metrics`. ValueError: a name is unknown; the message lists the
     valid names.
     """

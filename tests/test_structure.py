@@ -1,6 +1,7 @@
 """The packages form layers: an import that points up, also one inside a function, makes a cycle."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 
@@ -51,3 +52,15 @@ def test_imports_between_packages_point_down() -> None:
     assert sum(map(len, graph.values())) <= 100
     assert graph["models"] <= {"system", "weights_map"}
     assert graph["system"] == graph["weights_map"] == set()
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    names = Counter(
+        node.name
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    of_model_files = {"Attention", "Block", "MLP"}
+    assert {name for name, count in names.items() if count > 1} == of_model_files

@@ -10,10 +10,10 @@ one row, and the same table serves loading and saving (conversion.py):
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 Side = Literal["hub", "native"]
 SIDES: tuple[Side, ...] = ("hub", "native")
 Indices = tuple[int, ...]  # (), (layer,) or (layer, expert)
+HubConfig = Mapping[str, Any]  # a config.json of the Hub
 Operate = Callable[..., Sequence[Tensor]]
 
 # An index in a name.

@@ -4,9 +4,8 @@ The Hub stores norm weights minus 1; GGUF files store them without this offset.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from weights_map.engine import Row, Table, same
+from weights_map.engine import HubConfig, Row, Table, same
 from weights_map.gguf import GGUFArchitecture, subtract_one
 from weights_map.llama import ATTENTION, EMBEDDING, HEAD, MLP, MLP_NORM, Q_AND_K_NORMS, UNUSED
 
@@ -85,7 +84,7 @@ GGUF_WINDOWS = {
 }
 
 
-def score_scale(settings: Mapping[str, Any]) -> Mapping[str, object]:
+def score_scale(settings: HubConfig) -> Mapping[str, object]:
     """The scale of attention scores, which the files lack. As in llama.cpp, the 27B models, by
     their layers, differ.
     """

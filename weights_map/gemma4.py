@@ -3,9 +3,8 @@ them minus 1.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from weights_map.engine import Row, Table, drop, same, tie, unstack
+from weights_map.engine import HubConfig, Row, Table, drop, same, tie, unstack
 from weights_map.gguf import GGUFArchitecture
 
 LAYER = "model.layers.{}"
@@ -135,7 +134,7 @@ def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     return own
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     ropes, sliding = (
         config["rope_parameters"],
@@ -177,7 +176,7 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
             "llama.cpp's gemma4 shares the keys of a layer of sliding and the next one of full"
             " attention"
         )
-    keys: dict[str, Any] = {
+    keys: dict[str, object] = {
         "attention.key_length": size,
         "attention.value_length": size,
         "rope.dimension_count": size,

@@ -5,13 +5,12 @@ The rows of gate and up alternate on both sides: separate native weights would b
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from weights_map import mxfp4
-from weights_map.engine import Operation, Row, Table, same
+from weights_map.engine import HubConfig, Operation, Row, Table, same
 from weights_map.gguf import PACKED, GGUFArchitecture
 from weights_map.llama import ATTENTION, EMBEDDING, HEAD, MLP_NORM
 
@@ -153,7 +152,7 @@ def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     return own
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if (
         not config["attention_bias"]

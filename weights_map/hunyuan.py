@@ -1,9 +1,8 @@
 """Weight table of Hunyuan: Llama's, with other names of the norms of q and k."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from weights_map.engine import Row, same
+from weights_map.engine import HubConfig, Row, same
 from weights_map.llama import gguf_architecture, relative
 
 table = relative(
@@ -13,7 +12,7 @@ table = relative(
 )
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """rope_theta with alpha, as in llama.cpp's converter."""
     rope, size = config["rope_parameters"], config["head_dim"]
     alpha = rope.get("alpha") or 1.0

@@ -4,9 +4,8 @@ missing ones.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from weights_map.engine import Row, Table, same, squeeze, tie, unstack
+from weights_map.engine import HubConfig, Row, Table, same, squeeze, tie, unstack
 from weights_map.gguf import GGUFArchitecture, inverse
 from weights_map.mixtral import PROJECTIONS, expert_rows
 
@@ -63,7 +62,7 @@ spellings = (("model.", ""), ("", "model."))
 tables = (Table("lfm2", rows, spellings), Table("lfm2_moe", (*rows, *experts), spellings))
 
 
-def layer_types(settings: Mapping[str, Any]) -> Mapping[str, object]:
+def layer_types(settings: Mapping[str, object]) -> Mapping[str, object]:
     """A convolution has no KV heads. The width of the MLP is the computed one."""
     heads = settings["num_key_value_heads"]
     if not isinstance(heads, list):
@@ -71,7 +70,7 @@ def layer_types(settings: Mapping[str, Any]) -> Mapping[str, object]:
             "attention.head_count_kv must be a list with a number for each layer, not"
             f" {heads!r:.80}"
         )
-    own: dict[str, Any] = (
+    own: dict[str, object] = (
         {} if "moe_intermediate_size" in settings else {"block_auto_adjust_ff_dim": False}
     )
     return {
@@ -81,14 +80,14 @@ def layer_types(settings: Mapping[str, Any]) -> Mapping[str, object]:
     }
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if config["conv_bias"]:
         raise ValueError("llama.cpp's lfm2 has convolutions without biases only")
     if not config.get("use_expert_bias", True):
         raise ValueError("llama.cpp's lfm2moe has experts with a bias of their choice only")
     heads = config["num_key_value_heads"]
-    keys: dict[str, Any] = {
+    keys: dict[str, object] = {
         "attention.head_count_kv": [
             heads if kind == "full_attention" else 0 for kind in config["layer_types"]
         ]

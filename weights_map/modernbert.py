@@ -3,9 +3,8 @@ share their names.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from weights_map.engine import Row, Table, drop, same, tie
+from weights_map.engine import HubConfig, Row, Table, drop, same, tie
 from weights_map.gguf import GGUFArchitecture
 
 table = Table(
@@ -55,7 +54,7 @@ def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     return {"global_attn_every_n_layers": 3, "layer_types": types}
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if not config["architectures"][0].endswith("Model"):
         raise ValueError(

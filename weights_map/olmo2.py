@@ -3,9 +3,8 @@ of before them.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from weights_map.engine import Row, same
+from weights_map.engine import HubConfig, Row, same
 from weights_map.llama import ATTENTION_BIASES, PLAIN, gguf_architecture, relative
 
 AFTER = (
@@ -31,7 +30,7 @@ WINDOWS = {
 WITHOUT = (*PLAIN, "model.layers.{}.input_layernorm.weight")
 
 
-def types_of(settings: Mapping[str, Any], period: int = 4) -> list[str]:
+def types_of(settings: HubConfig, period: int = 4) -> list[str]:
     """layer_types: from a list with a number for each layer, 1 for a window; or all but each fourth
     have a window.
     """
@@ -47,7 +46,7 @@ def derive_olmo(settings: Mapping[str, object]) -> Mapping[str, object]:
     return {}
 
 
-def derive_exaone(settings: Mapping[str, Any]) -> Mapping[str, object]:
+def derive_exaone(settings: HubConfig) -> Mapping[str, object]:
     """A file without a window has none in any layer."""
     if settings.get("sliding_window"):
         return {"layer_types": types_of(settings)}
@@ -57,7 +56,7 @@ def derive_exaone(settings: Mapping[str, Any]) -> Mapping[str, object]:
     }
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """The layers with a window. ValueError: rope_theta depends on the layer."""
     if config.get("attention_bias") and config["model_type"] in ("olmo2", "olmo3"):
         raise ValueError("llama.cpp's olmo2 has no biases of attention, but this model has them")

@@ -5,12 +5,11 @@ A layer has either self_attn or linear_attn, and an MLP or experts; the model re
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from weights_map.engine import Operation, Row, Table, drop, same, squeeze, tie, unstack
+from weights_map.engine import HubConfig, Operation, Row, Table, drop, same, squeeze, tie, unstack
 from weights_map.gguf import GGUFArchitecture, inverse, subtract_one
 from weights_map.mixtral import PROJECTIONS, expert_rows
 
@@ -222,7 +221,7 @@ taps = inverse(squeeze(1))
 row = Operation("one row", lambda x: [x[0].view(1, -1)], lambda x: [x[0].flatten()])
 
 
-def derive(settings: Mapping[str, Any]) -> Mapping[str, object]:
+def derive(settings: HubConfig) -> Mapping[str, object]:
     """Settings in the form of config.json. The last block may be a head for multi-token prediction."""
     heads, keys = settings["linear_num_value_heads"], settings["linear_num_key_heads"]
     size, recurrent = settings["linear_value_head_dim"] // heads, settings.get("layer_types")
@@ -232,7 +231,7 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, object]:
             f"it has {mtp} blocks for multi-token prediction; at most one is supported"
         )
     layers = settings["num_hidden_layers"] - mtp
-    own: dict[str, Any] = {"linear_value_head_dim": size, "num_hidden_layers": layers}
+    own: dict[str, object] = {"linear_value_head_dim": size, "num_hidden_layers": layers}
     if recurrent is not None:
         own["layer_types"] = [
             "linear_attention" if each else "full_attention" for each in recurrent[:layers]
@@ -240,7 +239,7 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, object]:
     return {**own, "delta_sizes": (keys, settings["linear_key_head_dim"], size, heads // keys)}
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     name = config["model_type"]
     if (

@@ -1,14 +1,14 @@
 """Weight table of SmolLM3: Llama's."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from weights_map.engine import HubConfig
 from weights_map.llama import BIASES, PAIRS, gguf_architecture, relative
 
 table = relative("smollm3")
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """ValueError: the files have no pattern of the layers without rotary embedding: it is each
     fourth.
     """

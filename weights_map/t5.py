@@ -8,9 +8,8 @@ the MLP last.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from weights_map.engine import Row, Table, drop, same, tie
+from weights_map.engine import HubConfig, Row, Table, drop, same, tie
 from weights_map.gguf import GGUFArchitecture
 
 
@@ -125,7 +124,7 @@ def gguf_stack(name: str, theirs: str, mlp: int, gated: bool) -> tuple[Row, ...]
     )
 
 
-def encode(config: Mapping[str, Any]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """T5 has no maximum length; llama.cpp requires one. ValueError: llama.cpp lacks a setting of
     the model.
     """

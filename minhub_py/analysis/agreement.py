@@ -66,7 +66,7 @@ class Agreement(Result):
     intervals: (lower, upper) by name.    f1: F1 of each category, for two raters.
     """
 
-    categories: list[Any]
+    categories: list[object]
     level: str
     raters: int
     units: int
@@ -242,10 +242,10 @@ def statistics(
         result["alpha"] = alpha(counts, numbers, level, weights)
         for name, partial in partial_agreement(numbers, level).items():
             weighted = ((counts @ partial - 1) * counts).sum(axis=1) / (sizes * (sizes - 1))
-            found = weights @ weighted / weights.sum(axis=1)
+            means = weights @ weighted / weights.sum(axis=1)
             chance = (shares_of_units * (1 - shares_of_units)).sum(axis=1)
             chance = chance * partial.sum() / (len(numbers) * (len(numbers) - 1))
-            result[name] = (found - chance) / (1 - chance)
+            result[name] = (means - chance) / (1 - chance)
         if pair is None:
             return result
         shares = confusion_of(pair, counts.shape[1], weights)

@@ -122,7 +122,7 @@ def annotate(
     )
     answers = Answers.of(model, tokenizer, book, prompt)
     present = [number for number, text in enumerate(rows) if text is not None]
-    encode = Encoder(model, tokenizer, prompt, answers)
+    encode = PromptEncoder(model, tokenizer, prompt, answers)
     references = []
     if calibrate == "contextual":
         references = encode.prompts(CONTENT_FREE)
@@ -222,7 +222,7 @@ class Answers:
         return result
 
 
-class Encoder:
+class PromptEncoder:
     """Encodes prompts, and truncates texts that do not fit the context length. Warns once, at the
     end of `prompts`.
     """
@@ -288,7 +288,7 @@ class Encoder:
 def label_scores(
     model: LanguageModel,
     answers: Answers,
-    encode: Encoder,
+    encode: PromptEncoder,
     texts: Sequence[str],
     references: list[list[int]],
     length: str,

@@ -160,7 +160,7 @@ def pairs_of(
 
 
 @dataclass(frozen=True)
-class Window:
+class ContextWindow:
     """A question with a part of its context.
 
     words, offsets: the word and the characters of each token.    spans: the characters of each word
@@ -189,7 +189,7 @@ class Window:
 
 def windows_of(
     model: Encoder, tokenizer: Tokenizer, question: str, context: str, size: int, stride: int
-) -> Iterator[Window]:
+) -> Iterator[ContextWindow]:
     """The windows of a question and its context. ValueError: the question is too long."""
     with working(tokenizer):
         first, second = tokenizer.encode_batch([question, context], add_special_tokens=False)
@@ -227,7 +227,7 @@ def window_of(
     words: Sequence[int | None],
     offsets: Sequence[tuple[int, int]],
     start: int,
-) -> Window:
+) -> ContextWindow:
     """The window of an encoding whose part of the context begins with token `start`.
 
     The first special token means "no answer". As in transformers, its other occurrences, in a text
@@ -243,12 +243,14 @@ def window_of(
         characters[token], word = offsets[number], words[number]
         if word is not None:
             spans[word] = spans.get(word, offsets[number])[0], offsets[number][1]
-    return Window(Input(part.ids, types), part.word_ids, characters, spans, usable, is_special)
+    return ContextWindow(
+        Input(part.ids, types), part.word_ids, characters, spans, usable, is_special
+    )
 
 
 @torch.inference_mode()
 def scores_of_windows(
-    model: Encoder, windows: Sequence[Window], progress: Progress | None
+    model: Encoder, windows: Sequence[ContextWindow], progress: Progress | None
 ) -> list[Floats]:
     """The scores of starts and ends (T, 2), float32, of each window."""
     inputs = [window.input for window in windows]
@@ -265,7 +267,11 @@ def scores_of_windows(
 
 
 def best_answers(
-    windows: Iterable[tuple[Window, Floats]], context: str, k: int, no_answer: bool, max_answer: int
+    windows: Iterable[tuple[ContextWindow, Floats]],
+    context: str,
+    k: int,
+    no_answer: bool,
+    max_answer: int,
 ) -> list[Answer]:
     """The most likely answers of a context, from its windows and their scores."""
     answers: dict[str, Answer] = {}  # by the text in lower case

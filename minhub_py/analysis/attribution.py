@@ -28,8 +28,8 @@ from minhub_py.analysis.points import ENCODER, Points, norms_between_additions, 
 from minhub_py.analysis.tokens import Text, single_row
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.layers import RMSNorm
-from minhub_py.models.steps import Add, Linear, LinearLayer, Logits, Norm, Recurrent, ScaleResidual
+from minhub_py.models.layers import LinearLayer, RMSNorm
+from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
 from minhub_py.system.tables import Columns, Result
 
 

@@ -153,7 +153,7 @@ def labels_of(values: object) -> tuple[Label, ...]:
     return tuple(label_of(value) for value in values)
 
 
-def label_of(value: Any) -> Label:
+def label_of(value: object) -> Label:
     """A label from its name, {"label": …, "definition": …, "words": […]}, or {name: definition}."""
     if isinstance(value, Label):
         return value

@@ -173,7 +173,7 @@ class DecisionPrompts:
         names = sorted({*names, MARK, SPLIT}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names)))
 
-    def _marked(self, value: Any) -> Any:
+    def _marked(self, value: object) -> Any:
         """A value with START and END around the control tokens of its texts."""
         if isinstance(value, str):
             plain = value.replace(START, "").replace(END, "")
@@ -203,7 +203,7 @@ class DecisionPrompts:
         return ids
 
 
-def without_sentinels(value: Any) -> Any:
+def without_sentinels(value: object) -> Any:
     """A value whose texts lack <|mark|> and <|split|>."""
     if isinstance(value, str):
         return value.replace(MARK, "").replace(SPLIT, "")

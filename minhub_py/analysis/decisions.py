@@ -215,8 +215,8 @@ def answer(
                 spans.append(Span(prompt.ids, mark, mark + 1))
                 targets.append((order, number, index[question.name]))
 
-    def consume(logits: Tensor, found: list[int], numbers: list[int], _: list[int]) -> None:
-        for row, span in zip(found, numbers, strict=True):
+    def consume(logits: Tensor, rows: list[int], numbers: list[int], _: list[int]) -> None:
+        for row, span in zip(rows, numbers, strict=True):
             order, number, kind = targets[span]
             scores = logits[row, labels[kind]].double().cpu().numpy()
             scores = scores / settings.temperature_of(parsed[kind].type)

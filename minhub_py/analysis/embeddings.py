@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from reprlib import repr as brief
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.encoders import Input, finished, hidden_states, inputs_of, pooled
-from minhub_py.analysis.hidden_states import HiddenStates
+from minhub_py.analysis.hidden_states import LayerStates
 from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
 from minhub_py.analysis.tokens import Text, ids_of_texts, is_missing
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
@@ -205,17 +205,15 @@ def embeddings_of_inputs(
 def truncated_inputs(
     model: LanguageModel,
     tokenizer: Tokenizer | None,
-    texts: list[Any],
+    texts: Sequence[str | Sequence[int] | None],
     settings: EmbeddingSettings,
     prompt: str,
 ) -> list[Input | None]:
     """The input of each text; None for a missing text."""
     inputs: list[Input | None] = [None] * len(texts)
-    strings = [number for number, text in enumerate(texts) if isinstance(text, str)]
+    strings = {number: text for number, text in enumerate(texts) if isinstance(text, str)}
     if strings:
-        rows = [
-            texts[number].lower() if settings.lower_case else texts[number] for number in strings
-        ]
+        rows = [text.lower() if settings.lower_case else text for text in strings.values()]
         encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
         for number, row in zip(strings, encoded, strict=True):
             inputs[number] = row.packed() if row.ids else None
@@ -234,7 +232,7 @@ def hidden_states_of_layer(
     model: Encoder, inputs: Sequence[Input], layer: int
 ) -> Iterator[tuple[int, Tensor]]:
     """(index, hidden states (T, C), float32) of each input in a layer, one input after the other."""
-    states = HiddenStates(model, "embed()")
+    states = LayerStates(model, "embed()")
     number = states.number(layer)
     device = next(model.parameters()).device
     for i, row in enumerate(inputs):
@@ -252,7 +250,7 @@ def hidden_states_of_decoder(
     """The size of hidden states in a layer, and (index, hidden states (T, C), float32) of each
     input.
     """
-    states = HiddenStates(model, "embed()")
+    states = LayerStates(model, "embed()")
     number = states.number(layer)
     spans = [Span(row.ids, 1, len(row.ids) + 1) for row in inputs]
     windows = [
@@ -285,7 +283,7 @@ def embeddings_of_windows(
         raise ValueError(
             f'{model.config.TITLE}: pool must be "mean", "last" or "none", not {brief(mode)}'
         )
-    states = HiddenStates(model, "embed()")
+    states = LayerStates(model, "embed()")
     number = states.number(layer)
     if prompt:
         texts = [prompt + text if isinstance(text, str) else text for text in texts]
@@ -342,7 +340,7 @@ def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:
         yield batch
 
 
-def compute(states: HiddenStates, windows: Sequence[Window], layer: int) -> Tensor:
+def compute(states: LayerStates, windows: Sequence[Window], layer: int) -> Tensor:
     """The states (B, T, C) of windows, the longest first. Values at padding positions are
     undefined.
 

@@ -197,7 +197,7 @@ def choose_for_coding(
 def estimate(
     human: Iterable[float | None],
     model: Iterable[float],
-    x: Mapping[str, Iterable[Any]] | None = None,
+    x: Mapping[str, Iterable[object]] | None = None,
     *,
     family: Literal["linear", "logistic"] = "linear",
     method: Method = "auto",
@@ -571,8 +571,8 @@ def prediction_powered(
         if spread > 0:
             power = float(np.clip(products.mean() / spread, 0, 1))
             own = np.arange(n) if coded_groups is None else coded_groups
-            others = products.sum() - np.bincount(own, products)
-            powers = np.clip(others / np.maximum(n - np.bincount(own), 1) / spread, 0, 1)[own]
+            cross = products.sum() - np.bincount(own, products)
+            powers = np.clip(cross / np.maximum(n - np.bincount(own), 1) / spread, 0, 1)[own]
         else:
             power, powers = 0.0, np.zeros(n)
     theta = at(power)

@@ -19,7 +19,7 @@ from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.steps import Add, Embed, Experts, Norm, Recurrent, ScaleResidual, Step
 
 
-class HiddenStates:
+class LayerStates:
     """Computes hidden states with a copy of the model that shares its weights; the model itself is
     not changed.
 

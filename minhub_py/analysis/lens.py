@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minhub_py.analysis import plots
 from minhub_py.analysis.attention import encode_text
-from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
+from minhub_py.analysis.hidden_states import LayerStates, steps_after_layers
 from minhub_py.analysis.tokens import Text, token_strings
 from minhub_py.inference.arguments import check_integer, decoder_of
 from minhub_py.models.base import LanguageModel
@@ -128,7 +128,7 @@ def logit_lens(
             " text_embeddings(), returns their states"
         )
     n = min(check_integer("n", n, 1), model.config.vocab_size)
-    states = HiddenStates(model, "logit_lens()")
+    states = LayerStates(model, "logit_lens()")
     ids, tokens, idx = encode_text(model, tokenizer, text, prompt=True)
     hidden = states.compute(idx, range(states.count + 1))
     # The embeddings of an LSTM can differ in size from the input of its head.
@@ -148,7 +148,7 @@ def logit_lens(
     return LayerPredictions(tokens, ids, layers, predicted, probs, names)
 
 
-def most_likely(states: HiddenStates, layer: int, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def most_likely(states: LayerStates, layer: int, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """IDs and probabilities (T, n) of the most likely tokens for a layer's hidden states (T, C)."""
     best, tail = [], steps_after_layers(states.model.steps())
     for chunk in x.split(POSITIONS):

@@ -170,16 +170,18 @@ def pair_columns(
     )
 
 
-def phenomenon_key(records: Sequence[Mapping[str, Any]], by: str | None) -> str:
+def phenomenon_key(records: Sequence[Mapping[str, object]], by: str | None) -> str:
     """The key that names the phenomenon of each record. ValueError: a record does not have it."""
     name = by or next(
         (name for name in PHENOMENA if records and all(name in record for record in records)),
         "file",
     )
-    missing = next((number for number, record in enumerate(records) if name not in record), None)
-    if missing is not None:
+    number_without = next(
+        (number for number, record in enumerate(records) if name not in record), None
+    )
+    if number_without is not None:
         raise ValueError(
-            f"pair {missing} has no {name!r}: set by to one of {', '.join(records[missing])}"
+            f"pair {number_without} has no {name!r}: set by to one of {', '.join(records[number_without])}"
         )
     return name
 
@@ -313,7 +315,7 @@ def read_pairs(
         return read_files(Path(pairs))
     if not isinstance(pairs, Iterable) or isinstance(pairs, Mapping):
         raise ValueError(f"pairs must be a list of pairs or the path of a file, not {brief(pairs)}")
-    records: list[Mapping[str, Any]] = []
+    records: list[Mapping[str, object]] = []
     for number, pair in enumerate(pairs):
         is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
         record = {GOOD: pair[0], BAD: pair[1]} if is_pair else pair
@@ -333,7 +335,7 @@ def read_files(path: Path) -> "tuple[list[Mapping[str, Any]], list[tuple[str, Su
             f"{path} contains no .jsonl or .json file: pass the folder of BLiMP's or SyntaxGym's"
             " files"
         )
-    records: list[Mapping[str, Any]] = []
+    records: list[Mapping[str, object]] = []
     suites: list[tuple[str, Suite]] = []
     for file in files:
         if not file.is_file():
@@ -347,7 +349,7 @@ def read_files(path: Path) -> "tuple[list[Mapping[str, Any]], list[tuple[str, Su
     return records, suites
 
 
-def read_blimp(path: Path) -> Iterator[Mapping[str, Any]]:
+def read_blimp(path: Path) -> Iterator[Mapping[str, object]]:
     """The records of a file of pairs. ValueError: a line is not a pair."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -359,7 +361,7 @@ def read_blimp(path: Path) -> Iterator[Mapping[str, Any]]:
                 }
 
 
-def check_record(record: object, where: str) -> Mapping[str, Any]:
+def check_record(record: object, where: str) -> Mapping[str, object]:
     """A record with two sentences. ValueError: others."""
     checked: Mapping[str, Any] = convert(record, Pair, where)
     return checked

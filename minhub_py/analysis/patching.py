@@ -120,8 +120,8 @@ class Patching(Result):
             for tokens in (self.tokens, self.corrupted_tokens)
         )
         tokens = [
-            token if token == other else f"{token} → {other}"
-            for token, other in zip(*texts, strict=True)
+            token if token == second else f"{token} → {second}"
+            for token, second in zip(*texts, strict=True)
         ]
         return plots.plot_patching(effects, tokens, path)
 

@@ -7,7 +7,7 @@ these classes.
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minhub_py.system.extras import require
 from minhub_py.system.printable import printable
@@ -290,7 +290,7 @@ def plot_estimates(series: Mapping[str, Columns], confidence: float, path: Pictu
     return save(figure, path)
 
 
-def plot_accuracy(accuracy: Mapping[str, Any], path: Picture) -> "Figure":
+def plot_accuracy(accuracy: Mapping[str, object], path: Picture) -> "Figure":
     """The accuracy of each phenomenon with its interval, from the largest. The last row has all
     pairs.
     """

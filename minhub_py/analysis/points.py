@@ -94,7 +94,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Source:
+class PointSource:
     """A module whose value is a point. units: number of heads or neurons, which divide the value
     equally.
 
@@ -118,7 +118,7 @@ class Points:
     def __init__(self, model: LanguageModel) -> None:
         self.title = model.config.TITLE
         self.encoder_decoder = model.encoder_decoder
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, PointSource] = {}
         self.layers = 0
         paths = {id(module): name for name, module in reversed([*model.named_modules()])}
         if isinstance(model, EncoderDecoder):
@@ -149,12 +149,12 @@ class Points:
                     for name in ("mlp", "neurons"):
                         if (shared := self.sources.pop(start + name, None)) is not None:
                             self.sources[f"{start}shared.{name}"] = shared
-                    self.sources[f"{start}mlp"] = Source(path, "output", size, len(layers))
+                    self.sources[f"{start}mlp"] = PointSource(path, "output", size, len(layers))
                     layers[-1].append(path)
                     tail = []
                 case AddToSaved():  # the MLP and the experts
                     path = paths[id(step.norm)]
-                    self.sources[f"{prefix}layers.{len(layers)}.mlp"] = Source(
+                    self.sources[f"{prefix}layers.{len(layers)}.mlp"] = PointSource(
                         path, "output", size, len(layers)
                     )
                     layers[-1].append(path)
@@ -165,7 +165,7 @@ class Points:
                         [f"{path}.outputs.{number}"] for number in range(step.layer.num_layers)
                     ]
                     size = last = step.layer.hidden_size
-                    self.sources[f"{prefix}embeddings"] = Source(
+                    self.sources[f"{prefix}embeddings"] = PointSource(
                         path, "input", step.layer.input_size, 0
                     )
                 case Norm() if not step.to_residual:
@@ -173,10 +173,12 @@ class Points:
                 case Linear():
                     tail, last = [paths[id(step.layers[0])]], shape_of(step.layers[0])[0]
         blocks = [common_parent(modules) for modules in layers]
-        self.sources.setdefault(f"{prefix}embeddings", Source(blocks[0], "input", size, 0))
+        self.sources.setdefault(f"{prefix}embeddings", PointSource(blocks[0], "input", size, 0))
         for number, path in enumerate(blocks, 1):
-            self.sources[f"{prefix}layers.{number}.resid"] = Source(path, "output", size, number)
-        self.sources[f"{prefix}final"] = Source(
+            self.sources[f"{prefix}layers.{number}.resid"] = PointSource(
+                path, "output", size, number
+            )
+        self.sources[f"{prefix}final"] = PointSource(
             tail[0] if tail else blocks[-1], "output", last, len(blocks)
         )
         for name, source in self.sources.items():
@@ -199,16 +201,18 @@ class Points:
         output = step.layer if step.norm is None else step.norm
         size, width = shape_of(step.layer)
         if isinstance(mixing, GateLayerInput):
-            self.sources[start + "per_layer_input"] = Source(
+            self.sources[start + "per_layer_input"] = PointSource(
                 paths[id(output)], "output", size, layer
             )
             return
-        self.sources[start + name] = Source(
+        self.sources[start + name] = PointSource(
             paths[id(output)], "output", size, layer, scale=step.scale
         )
         units = width if mixing is None else getattr(mixing, "heads", 1)
         name = {"mlp": "neurons", "attn": "heads", "cross": "cross_heads"}[name]
-        self.sources[start + name] = Source(paths[id(step.layer)], "input", width, layer, units)
+        self.sources[start + name] = PointSource(
+            paths[id(step.layer)], "input", width, layer, units
+        )
 
     def find(self, names: str | Iterable[str]) -> list[Point]:
         """The points with these names, with `*` for any number. ValueError: an unknown name."""
@@ -274,7 +278,7 @@ class Points:
 
     def describe(self) -> str:
         """The names of the points, for messages."""
-        first: dict[str, list[Source]] = {}
+        first: dict[str, list[PointSource]] = {}
         for name, source in self.sources.items():
             first.setdefault(re.sub(r"layers\.\d+", "layers.N", name), []).append(source)
         names = [

@@ -104,7 +104,7 @@ def predict(
     windows.sort(key=lambda window: window.ids, reverse=True)  # a text precedes its own prefixes
     batch = None
     for group in groups(model, windows):
-        batch = Batch(model, runner, group, batch)
+        batch = PredictionBatch(model, runner, group, batch)
         batch.run(counted)
 
 
@@ -171,7 +171,7 @@ class Node:
     uses: list[tuple[int, int, Window]] = field(default_factory=list)
 
 
-class Batch:
+class PredictionBatch:
     """Windows evaluated together, as a prefix tree. Its root, row 0, is the prefix shared with the
     previous batch.
     """
@@ -181,7 +181,7 @@ class Batch:
         model: LanguageModel,
         runner: Runner,
         windows: Sequence[Window],
-        previous: "Batch | None",
+        previous: "PredictionBatch | None",
     ) -> None:
         self.runner = runner
         # the nodes of the last window, each with its start in `last`

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,7 @@ class ScoreForm:
     instructions: Content = None
 
 
-FORMS: dict[Type, Any] = {"noul": NoulForm, "choice": ChoiceForm, "score": ScoreForm}
+FORMS: dict[Type, object] = {"noul": NoulForm, "choice": ChoiceForm, "score": ScoreForm}
 Labels = list[Annotated[str, Within(1)]]
 Temperature = Annotated[float, Within(1e-6, 1e6)]
 

@@ -165,14 +165,16 @@ def without_unknown(tokenizer: Tokenizer, texts: Sequence[Segments]) -> Sequence
         return texts
     warn(describe_unknown(tokenizer, unknown), stacklevel=4)
     table = dict.fromkeys(map(ord, unknown))
-    known = [Segments([part.translate(table) for part in text.parts], text.rows) for text in texts]
-    return [text if all(text.parts) else without_empty(text) for text in known]
+    translated = [
+        Segments([part.translate(table) for part in text.parts], text.rows) for text in texts
+    ]
+    return [text if all(text.parts) else without_empty(text) for text in translated]
 
 
 def without_empty(text: Segments) -> Segments:
     """The text without empty parts."""
-    kept = [(part, row) for part, row in zip(text.parts, text.rows, strict=True) if part]
-    return Segments([part for part, _ in kept], [row for _, row in kept])
+    nonempty = [(part, row) for part, row in zip(text.parts, text.rows, strict=True) if part]
+    return Segments([part for part, _ in nonempty], [row for _, row in nonempty])
 
 
 def owners_of(

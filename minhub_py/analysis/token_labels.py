@@ -34,7 +34,7 @@ AGGREGATIONS = ("none", "simple", "first", "average", "max")
 
 
 @dataclass(frozen=True)
-class Token:
+class LabeledToken:
     """A token or a word: its characters `start` to `end`, and the probability of each label.
 
     continues: whether the token belongs to the same word as the token before it.
@@ -127,7 +127,7 @@ def tokens_of(
     texts: Sequence[str],
     stride: int | None = None,
     progress: Progress | None = None,
-) -> list[list[Token]]:
+) -> list[list[LabeledToken]]:
     """The tokens of each text without special tokens, with the probabilities of their labels."""
     settings = model.embedding_settings
     max_length = None if settings is None else settings.max_length
@@ -137,7 +137,7 @@ def tokens_of(
     before, parameter = special_tokens_before(tokenizer), next(model.parameters())
     results = [
         [
-            Token(start, end, np.empty(0), continues)
+            LabeledToken(start, end, np.empty(0), continues)
             for (start, end), continues in zip(
                 encoding.offsets, continued(tokenizer, encoding, text), strict=True
             )
@@ -182,7 +182,7 @@ def continued(tokenizer: Tokenizer, encoding: Encoding, text: str) -> list[bool]
 
 
 def entities(
-    tokens: Sequence[Token], labels: Sequence[str], aggregation: Aggregation
+    tokens: Sequence[LabeledToken], labels: Sequence[str], aggregation: Aggregation
 ) -> list[tuple[int, int, str, float]]:
     """(start, end, label, probability) of each entity of a text."""
     if aggregation not in ("none", "simple"):
@@ -192,7 +192,7 @@ def entities(
     ]
     if aggregation == "none":
         return [(token.start, token.end, label, prob) for token, label, prob in labelled]
-    groups: list[list[tuple[Token, str, float]]] = []
+    groups: list[list[tuple[LabeledToken, str, float]]] = []
     for row in labelled:
         if groups and not row[1].startswith("B-") and tag_of(row[1]) == tag_of(groups[-1][-1][1]):
             groups[-1].append(row)
@@ -214,9 +214,9 @@ def tag_of(label: str) -> str:
     return label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def words_of(tokens: Sequence[Token], aggregation: Aggregation) -> list[Token]:
+def words_of(tokens: Sequence[LabeledToken], aggregation: Aggregation) -> list[LabeledToken]:
     """The words of a text, with the probabilities that the aggregation selects."""
-    groups: list[list[Token]] = []
+    groups: list[list[LabeledToken]] = []
     for token in tokens:
         if groups and token.continues:
             groups[-1].append(token)
@@ -232,5 +232,5 @@ def words_of(tokens: Sequence[Token], aggregation: Aggregation) -> list[Token]:
                 chosen = max(probs, key=lambda row: row.max())
             case _:
                 chosen = np.mean(probs, axis=0)
-        words.append(Token(group[0].start, group[-1].end, chosen))
+        words.append(LabeledToken(group[0].start, group[-1].end, chosen))
     return words

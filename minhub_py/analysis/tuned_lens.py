@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
+from minhub_py.analysis.hidden_states import LayerStates, steps_after_layers
 from minhub_py.analysis.lens import final
 from minhub_py.analysis.tokens import Text, rows_of_texts
 from minhub_py.inference.arguments import check_integer, check_list, decoder_of
@@ -99,7 +99,7 @@ def tuned_lens(
         )
     steps = check_integer("steps", steps, 1)
     check_list("texts", texts, "texts")
-    states = HiddenStates(model, "tuned_lens()")
+    states = LayerStates(model, "tuned_lens()")
     if states.recurrent:
         raise ValueError(
             f"tuned_lens() needs a transformer, not {model.config.TITLE}: use logit_lens()"

@@ -28,7 +28,7 @@ def parse_value(text: str, schema: object) -> Any:
         return text
 
 
-def arguments_text(arguments: Mapping[str, Any]) -> str:
+def arguments_text(arguments: Mapping[str, object]) -> str:
     """Arguments as JSON text. Lone surrogates, which UTF-8 cannot encode, are escaped."""
     text = dumps(arguments, ensure_ascii=False)
     try:
@@ -115,12 +115,12 @@ def _python_number(text: str) -> JSONText:
     digits = plain.removeprefix("-")
     if digits.startswith(("0x", "0o", "0b")):
         return JSONText(str(int(plain, 0)))
-    whole, point, rest = digits.partition(".")
-    fraction, exponent, power = rest.partition("e") if point else ("", *whole.partition("e")[1:])
-    whole = whole.partition("e")[0].lstrip("0") or "0"
+    integer, point, rest = digits.partition(".")
+    fraction, exponent, power = rest.partition("e") if point else ("", *integer.partition("e")[1:])
+    integer = integer.partition("e")[0].lstrip("0") or "0"
     result = (
         "-" * plain.startswith("-")
-        + whole
+        + integer
         + (f".{fraction or 0}" if point else "")
         + exponent
         + power

@@ -75,9 +75,9 @@ def content_forms(render: Callable[[list[JsonObject]], str], role: str) -> Conte
             for message in (*before, *after)
         ]
         message = {"role": role, "content": content}
-        for others in (user, [*before, *after]):
+        for siblings in (user, [*before, *after]):
             try:
-                return render([*others[: len(before)], message, *others[len(before) :]])
+                return render([*siblings[: len(before)], message, *siblings[len(before) :]])
             except ValueError:
                 continue
         return ""

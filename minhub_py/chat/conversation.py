@@ -15,7 +15,7 @@ recomputed.
 
 import copy
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from os import PathLike
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.functions import Tool, parse_tools
-from minhub_py.chat.generation import Prompt, ReplyGeneration, ReplyGenerator
+from minhub_py.chat.generation import ChatPrompt, ReplyGeneration, ReplyGenerator
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.chat.turns import (
@@ -43,7 +43,7 @@ from minhub_py.inference.batch import Event
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.sampling import Sampling
 from minhub_py.loading.pretrained import from_pretrained
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import Within, convert, read_json
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from minhub_py.models.base import LanguageModel
 
 TextStream = Generator[str, None, None]
-Schema = Mapping[str, Any] | None
+Schema = JsonMapping | None
 MAX_DEFAULT_CONTEXT = 8192  # the KV cache of a longer default could exceed the memory
 EXCHANGE = [("user", True), ("assistant", False)]  # roles, and whether the turn has no reply
 MAX_ROUNDS = 10  # of calls in one reply
@@ -361,7 +361,7 @@ class Chat:
         tools = self._chosen(tool_choice)
         functions = {tool.name: tool for tool in tools if tool.function is not None}
 
-        def prompt(required: bool) -> Prompt:
+        def prompt(required: bool) -> ChatPrompt:
             ids, dropped = self._prompt(question, settings.max_new_tokens, steps, tools)
             # the name of a tool requests one call
             parallel = not required or tool_choice == "required"
@@ -402,7 +402,7 @@ class Chat:
         return chosen
 
     def _generate(
-        self, question: Turn, prompt: Prompt, steps: tuple[JsonObject, ...]
+        self, question: Turn, prompt: ChatPrompt, steps: tuple[JsonObject, ...]
     ) -> TextStream:
         """Generate one reply, and store it as the last turn."""
         generation = ReplyGeneration(self._generator, prompt, self.reply_count, self._notify)
@@ -529,7 +529,7 @@ class SavedChat(TypedDict):
 
 
 def parse_saved(
-    data: object, defaults: Mapping[str, Any]
+    data: object, defaults: JsonMapping
 ) -> tuple[str | None, ReplySettings, int, list[Turn]]:
     """System prompt, settings, number of replies and turns of a saved chat. ValueError: it is
     invalid.

@@ -10,7 +10,7 @@ from enum import Enum
 from reprlib import repr as brief
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 SIMPLE = {
     str: "string",
@@ -53,7 +53,7 @@ class ToolCall:
 class Tool:
     """A tool: its definition, as in the OpenAI API, and its function, unless the caller runs it."""
 
-    definition: Mapping[str, Any]
+    definition: JsonMapping
     function: Callable[..., Any] | None = None
 
     @property
@@ -150,7 +150,7 @@ def definition_of(function: Callable[..., Any]) -> JsonObject:
     }
 
 
-def schema_of(hint: Any, location: str) -> JsonObject:
+def schema_of(hint: object, location: str) -> JsonObject:
     """The JSON schema of a type. ValueError: it has none."""
     if hint is Any:
         return {}

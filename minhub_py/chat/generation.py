@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minhub_py.chat.functions import Tool
 from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
@@ -29,7 +29,7 @@ PREFIX_CACHE_BYTES = 2**29
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ChatPrompt:
     """A prompt and the form of its reply. dropped: number of messages removed to fit the context."""
 
     ids: list[int]
@@ -76,8 +76,8 @@ class ReplyGenerator:
         *,
         required: bool,
         parallel: bool,
-        schema: Mapping[str, Any] | Pattern | None,
-    ) -> Prompt:
+        schema: Mapping[str, object] | Pattern | None,
+    ) -> ChatPrompt:
         """A prompt with the form of its reply. ValueError: a stop string, the schema or a tool is
         invalid.
         """
@@ -105,7 +105,7 @@ class ReplyGenerator:
 
         max_new_tokens = min(settings.max_new_tokens, self.context - len(ids))
         grammar = form.grammar(vocabulary, max_new_tokens)
-        return Prompt(ids, dropped, settings, max_new_tokens, form, stop, grammar)
+        return ChatPrompt(ids, dropped, settings, max_new_tokens, form, stop, grammar)
 
     def batch(self) -> Batch:
         """A batch for one reply, with the prefixes unless the weights have changed, for example by
@@ -134,7 +134,7 @@ class ReplyGeneration:
     def __init__(
         self,
         generator: ReplyGenerator,
-        prompt: Prompt,
+        prompt: ChatPrompt,
         number: int,
         listener: Callable[[ReplyEvent], object],
     ) -> None:

@@ -22,6 +22,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from minhub_py.system.json_text import JsonObject
+
 MEMORY = 2**29  # bytes, in addition to those at the start
 MAX_LENGTH = 2**26  # characters of a rendered conversation
 
@@ -44,7 +46,7 @@ def limit_resources() -> None:
 class Mapping:
     """The function `dict`, without access to the attributes of the class."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+    def __call__(self, *args: object, **kwargs: object) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -78,7 +80,7 @@ def make_environment(marks: list[str] | None = None) -> Any:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """The tag {% generation %}, which marks replies for training. Renders its content, between
         `marks` if given.
         """
@@ -100,14 +102,14 @@ def make_environment(marks: list[str] | None = None) -> Any:
     class Namespace(jinja2.utils.Namespace):
         """A namespace that rejects names with a leading underscore."""
 
-        def __init__(*args: Any, **kwargs: Any) -> None:
+        def __init__(*args: object, **kwargs: object) -> None:
             self, args = args[0], args[1:]  # `self` can also be a keyword
             attributes = dict(*args, **kwargs)
             for name in attributes:
                 check_name(name)
             jinja2.utils.Namespace.__init__(self, attributes)
 
-        def __setitem__(self, name: str, value: Any) -> None:
+        def __setitem__(self, name: str, value: object) -> None:
             check_name(name)
             super().__setitem__(name, value)
 
@@ -116,7 +118,7 @@ def make_environment(marks: list[str] | None = None) -> Any:
             raise jinja2.exceptions.SecurityError(f"a namespace cannot have the attribute {name!r}")
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = to_json
     environment.globals.update(
@@ -132,7 +134,7 @@ class RejectedError(Exception):
     """A template called raise_exception()."""
 
 
-def render(compiled: Callable[[str], Any], request: dict[str, Any]) -> dict[str, str]:
+def render(compiled: Callable[[str], Any], request: JsonObject) -> dict[str, str]:
     """The response to a request, including exceptions of the template."""
     chunks, length = [], 0
     try:

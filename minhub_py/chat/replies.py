@@ -11,17 +11,16 @@ the next message; after the last reply, `encode_replies` appends it if necessary
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from minhub_py.chat.templates import ChatTemplate, Message, check_messages, normalized
 from minhub_py.checkpoints.tokenizers.tokenizer import working
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 Span = tuple[int, int]
 
 
 def reply_spans(
-    template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    template: ChatTemplate, messages: Sequence[Message], variables: JsonMapping | None = None
 ) -> tuple[str, list[Span]]:
     """The rendered conversation and the character positions of its replies, except those with
     weight 0.
@@ -64,7 +63,7 @@ def marked_spans(
     template: ChatTemplate,
     plain: list[JsonObject],
     trained: Sequence[bool],
-    variables: Mapping[str, Any],
+    variables: JsonMapping,
 ) -> tuple[str, list[Span]]:
     """The spans that the template marks. ValueError: it marks none."""
     marks = [f"<{secrets.token_hex(12)}>", f"<{secrets.token_hex(12)}>"]
@@ -73,17 +72,20 @@ def marked_spans(
     )
     text, spans = parts[0], []
     for part in parts[1:]:
-        reply, _, rest = part.partition(marks[1])
+        reply, _, remaining = part.partition(marks[1])
         spans.append((len(text), len(text) + len(reply)))
-        text += reply + rest
+        text += reply + remaining
     if not spans:
-        raise ValueError("the chat template marks no reply of the conversation")
+        raise ValueError(
+            "the chat template marks no reply of the conversation: put the replies of the template"
+            " between {% generation %} and {% endgeneration %}"
+        )
     if all(trained):
         return text, spans
     if len(spans) != len(trained):
         raise ValueError(
-            f"the chat template marks {len(spans)} parts for {len(trained)} replies, so that a"
-            " weight belongs to none: remove the replies with weight 0"
+            f"the chat template marks {len(spans)} parts for {len(trained)} replies, so"
+            " that their weights cannot be assigned: remove the replies with weight 0"
         )
     return text, [span for span, is_trained in zip(spans, trained, strict=True) if is_trained]
 
@@ -93,7 +95,7 @@ def difference_spans(
     plain: list[JsonObject],
     complete: str,
     trained: Sequence[bool],
-    variables: Mapping[str, Any],
+    variables: JsonMapping,
 ) -> list[Span]:
     """The differences between the conversation with and without each reply. ValueError: a prefix is
     not equal.
@@ -119,7 +121,9 @@ def difference_spans(
 
 
 def encode_replies(
-    template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    variables: Mapping[str, object] | None = None,
 ) -> tuple[list[int], list[bool]]:
     """The token IDs of a conversation, and whether each token belongs to a reply.
 

@@ -4,7 +4,7 @@ grammar.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
 from minhub_py.chat.tool_format import Markup
@@ -17,7 +17,7 @@ from minhub_py.chat.tool_grammar import (
 )
 from minhub_py.chat.tool_writing import written_calls
 from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ReplyForm:
     tools: Mapping[str, JsonObject] = field(default_factory=dict)
     required: bool = False
     parallel: bool = True
-    schema: Mapping[str, Any] | Pattern | None = None
+    schema: JsonMapping | Pattern | None = None
     separate_reasoning: bool = True
     strict: frozenset[str] = frozenset()
 

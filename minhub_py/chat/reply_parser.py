@@ -193,25 +193,27 @@ class ReplyParser(TextReader):
         reasoning.
         """
         while True:
-            rest = self.text[self.position :].lstrip()
+            remaining = self.text[self.position :].lstrip()
             for opening in openings:
-                if rest.startswith(opening):
-                    self.position = len(self.text) - len(rest) + len(opening)
+                if remaining.startswith(opening):
+                    self.position = len(self.text) - len(remaining) + len(opening)
                     return opening
-            if self.ended or (rest and not any(opening.startswith(rest) for opening in openings)):
+            if self.ended or (
+                remaining and not any(opening.startswith(remaining) for opening in openings)
+            ):
                 break
             yield
-        first = len(rest[:1]) + len(self.text) - self.position - len(rest)
+        first = len(remaining[:1]) + len(self.text) - self.position - len(remaining)
         self._say("content", self.text[self.position : self.position + first])
         self.position += first
         return None
 
     def _inner_trigger(self) -> list[str]:
         """The rest of a call's beginning after its trigger: some models leave out the outer tag."""
-        rest = self.format.begin.partition(self.format.trigger)[2].strip()
+        remaining = self.format.begin.partition(self.format.trigger)[2].strip()
         return (
-            [rest]
-            if self.format.kind == "tags" and rest.startswith("<") and rest.endswith("=")
+            [remaining]
+            if self.format.kind == "tags" and remaining.startswith("<") and remaining.endswith("=")
             else []
         )
 
@@ -402,11 +404,11 @@ class ReplyParser(TextReader):
             arguments[key.strip()] = parse_value(
                 value, value_schema if not kind else {"type": kind}
             )
-        rest = yield from self._peek()
+        remaining = yield from self._peek()
         if self.cut and before_key.strip().startswith(self.text[self.position :].strip()):
             self.exhausted = True
             return False  # further parameters are missing
-        if not self.ended or rest or arguments:
+        if not self.ended or remaining or arguments:
             self._call(name, arguments_text(arguments))
             return True
         return False
@@ -460,10 +462,10 @@ class ReplyParser(TextReader):
         while True:
             header = yield from self._until([message])
             if header is None:
-                rest = self.text[self.position :].lstrip(ends[-1])
+                remaining = self.text[self.position :].lstrip(ends[-1])
                 # the beginning of a header
-                if not (self.cut and (channel in rest or "to=" in rest)):
-                    self._say("content", rest)
+                if not (self.cut and (channel in remaining or "to=" in remaining)):
+                    self._say("content", remaining)
                 return
             self.position += len(message)
             recipient = re.search(rf"to=functions\.([^\s{channel}]+)", header)

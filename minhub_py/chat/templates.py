@@ -28,13 +28,13 @@ from minhub_py.checkpoints.storage import Checkpoint, read_settings
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
 from minhub_py.checkpoints.tokenizers.special_tokens import content
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode, surrounding_ids
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 # Field names of a message's reasoning. Most templates read the first, gpt-oss's reads the second.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 MAX_TEMPLATE_LENGTH = 2**20  # characters; the longest published template has 40,000
@@ -130,7 +130,7 @@ class ChatTemplate:
         tools: Sequence[Message] = (),
         add_generation_prompt: bool = True,
         marks: list[str] | None = None,
-        **variables: Any,
+        **variables: object,
     ) -> str:
         """Render messages as they are. For arguments and errors see `render`.
 
@@ -409,7 +409,7 @@ def folder_template(folder: Path, tokenizer: "Tokenizer") -> ChatTemplate:
     return ChatTemplate("dialogue" if conversational else "plain", tokenizer, tokens)
 
 
-def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens(settings: Mapping[str, object]) -> dict[str, str]:
     """The special tokens in tokenizer settings by name, such as bos_token."""
     tokens = {name: content(value) for name, value in settings.items() if name.endswith("_token")}
     return {name: token for name, token in tokens.items() if token is not None}

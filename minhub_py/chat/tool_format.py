@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from os import path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from minhub_py.chat.markers import MarkerAlphabet, is_marker
 from minhub_py.system.json_text import JsonObject
@@ -197,7 +197,7 @@ class _Detection:
         self.user = {"role": "user", "content": USER}
         self.tools = [definition(name) for name in NAMES]
 
-    def tail(self, *messages: JsonObject, tools: bool = True, **variables: Any) -> str | None:
+    def tail(self, *messages: JsonObject, tools: bool = True, **variables: object) -> str | None:
         """The rendered text after the last user message, in the internal alphabet; None if
         rendering fails.
         """
@@ -295,9 +295,9 @@ class _Detection:
                 tools.section_end,
             )
         )
-        rest = call[value_end:] + following[len(common_prefix(call, following)) :]
+        remaining = call[value_end:] + following[len(common_prefix(call, following)) :]
         return replace(tools, as_text=as_text), self.ends(
-            "".join(char for char in rest if char not in own)
+            "".join(char for char in remaining if char not in own)
         )
 
     def is_distinct(self, tools: ToolFormat) -> bool:
@@ -320,13 +320,15 @@ class _Detection:
         result = {"role": "tool", "tool_call_id": IDS[0], "name": NAMES[0], "content": "qzresult"}
         return "qzresult" in (self.tail({"role": "assistant", "content": CONTENT}, result) or "")
 
-    def ends(self, rest: str) -> frozenset[int]:
+    def ends(self, remaining: str) -> frozenset[int]:
         """The first special token after a call, and the end token of a message with further
         messages, if any.
         """
         added = self.alphabet.tokenizer.get_added_tokens_decoder()
         ids = [
-            id for char in rest if (id := self.alphabet.id(char)) is not None and added[id].special
+            id
+            for char in remaining
+            if (id := self.alphabet.id(char)) is not None and added[id].special
         ][:1]
         if (
             "<|eom_id|>" in self.source
@@ -391,23 +393,23 @@ class _Detection:
             raise ValueError("the template does not render two arguments")
         double = double[start:]
         middle = double[value_end : double.index(KEYS[1], value_end)]
-        rest = text[value_end:]
+        remaining = text[value_end:]
         kind: Kind = "tags"
         quote = '"'
         if before_key.endswith("("):
-            kind, closing = "python", rest.index(")") + 1
+            kind, closing = "python", remaining.index(")") + 1
         elif before_key.endswith("{"):
-            kind, closing = "literal", rest.index("}") + 1
+            kind, closing = "literal", remaining.index("}") + 1
             quote = between.lstrip(":")
         else:
-            after = boundary(common_prefix(rest, middle))
+            after = boundary(common_prefix(remaining, middle))
             begin_key = common_suffix(before_key, middle[len(after) :])
             closing = len(after)
             after_name_text = before_key[: len(before_key) - len(begin_key)]
             parameter = (after_name_text, begin_key, between, after.replace(KEYS[0], KEY))
         if kind != "tags":
             parameter = (before_key, "", between, middle)
-        after_call = rest[closing:]
+        after_call = remaining[closing:]
         between_calls = None
         if both is not None:
             second = both.index(NAMES[1])
@@ -456,7 +458,7 @@ class _Detection:
         }
         text = self.tail(message, tools=False, **({switch: True} if switch else {}))
         if text is not None and REASONING in text and CONTENT in text.partition(REASONING)[2]:
-            before, _, rest = text.partition(REASONING)
+            before, _, remaining = text.partition(REASONING)
             prompt = (
                 self.tail(
                     add_generation_prompt=True, tools=False, **({switch: True} if switch else {})
@@ -470,7 +472,7 @@ class _Detection:
             markers = [index for index, char in enumerate(opening) if is_marker(char)]
             if markers and markers[-1] == len(opening) - 1:
                 opening = opening[-1]
-            closing = rest.partition(CONTENT)[0].strip()
+            closing = remaining.partition(CONTENT)[0].strip()
             if closing and all(map(is_marker, closing)):
                 closing = closing[0]
             if closing and opening and not self.is_common(opening):

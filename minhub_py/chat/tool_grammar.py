@@ -7,7 +7,6 @@ replies without calls do not change. With "required", it applies from the start 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from minhub_py.inference.grammar import (
 )
 from minhub_py.inference.json_schema import loosened, prepared
 from minhub_py.system.console import note
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.printable import printable
 
 TEXT, NOTHING = r"/(?s:.*)/", json.dumps("")
@@ -59,7 +58,7 @@ class ToolChoice:
     parallel: bool = True
     in_reasoning: bool = False
     max_reasoning: int = 256
-    schema: Mapping[str, Any] | Pattern | None = None
+    schema: JsonMapping | Pattern | None = None
 
 
 def reasoning_budget(max_new_tokens: int) -> int:
@@ -174,13 +173,13 @@ class _Writer:
         marker = next((index for index, char in enumerate(stop) if is_marker(char)), None)
         if marker == 0 or (marker is not None and not stop[:marker].strip()):
             return self.rule(name, f"{self.any_text(name, limit)} {self.text(stop[marker:])}")
-        head, rest = (stop, "") if marker is None else (stop[:marker], stop[marker:])
+        head, tail = (stop, "") if marker is None else (stop[:marker], stop[marker:])
         # A limit of tokens would also end the text without its suffix.
         text = (
             TEXT if limit is None else f"/(?s:.{{0,{min(2 * limit, MAX_REASONING_CHARACTERS)}}})/"
         )
         self.rules.append(f"{name}_text[suffix={json.dumps(head)}]: {text}")
-        return self.rule(name, f"{name}_text {self.text(rest)}")
+        return self.rule(name, f"{name}_text {self.text(tail)}")
 
     def any_text(self, name: str, limit: int | None) -> str:
         """Any text without markers."""
@@ -191,7 +190,7 @@ class _Writer:
 
     # Arguments
 
-    def arguments(self, number: int, schema: Mapping[str, Any]) -> str:
+    def arguments(self, number: int, schema: Mapping[str, object]) -> str:
         """The rule of a tool's arguments after its name."""
         name, fmt = f"args_{number}", self.markup.tools
         if fmt.kind in ("json", "name", "channels"):
@@ -371,11 +370,11 @@ def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
         return ""
     alternatives = []
     for index, (member, needed) in enumerate(members):
-        rest = " ".join(
-            f"({comma} {other}){'' if other_needed else '?'}"
-            for other, other_needed in members[index + 1 :]
+        remaining = " ".join(
+            f"({comma} {later}){'' if other_needed else '?'}"
+            for later, other_needed in members[index + 1 :]
         )
-        alternatives.append(f"({member} {rest})" if rest else member)
+        alternatives.append(f"({member} {remaining})" if remaining else member)
         if needed:
             return f"({' | '.join(alternatives)})"
     return f"({' | '.join(alternatives)})?"
@@ -387,9 +386,7 @@ def json_rule(schema: object) -> str:
     """
     if isinstance(schema, Pattern):
         return schema.rule
-    members: Mapping[str, Any] = (
-        schema if isinstance(schema, Mapping) and schema else {"type": "object"}
-    )
+    members: JsonMapping = schema if isinstance(schema, Mapping) and schema else {"type": "object"}
     options = {**OPTIONS, **(members.get("x-guidance") or {})}
     return f"%json {json.dumps({**members, 'x-guidance': options}, ensure_ascii=False)}"
 
@@ -399,7 +396,7 @@ class ToolError(GrammarError):
 
 
 def usable_schema(
-    vocabulary: Vocabulary, name: str, schema: Mapping[str, Any], *, strict: bool
+    vocabulary: Vocabulary, name: str, schema: Mapping[str, object], *, strict: bool
 ) -> tuple[JsonObject, list[str]]:
     """A schema that compiles, and the constraints that it lacks: without unsupported keywords, or
     any object.
@@ -465,8 +462,10 @@ def tool_grammar(
     except (TypeError, ValueError, RecursionError):
         usable, warnings = {}, []
         for name, schema in tools.items():
-            usable[name], missing = usable_schema(vocabulary, name, schema, strict=name in strict)
-            warnings += missing
+            usable[name], unsupported = usable_schema(
+                vocabulary, name, schema, strict=name in strict
+            )
+            warnings += unsupported
     grammar = _compile(vocabulary, markup, usable, choice)
     grammar.warnings += warnings
     for warning in warnings:
@@ -491,11 +490,11 @@ def _compile(
         return LazyGrammar(grammar, markup.alphabet, trigger, at_start=False, once=True)
     writer.calls(tools)
     trigger, opening = fmt.trigger or fmt.head, fmt.opening
-    rest = opening[opening.index(trigger) + len(trigger) :]
+    remaining = opening[opening.index(trigger) + len(trigger) :]
     if len(trigger) == 1 and is_marker(trigger):
-        first = writer.text(rest)
+        first = writer.text(remaining)
     else:
-        first = f"{writer.until('opening', trigger)} {writer.text(rest)}".strip()
+        first = f"{writer.until('opening', trigger)} {writer.text(remaining)}".strip()
     # Calls with their own trigger begin anew, as does the grammar.
     parallel = choice.parallel and fmt.section != ""
     grammar = vocabulary.lark(writer.grammar(writer.repeated(first, parallel)))

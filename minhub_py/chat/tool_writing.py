@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from minhub_py.chat.tool_format import ID, KEY, ToolFormat
+from minhub_py.system.json_text import JsonMapping
 
 CALL_ID = "call00001"
-Call = tuple[str, Mapping[str, Any]]  # name and arguments
+Call = tuple[str, JsonMapping]  # name and arguments
 
 
 def written_calls(fmt: ToolFormat, calls: Sequence[Call]) -> str:

@@ -9,12 +9,11 @@ content), and fail otherwise.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from minhub_py.chat.content import text_of
 from minhub_py.chat.tool_format import Markup
 from minhub_py.chat.tool_writing import written_calls
-from minhub_py.system.json_text import JsonObject, check_depth, encodable, object_in
+from minhub_py.system.json_text import JsonMapping, JsonObject, check_depth, encodable, object_in
 
 EMPTY: JsonObject = {"type": "object", "properties": {}}
 VALID_ID = re.compile(r"[a-zA-Z0-9]{9}")  # Mistral's templates reject others
@@ -29,7 +28,7 @@ To call a function, write its name and arguments as JSON in this form, and nothi
 </tool_call>"""
 
 
-def complete_tool(tool: Mapping[str, Any]) -> JsonObject:
+def complete_tool(tool: JsonMapping) -> JsonObject:
     """A definition `{"type": "function", "function": {…}}` with all fields that templates read."""
     function = tool.get("function") or tool
     parameters = function.get("parameters")
@@ -47,7 +46,7 @@ def complete_tool(tool: Mapping[str, Any]) -> JsonObject:
     }
 
 
-def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, JsonObject]:
+def schemas_of(tools: Sequence[JsonMapping]) -> dict[str, JsonObject]:
     """The schemas of the tools' arguments by name. A tool without a schema has no arguments."""
     functions = [tool.get("function") or tool for tool in tools]
     return {
@@ -60,7 +59,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, JsonObject]:
     }
 
 
-def strict_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+def strict_names(tools: Sequence[JsonMapping]) -> frozenset[str]:
     """The names of the tools whose definition has `"strict": true`."""
     functions = [tool.get("function") or tool for tool in tools]
     return frozenset(function["name"] for function in functions if function.get("strict") is True)
@@ -84,7 +83,7 @@ def is_complete(arguments: str) -> bool:
     return object_in(arguments) is not None
 
 
-def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+def uses_tools(messages: Sequence[Mapping[str, object]]) -> bool:
     """Whether a conversation has calls or results."""
     return any(
         message.get("tool_calls") or message["role"] in ("tool", "function") for message in messages
@@ -92,7 +91,7 @@ def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def prepare(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], markup: Markup
+    messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]], markup: Markup
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """Messages and tools for a template.
 
@@ -119,7 +118,7 @@ def prepare(
     return prepared, [complete_tool(tool) for tool in tools]
 
 
-def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
+def with_matched_results(messages: Sequence[JsonMapping]) -> list[JsonObject]:
     """Messages with complete calls, and with results that have the ID and name of their call.
 
     A result belongs to the call with its ID, else to the first call without a result. Without a
@@ -224,7 +223,7 @@ def with_single_calls(messages: Sequence[JsonObject]) -> list[JsonObject]:
     return prepared
 
 
-def with_calls(content: object, calls: Sequence[Mapping[str, Any]], markup: Markup) -> str:
+def with_calls(content: object, calls: Sequence[JsonMapping], markup: Markup) -> str:
     """The content of a message with its calls in the form that the model writes."""
     functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     written = markup.alphabet.text(written_calls(markup.tools, functions))
@@ -232,7 +231,7 @@ def with_calls(content: object, calls: Sequence[Mapping[str, Any]], markup: Mark
 
 
 def as_text(
-    messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], markup: Markup
+    messages: Sequence[JsonObject], tools: Sequence[Mapping[str, object]], markup: Markup
 ) -> list[JsonObject]:
     """Messages in which text describes tools, calls and results, for templates without tools."""
     prepared: list[JsonObject] = []

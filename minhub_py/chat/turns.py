@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from reprlib import repr as brief
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from minhub_py.chat.functions import ToolCall
 from minhub_py.chat.reply_parser import ReplyEvent
@@ -12,7 +12,7 @@ from minhub_py.inference.arguments import check_integer, is_text, is_whole
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, generators
 from minhub_py.system import html
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.spelling import unknown
 from minhub_py.system.tables import Columns, Result
 
@@ -84,7 +84,7 @@ class ReplySettings:
     stop: tuple[str, ...] = ()
     top: int = 0
 
-    def updated(self, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> "ReplySettings":
+    def updated(self, changes: JsonMapping, defaults: Mapping[str, object]) -> "ReplySettings":
         """A copy with `changes`; "auto" selects the value in `defaults`. ValueError: an unknown or
         invalid setting.
         """

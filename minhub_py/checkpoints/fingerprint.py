@@ -51,7 +51,7 @@ def fingerprint(path: Path) -> str:
     return total.hexdigest()
 
 
-def signature(path: Path) -> list[Any]:
+def signature(path: Path) -> list[object]:
     """A quick summary of a model's files that changes when one is replaced or written."""
     return [[str(file), *file_state(file)] for file in model_files(path)]
 
@@ -106,7 +106,7 @@ def cache_file() -> Path | None:
     return Path(folder) / "minhub_py" / "fingerprints.json" if Path(folder).is_absolute() else None
 
 
-def read_cache(store: Path | None) -> dict[str, list[Any]]:
+def read_cache(store: Path | None) -> dict[str, list[object]]:
     """The cache: path -> [*file_state, digest]. Empty if it is missing or corrupt: digests are then
     computed again.
     """
@@ -119,7 +119,7 @@ def read_cache(store: Path | None) -> dict[str, list[Any]]:
     return {key: entry for key, entry in entries.items() if DIGEST.fullmatch(str(entry[-1]))}
 
 
-def write_cache(store: Path | None, cache: dict[str, list[Any]]) -> None:
+def write_cache(store: Path | None, cache: dict[str, list[object]]) -> None:
     """Replace the cache by its last entries. A cache that cannot be written costs time only."""
     if store is None:
         return

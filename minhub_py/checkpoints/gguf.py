@@ -20,7 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +38,7 @@ from minhub_py.checkpoints.gguf_header import (
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint, Contents
 from minhub_py.models import rotary
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import printable
 from weights_map.blocks import TYPES, Blocks
 from weights_map.conversion import Mapped
@@ -164,7 +164,7 @@ def dequantize(data: NDArray[np.uint8], type: str) -> Tensor:
     return result
 
 
-def with_head_apart(header: Header) -> dict[str, StoredTensor]:
+def with_separate_head(header: Header) -> dict[str, StoredTensor]:
     """The tensors of a file by name. A head for multi-token prediction, the last block, is named
     `nextn`.
     """
@@ -200,7 +200,7 @@ class GGUFCheckpoint(Checkpoint):
     @cached_property
     def _tensors(self) -> Tensors:
         """The tensors by their names in the rows of the architecture."""
-        stored = with_head_apart(self.header)
+        stored = with_separate_head(self.header)
         names = self.architecture.names({name: tensor.type for name, tensor in stored.items()})
         return Tensors(self.path, {names[name]: tensor for name, tensor in stored.items()})
 
@@ -222,14 +222,14 @@ class GGUFCheckpoint(Checkpoint):
         return architecture
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The settings by their names in config.json."""
         try:
             return self._config()
         except ValueError as error:
             raise ValueError(f"{self.path}: {printable(str(error))}") from error
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self) -> dict[str, object]:
         architecture, metadata = self.architecture, self.header.metadata
         if "token_embd.weight" not in self._tensors:
             raise ValueError("it has no token_embd.weight, so it is not a language model")
@@ -343,7 +343,7 @@ class GGUFCheckpoint(Checkpoint):
         }
 
     @property
-    def generation_config(self) -> dict[str, Any]:
+    def generation_config(self) -> JsonObject:
         """Sampling settings by their names in generation_config.json. Token IDs are in `config`."""
         values = {
             name: self.header.metadata.get(f"general.sampling.{key}")

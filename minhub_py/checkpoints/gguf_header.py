@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from minhub_py.system.extras import require
 from minhub_py.system.files import open_regular
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import gist
 from weights_map.blocks import TYPES
 
@@ -68,7 +69,7 @@ class StoredTensor(NamedTuple):
 class Header:
     """The content of a file before its data."""
 
-    metadata: dict[str, Any]
+    metadata: JsonObject
     tensors: dict[str, StoredTensor]
 
 
@@ -120,13 +121,13 @@ class Scanner:
             raise ValueError(f"it has a string of {length:,} bytes")
         return str(self.take(length), "utf-8")
 
-    def value(self, key: str) -> Any:
+    def value(self, key: str) -> object:
         type = self.number("I")
         if type == STRING:
             return self.string()
         return self.array(key) if type == ARRAY else self.number(self.format(type))
 
-    def array(self, key: str) -> Any:
+    def array(self, key: str) -> object:
         """A list of strings, an ndarray of numbers for the tokenizer, or a short list of numbers
         for a setting.
         """

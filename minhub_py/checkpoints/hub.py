@@ -71,7 +71,7 @@ class NamedEntry(TypedDict):
     rfilename: str
 
 
-class Entry(NamedEntry, total=False):
+class TreeEntry(NamedEntry, total=False):
     """A file in the Hub's list."""
 
     lfs: LargeFile
@@ -83,7 +83,7 @@ class Repository(TypedDict):
     """The Hub's answer about a repository."""
 
     sha: str
-    siblings: list[Entry]
+    siblings: list[TreeEntry]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DownloadPlan:
     """The files of one commit to download, in order. gguf: the name of the only file, for a GGUF
     identifier.
     """
@@ -166,7 +166,7 @@ def find(
     local_files_only: bool = False,
     weights: bool = True,
     files: Sequence[str] = (),
-) -> "Path | Plan":
+) -> "Path | DownloadPlan":
     """The plan to download a repository or its GGUF file; offline, the cached folder or file.
 
     local_files_only: open no connection, as with HF_HUB_OFFLINE; FileNotFoundError if a file is not
@@ -196,7 +196,7 @@ def plan_download(
     weights: bool = True,
     files: Sequence[str] = (),
     suggest: bool = True,
-) -> Plan:
+) -> DownloadPlan:
     """Get the list of files to download from the Hub. Downloads an index of shards, but no other
     file.
 
@@ -219,7 +219,7 @@ def plan_download(
         body = fetch_json(url, {"blobs": "true"}, token)
     try:
         answer: Repository = parse_json(body, Repository, "its list of files")
-        plan = Plan(repository, revision, answer["sha"], (), gguf)
+        plan = DownloadPlan(repository, revision, answer["sha"], (), gguf)
         if not COMMIT.fullmatch(plan.commit):
             raise ValueError(f"{plan.commit!r} is not a commit")
         present = {entry["rfilename"]: _remote_file(entry) for entry in answer["siblings"]}
@@ -228,7 +228,7 @@ def plan_download(
             f"The server is not the Hub ({gist(error)}): check HF_ENDPOINT and the proxy."
         ) from error
 
-    def with_files(names: Iterable[str]) -> Plan:
+    def with_files(names: Iterable[str]) -> DownloadPlan:
         selected = (present[name] for name in names)
         return replace(
             plan, files=tuple(replace(file, cached=_is_cached(plan, file)) for file in selected)
@@ -269,7 +269,7 @@ def plan_download(
     return with_files(names)
 
 
-def download(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
+def download(plan: DownloadPlan, *, token: Token = None, progress: bool = True) -> Path:
     """Download the missing files of a plan and verify their hashes. Returns the folder, or the GGUF
     file.
 
@@ -282,7 +282,7 @@ def download(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
     return download_weights(plan, token=token, progress=progress)
 
 
-def download_settings(plan: Plan, *, token: Token = None, progress: bool = True) -> None:
+def download_settings(plan: DownloadPlan, *, token: Token = None, progress: bool = True) -> None:
     """The first part of `download`: config.json and the tokenizer, to check them before the
     weights.
     """
@@ -303,7 +303,7 @@ def download_settings(plan: Plan, *, token: Token = None, progress: bool = True)
                 _obtain(plan, file, token, progress)
 
 
-def download_weights(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
+def download_weights(plan: DownloadPlan, *, token: Token = None, progress: bool = True) -> Path:
     """The second part of `download`: all other files. The commit is then complete, and offline
     calls use it.
     """
@@ -317,13 +317,13 @@ def download_weights(plan: Plan, *, token: Token = None, progress: bool = True) 
     return plan.path
 
 
-def _missing_bytes(plan: Plan) -> int:
+def _missing_bytes(plan: DownloadPlan) -> int:
     """The number of bytes to download, without the parts from interrupted downloads."""
     absent = [file for file in plan.files if not _is_cached(plan, file)]
     return sum(file.size - max(0, _size(_blob(plan, file, ".incomplete"))) for file in absent)
 
 
-def file_problems(path: Path, plan: Plan | None) -> list[str]:
+def file_problems(path: Path, plan: DownloadPlan | None) -> list[str]:
     """Problems with the files of a folder or a GGUF file, one line each.
 
     With a plan, checks its files against the sizes and hashes of the Hub. Without a plan, checks
@@ -391,7 +391,7 @@ def _cache_usable(repository: str, needed: int) -> Iterator[None]:
         ) from error
 
 
-def _record(plan: Plan) -> None:
+def _record(plan: DownloadPlan) -> None:
     """Record the commit of a plan's revision, for offline calls. A branch v1 and a tag v1/x
     conflict as paths.
     """
@@ -413,7 +413,7 @@ def _record(plan: Plan) -> None:
         )
 
 
-def _remote_file(entry: Entry) -> RemoteFile:
+def _remote_file(entry: TreeEntry) -> RemoteFile:
     """A file from the Hub's list. ValueError: it has no size and hash."""
     lfs = entry.get("lfs")
     size, sha256 = (lfs["size"], lfs["sha256"]) if lfs else (entry.get("size"), None)
@@ -425,7 +425,7 @@ def _remote_file(entry: Entry) -> RemoteFile:
     return file
 
 
-def _blob(plan: Plan, file: RemoteFile, suffix: str = "") -> Path:
+def _blob(plan: DownloadPlan, file: RemoteFile, suffix: str = "") -> Path:
     return store_of(plan.repository) / "blobs" / f"{file.digest}{suffix}"
 
 
@@ -433,11 +433,11 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else -1
 
 
-def _is_cached(plan: Plan, file: RemoteFile) -> bool:
+def _is_cached(plan: DownloadPlan, file: RemoteFile) -> bool:
     return file.size in (_size(plan.folder / file.name), _size(_blob(plan, file)))
 
 
-def _obtain(plan: Plan, file: RemoteFile, token: Token, progress: bool = False) -> None:
+def _obtain(plan: DownloadPlan, file: RemoteFile, token: Token, progress: bool = False) -> None:
     """Bring a file into the cache: download it if necessary, verify its hash, then rename and link
     it.
     """

@@ -220,13 +220,15 @@ def cached(
     folder = store_of(repository) / "snapshots" / (commit_in(ref) or revision)
     if gguf is not None and (folder / gguf).is_file():
         return folder / gguf
-    missing = missing_files(folder, weights) if gguf is None else [f"{gguf} is missing."]
+    problems = missing_files(folder, weights) if gguf is None else [f"{gguf} is missing."]
     if files:
-        missing = [f"{name} is missing." for name in files if not (folder / name).exists()]
-    if missing:
+        problems = [f"{name} is missing." for name in files if not (folder / name).exists()]
+    if problems:
         command = download_call(identifier, revision)
         if folder.is_dir():
-            state = f"is not complete in the local cache: {missing[0]} Run `{command}` when online."
+            state = (
+                f"is not complete in the local cache: {problems[0]} Run `{command}` when online."
+            )
         else:
             state = f"is neither a folder here nor in the local cache: run `{command}` when online."
             state += did_you_mean(identifier)

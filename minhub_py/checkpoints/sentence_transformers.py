@@ -62,7 +62,7 @@ class Module(TypedDict, total=False):
     path: str
 
 
-class Settings(TypedDict, total=False):
+class SentenceTransformersSettings(TypedDict, total=False):
     """config_sentence_transformers.json."""
 
     prompts: dict[str, str]
@@ -166,7 +166,9 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
             raise ValueError(
                 f"{folder / 'modules.json'} has a module {brief(kind)}, which is not supported"
             )
-    settings = read_optional(folder / "config_sentence_transformers.json", Settings)
+    settings = read_optional(
+        folder / "config_sentence_transformers.json", SentenceTransformersSettings
+    )
     files = [folder / name for name in TRANSFORMER_SETTINGS if (folder / name).exists()]
     transformer = read_json(files[-1], TransformerSettings) if files else TransformerSettings()
     return EmbeddingSettings(

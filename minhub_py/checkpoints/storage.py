@@ -19,6 +19,7 @@ from torch import Tensor
 
 from minhub_py.checkpoints.layout import WEIGHTS, folder_gguf_hint, shard_names
 from minhub_py.checkpoints.pickles import cannot_map, is_archive, mapping_message, open_pickle
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import gist
 from minhub_py.system.shapes import read_json
 from minhub_py.system.spelling import setting
@@ -51,7 +52,7 @@ def read_settings(folder: Path, *names: str) -> dict[str, object]:
         key: value
         for path in paths
         if path.exists()
-        for key, value in read_json(path, dict[str, Any], limit=MAX_SETTINGS).items()
+        for key, value in read_json(path, JsonObject, limit=MAX_SETTINGS).items()
     }
 
 
@@ -79,16 +80,16 @@ class Checkpoint(Mapping[str, Tensor]):
         self._open: dict[Path, Any] = {}
 
     @cached_property
-    def config(self) -> dict[str, Any] | None:
+    def config(self) -> JsonObject | None:
         """The content of config.json; None without this file."""
         path = self.path / "config.json"
-        return read_json(path, dict[str, Any], limit=MAX_SETTINGS) if path.exists() else None
+        return read_json(path, JsonObject, limit=MAX_SETTINGS) if path.exists() else None
 
     @cached_property
-    def generation_config(self) -> dict[str, Any]:
+    def generation_config(self) -> JsonObject:
         """The content of generation_config.json; empty without this file."""
         path = self.path / "generation_config.json"
-        return read_json(path, dict[str, Any], limit=MAX_SETTINGS) if path.exists() else {}
+        return read_json(path, JsonObject, limit=MAX_SETTINGS) if path.exists() else {}
 
     @cached_property
     def files(self) -> list[Path]:

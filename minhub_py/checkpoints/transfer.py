@@ -191,7 +191,7 @@ def get(
         wait(seconds, reason)
 
 
-def _send(session: Any, request: Any, seconds: float) -> Any:
+def _send(session: object, request: object, seconds: float) -> Any:
     """Send a request and return the response when its headers have arrived. ConnectionError: not
     within `seconds`.
 
@@ -231,7 +231,7 @@ def _send(session: Any, request: Any, seconds: float) -> Any:
         raise
 
 
-def _follow_redirects(session: Any, request: Any, connections: list[Any]) -> Any:
+def _follow_redirects(session: Any, request: Any, connections: list[object]) -> Any:
     """Send a request, and return the last response. Adds each new connection to `connections`.
 
     Redirects are httpx's `next_request`. Its `follow_redirects` would read and decompress their

@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """Settings of a run. model: None measures random weights with the sizes of GPT-2 124M."""
 
     model: str | None
@@ -64,7 +64,7 @@ class Settings:
 
 
 def measure(
-    settings: Settings, cases: Sequence[str], show: Callable[[Row, str], object] | None = None
+    settings: BenchSettings, cases: Sequence[str], show: Callable[[Row, str], object] | None = None
 ) -> Row:
     """Run the requested cases. Returns a JSON object with the machine, the settings and the rows of
     each case.
@@ -121,7 +121,7 @@ def build(model: str | None, kind: str) -> "LanguageModel":
     from minhub_py.loading.entry_points import gpt2
 
     torch.manual_seed(0)
-    random: Any = gpt2().eval()
+    random = gpt2().eval()
     if "quantize" in KINDS[kind]:
         quantize(random, KINDS[kind]["quantize"])
         return random
@@ -130,7 +130,7 @@ def build(model: str | None, kind: str) -> "LanguageModel":
 
 def interleave(
     what: str, steps: Mapping[Any, Callable[[], float]], repeats: int
-) -> dict[Any, list[float]]:
+) -> dict[object, list[float]]:
     """Run all steps in turn, `repeats` rounds after a warm-up round. Returns the values of each
     step.
     """
@@ -184,7 +184,7 @@ def bytes_per_token(model: "LanguageModel") -> int:
     return size(model) - sum(map(size, lookups))
 
 
-def decode(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row]:
+def decode(settings: BenchSettings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """Tokens per second after a prompt of 32 tokens, and the fraction of the memory bandwidth that
     decoding uses.
     """
@@ -224,7 +224,7 @@ def decode(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Ro
     return rows
 
 
-def prefill(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row]:
+def prefill(settings: BenchSettings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """Milliseconds from a prompt to its first new token."""
     steps = {
         (kind, length): lambda model=model, length=length: seconds_of(
@@ -246,7 +246,7 @@ def prefill(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[R
     ]
 
 
-def batch(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row]:
+def batch(settings: BenchSettings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """Tokens per second of several sequences with prompts of 32 tokens."""
     new = settings.new_tokens
     prompts = {
@@ -263,7 +263,7 @@ def batch(settings: Settings, models: "Mapping[str, LanguageModel]") -> list[Row
     ]
 
 
-def load(settings: Settings, models: Mapping[str, object]) -> list[Row]:
+def load(settings: BenchSettings, models: Mapping[str, object]) -> list[Row]:
     """Seconds for the import, loading the model, and its first logits, each time in a new process."""
     import json
     import os
@@ -306,7 +306,7 @@ def load(settings: Settings, models: Mapping[str, object]) -> list[Row]:
     return rows
 
 
-FUNCTIONS: dict[str, Callable[[Settings, Mapping[str, Any]], list[Row]]] = {
+FUNCTIONS: dict[str, Callable[[BenchSettings, Mapping[str, Any]], list[Row]]] = {
     "decode": decode,
     "prefill": prefill,
     "batch": batch,

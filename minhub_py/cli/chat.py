@@ -7,7 +7,7 @@ import click
 
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import unread_pipe
-from minhub_py.cli.loading import Loading, open_model
+from minhub_py.cli.loading import LoadingOptions, open_model
 from minhub_py.cli.options import loading_options, model_argument, name_of, sampling_options
 from minhub_py.system.console import note
 
@@ -32,7 +32,7 @@ def chat(
     model: str,
     message: tuple[str, ...],
     system: str | None,
-    loading: Loading,
+    loading: LoadingOptions,
     **settings: Any,
 ) -> None:
     """Chat with MODEL in the terminal, or send one MESSAGE.

@@ -11,7 +11,7 @@ from minhub_py.checkpoints import local
 from minhub_py.models.registry import ARCHITECTURES
 
 
-class Model(click.ParamType):  # type: ignore[type-arg]
+class ModelArgument(click.ParamType):  # type: ignore[type-arg]
     """The identifier of a model. local: if False, completes repositories only, no built-in models
     or folders.
     """

@@ -11,10 +11,11 @@ import click
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import input_files, texts_argument
-from minhub_py.cli.loading import Loading, open_model
+from minhub_py.cli.loading import LoadingOptions, open_model
 from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
 from minhub_py.cli.output import progress_bar
 from minhub_py.system.console import note
+from minhub_py.system.json_text import JsonObject
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,8 +54,8 @@ def rerank(
     top: int | None,
     raw_scores: bool,
     instruction: str | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Sort texts by their relevance to QUERY.
@@ -71,7 +72,7 @@ def rerank(
     """
     if table["out"] and top is not None:
         raise click.UsageError("--top is for printed texts: remove it, or --out.")
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         "query": query,
         "raw_scores": raw_scores,
         "instruction": instruction,
@@ -79,7 +80,7 @@ def rerank(
 
     def results(
         network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         from minhub_py.analysis.classify import rerank as rerank_texts
 
         columns = rerank_texts(network, tokenizer, texts=rows, k=top, **settings, progress=update)
@@ -116,8 +117,8 @@ def classify(
     labels: str | None,
     hypothesis: str,
     multi_label: bool,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Classify texts.
@@ -143,17 +144,17 @@ def classify(
                 )
     elif "{}" not in hypothesis:
         raise click.UsageError("--hypothesis must contain {} in place of the label.")
-    settings: dict[str, Any] = {"hypothesis": hypothesis, "multi_label": multi_label}
+    settings: JsonObject = {"hypothesis": hypothesis, "multi_label": multi_label}
 
     def results(
         network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         from minhub_py.analysis.classify import classify as classify_texts
 
         columns = classify_texts(network, tokenizer, rows, names, **settings, progress=update)
         return rows_of({"text": rows, **columns})
 
-    stored: dict[str, Any] = {}
+    stored: JsonObject = {}
     if table["out"]:
         stored = (
             {"labels": names, "zero_shot": True} if names else head_of(model, loading["revision"])
@@ -171,7 +172,7 @@ def parse_labels(labels: str | None) -> list[str] | None:
     return names
 
 
-def head_of(model: str, revision: str) -> dict[str, Any]:
+def head_of(model: str, revision: str) -> dict[str, object]:
     """The settings of a job for a checkpoint's own labels. ValueError: it has no sequence
     classification head.
     """
@@ -217,8 +218,8 @@ def masked(
     top: int,
     tokens: tuple[str, ...],
     target: str | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Predict the masked tokens of texts.
@@ -250,7 +251,7 @@ def masked(
 
     def results(
         network: "Encoder", tokenizer: "Tokenizer", rows: list[str], update: Update
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         from minhub_py.analysis.masked import masked_tokens
 
         return rows_of(
@@ -281,8 +282,8 @@ def pll(
     texts: tuple[str, ...],
     method: str,
     tokens: bool,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Compute the pseudo-log-likelihood of texts.
@@ -339,8 +340,8 @@ def entities(
     aggregation: str,
     ignore: tuple[str, ...],
     stride: int | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Find the names of persons, places and others in texts.
@@ -401,8 +402,8 @@ def answer(
     no_answer: bool,
     max_answer: int,
     stride: int | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Find the answers to QUESTION in texts.
@@ -428,17 +429,17 @@ def answer(
     run("answer", model, texts, settings, loading, as_json, table)
 
 
-Results = Callable[["Encoder", "Tokenizer", list[str], Update], list[dict[str, Any]]]
+Results = Callable[["Encoder", "Tokenizer", list[str], Update], list[JsonObject]]
 
 
 def run(
     task: str,
     model: str,
     texts: Sequence[str],
-    settings: dict[str, Any],
-    loading: Loading,
+    settings: Mapping[str, object],
+    loading: LoadingOptions,
     as_json: bool,
-    table: jobs.Table,
+    table: jobs.TableOptions,
     results: Results | None = None,
 ) -> None:
     """Run a task on the rows of files, or print its results for texts.
@@ -450,7 +451,7 @@ def run(
         jobs.run(task, model, texts, table, settings, loading, as_json)
         return
     rows = read_texts(texts, table["column"], table["na"])
-    from minhub_py.jobs.tasks import TASKS, Text
+    from minhub_py.jobs.tasks import TASKS, RowText
 
     network, tokenizer = open_model(model, **loading, encoders=True)
     with (
@@ -462,7 +463,7 @@ def run(
             shown = results(network, tokenizer, rows, update)
         else:
             values = TASKS[task].run(
-                network, tokenizer, [Text(i, row, []) for i, row in enumerate(rows)], **settings
+                network, tokenizer, [RowText(i, row, []) for i, row in enumerate(rows)], **settings
             )
             shown = [
                 {"text": text, **result}
@@ -474,7 +475,7 @@ def run(
     jobs.show(shown, as_json)
 
 
-def rows_of(columns: Mapping[str, object]) -> list[dict[str, Any]]:
+def rows_of(columns: Mapping[str, object]) -> list[JsonObject]:
     """The rows of a table of columns, which can be arrays."""
     from minhub_py.jobs.tasks import plain
 

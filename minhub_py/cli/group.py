@@ -87,15 +87,17 @@ class Command(click.Command):
             }
             name = error.option_name.replace("_", "-")
             candidates = [name, *habits.OPTIONS.get(name, [])]
-            known = [
+            options = [
                 option
                 for option in candidates
                 if not option.startswith("-") or option.split()[0] in own
             ]
-            if not known:
+            if not options:
                 raise
             raise click.NoSuchOption(
-                error.option_name, f"No such option '{error.option_name}'. Use {known[0]}.", ctx=ctx
+                error.option_name,
+                f"No such option '{error.option_name}'. Use {options[0]}.",
+                ctx=ctx,
             ) from None
 
     def invoke(self, ctx: click.Context) -> Any:

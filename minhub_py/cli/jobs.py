@@ -10,7 +10,7 @@ import click
 
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import input_files, require_files
-from minhub_py.cli.loading import Loading
+from minhub_py.cli.loading import LoadingOptions
 from minhub_py.cli.options import collected, is_set, json_option, na_option
 from minhub_py.cli.output import emit, progress_bar, say
 from minhub_py.cli.output import table as print_table
@@ -19,14 +19,14 @@ from minhub_py.system.csv_values import NA
 
 if TYPE_CHECKING:
     from minhub_py.jobs.arguments import Job
-    from minhub_py.jobs.job import Summary
+    from minhub_py.jobs.job import JobSummary
 
 F = TypeVar("F", bound=Callable[..., None])
 NAMES = ("out", "column", "prefix", "na", "workers", "ray", "overwrite", "manifest")
 MAX_NOTES = 5  # printed after a job
 
 
-class Table(TypedDict):
+class TableOptions(TypedDict):
     """The values of `table_options`, arguments of `Job`."""
 
     out: Path | None
@@ -110,9 +110,9 @@ def run(
     task: str,
     model: str,
     files: Sequence[str],
-    table: Table,
-    settings: Mapping[str, Any],
-    loading: Loading,
+    table: TableOptions,
+    settings: Mapping[str, object],
+    loading: LoadingOptions,
     as_json: bool,
     columns: Sequence[str] = (),
     hidden: str = "",
@@ -248,7 +248,7 @@ def format_cell(value: object) -> Any:
 
 def run_with_progress(
     call: "Job", on_interrupt: Callable[[int, int, Path], object]
-) -> "Summary | None":
+) -> "JobSummary | None":
     """Run a job with a progress bar, then print its notes."""
     from minhub_py.jobs import job
     from minhub_py.jobs.tasks import TASKS

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from minhub_py.models.base import LanguageModel
 
 
-class Loading(TypedDict):
+class LoadingOptions(TypedDict):
     """The values of `loading_options`, arguments of `open_model`."""
 
     revision: str

@@ -3,16 +3,16 @@
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from minhub_py.checkpoints import cache, hub, local
 from minhub_py.checkpoints.hub import size
-from minhub_py.cli.completion import Model
+from minhub_py.cli.completion import ModelArgument
 from minhub_py.cli.group import Command
 from minhub_py.cli.options import (
     Bytes,
@@ -26,6 +26,7 @@ from minhub_py.cli.options import (
 from minhub_py.cli.output import emit, progress_bar, say, table
 from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.console import stdin_is_terminal
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.printable import displayed
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def list_models(published: bool, as_json: bool) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("repo", type=Model(local=False))
+@click.argument("repo", type=ModelArgument(local=False))
 @revision_option
 @click.option("--dry-run", is_flag=True, help="Only show the files to download.")
 @json_option
@@ -131,7 +132,7 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("repo", type=Model(local=False))
+@click.argument("repo", type=ModelArgument(local=False))
 @click.option(
     "--revision", help="Branch, tag or commit to delete.  [default: all cached revisions]"
 )
@@ -212,7 +213,7 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
     )
 
 
-def _show_adapter(report: Mapping[str, Any], tensors: bool) -> None:
+def _show_adapter(report: JsonMapping, tensors: bool) -> None:
     """Print the report of `inspect_adapter`. tensors: of all layers."""
     say(
         f"{report['model']}: an adapter (LoRA) of {report['base'] or 'an unknown model'}", bold=True
@@ -226,8 +227,8 @@ def _show_adapter(report: Mapping[str, Any], tensors: bool) -> None:
     table(["SETTING", "VALUE"], [(name, json.dumps(value)) for name, value in settings.items()])
     click.echo()
     rows = [
-        (each["name"], "×".join(map(str, each["shape"])), each["dtype"])
-        for each in report["tensors"]
+        (entry["name"], "×".join(map(str, entry["shape"])), entry["dtype"])
+        for entry in report["tensors"]
     ]
     _show_tensors(["TENSOR", "SHAPE", "DTYPE"], rows, tensors)
 
@@ -283,10 +284,10 @@ def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
         raise click.UsageError(
             f"--to {to} writes one file: OUT must end in {suffix} and must not be a folder."
         )
-    for other, ending in FILES.items():
+    for format, ending in FILES.items():
         if not is_file and out.suffix == ending:
             raise click.UsageError(
-                f"--to {to} writes a folder, but {out} is a file name: use --to {other} or choose a"
+                f"--to {to} writes a folder, but {out} is a file name: use --to {format} or choose a"
                 " folder."
             )
     if not is_file and out.is_file():

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.types import IntParamType
 
-from minhub_py.cli.completion import Model
+from minhub_py.cli.completion import ModelArgument
 from minhub_py.inference.limits import (
     CHAT_SAMPLING,
     PUBLISHED_FIELDS,
@@ -106,7 +106,7 @@ def is_set(name: str) -> bool:
     )
 
 
-model_argument = click.argument("model", type=Model())
+model_argument = click.argument("model", type=ModelArgument())
 files_argument = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 dtype_choice = click.Choice(["float32", "bfloat16", "float16"])
@@ -176,7 +176,7 @@ def collected(
 
     def add(command: F) -> F:
         @functools.wraps(command)
-        def run(*arguments: Any, **values: Any) -> None:
+        def run(*arguments: object, **values: object) -> None:
             command(*arguments, **{name: {key: values.pop(key) for key in names}}, **values)
 
         return add_options(options)(run)  # type: ignore[return-value]

@@ -138,12 +138,12 @@ def progress_lines(
     last = time.monotonic()
     scale, noun, digits = (1e6, "MB", 1) if unit == "bytes" else (1, unit, 0)
 
-    def update(done: int, total: int | None) -> None:
+    def update(completed: int, total: int | None) -> None:
         nonlocal last
         if time.monotonic() - last >= interval:
             last = time.monotonic()
             end = "" if total is None else f" of {total / scale:,.{digits}f}"
-            note(f"{label}: {done / scale:,.{digits}f}{end} {noun}")
+            note(f"{label}: {completed / scale:,.{digits}f}{end} {noun}")
 
     return update
 

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
-from minhub_py.cli.loading import Loading, open_model
+from minhub_py.cli.loading import LoadingOptions, open_model
 from minhub_py.cli.options import (
     add_options,
     files_argument,
@@ -19,6 +18,7 @@ from minhub_py.cli.options import (
 )
 from minhub_py.cli.output import emit, progress_bar
 from minhub_py.cli.output import table as print_table
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 TITLES = {
     "phenomenon": "PHENOMENON",
@@ -81,8 +81,8 @@ def pairs(
     by: str | None,
     bos: bool | None,
     plot: Path | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Measure the accuracy on minimal pairs.
@@ -126,8 +126,8 @@ def pairs(
 
 
 def suite_results(
-    model: str, files: Sequence[str], loading: Loading, bos: bool | None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    model: str, files: Sequence[str], loading: LoadingOptions, bos: bool | None
+) -> tuple[list[JsonObject], list[JsonObject]]:
     """The results of each item of suites, and the accuracies."""
     from minhub_py.analysis.minimal_pairs import accuracies, read_suite, suite_columns
     from minhub_py.analysis.surprisal import refuse_encoder_decoder
@@ -143,12 +143,12 @@ def suite_results(
 def pair_results(
     model: str,
     files: Sequence[str],
-    table: Mapping[str, Any],
-    loading: Loading,
+    table: JsonMapping,
+    loading: LoadingOptions,
     bad: str,
     by: str | None,
     bos: bool | None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Run the job, and return the accuracies in its output."""
     from minhub_py.jobs.arguments import Job
 
@@ -167,7 +167,7 @@ def pair_results(
         return accuracies_of(sorted(out.iterdir()) if out.is_dir() else [out], by, table["prefix"])
 
 
-def accuracies_of(outputs: Sequence[Path], by: str | None, prefix: str) -> list[dict[str, Any]]:
+def accuracies_of(outputs: Sequence[Path], by: str | None, prefix: str) -> list[dict[str, object]]:
     """The accuracies of a job's outputs. click.UsageError: an output has no column `by`."""
     from minhub_py.analysis.minimal_pairs import PHENOMENA, accuracies
     from minhub_py.system.formats import read_batches, read_columns

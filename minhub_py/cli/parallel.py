@@ -39,7 +39,7 @@ def tensor_parallel_option(command: F) -> F:
     """Add --tensor-parallel to a command, and support torchrun."""
 
     @functools.wraps(command)
-    def run(*args: Any, tensor_parallel: int | None, **settings: Any) -> None:
+    def run(*args: object, tensor_parallel: int | None, **settings: Any) -> None:
         started = environment.world_size() > 1
         if (tensor_parallel or started) and settings["table"]["out"]:
             raise click.UsageError(

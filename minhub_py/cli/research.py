@@ -11,7 +11,7 @@ from minhub_py.cli import jobs
 from minhub_py.cli.encoders import parse_labels
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import require_files, texts_argument
-from minhub_py.cli.loading import Loading
+from minhub_py.cli.loading import LoadingOptions
 from minhub_py.cli.options import (
     files_argument,
     is_set,
@@ -98,8 +98,8 @@ def words(
     premise: str | None,
     lags: int,
     plot: Path | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Measure how predictable each word is.
@@ -244,8 +244,8 @@ def embed(
     prompt: str | None,
     dimensions: int | None,
     normalize: bool | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Compute embeddings of texts.
@@ -303,8 +303,8 @@ def activations(
     files: tuple[str, ...],
     at: str,
     pool: str,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Record the values at a point of a model.
@@ -389,8 +389,8 @@ def annotate(
     template: str | None,
     sep: str | None,
     chat: bool | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Label texts with a language model.
@@ -454,8 +454,8 @@ def decide(
     orders: int,
     seed: int,
     options: bool,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Answer typed questions about texts with a chat model.
@@ -483,9 +483,9 @@ def decide(
     """
     from minhub_py.analysis.questions import DecisionSettings, parse_questions, read_questions
 
-    asked = read_questions(questions)
-    parse_questions(asked, DecisionSettings())
-    settings = {"questions": asked, "orders": orders, "seed": seed, "options": options}
+    parsed = read_questions(questions)
+    parse_questions(parsed, DecisionSettings())
+    settings = {"questions": parsed, "orders": orders, "seed": seed, "options": options}
     jobs.run("decide", model, texts, table, settings, loading, as_json)
 
 

@@ -1,13 +1,14 @@
 """The command `serve`: loads models, prints the address, and serves until a signal."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from minhub_py.cli.completion import Model
+from minhub_py.cli.completion import ModelArgument
 from minhub_py.cli.group import Command
-from minhub_py.cli.loading import Loading, open_model
+from minhub_py.cli.loading import LoadingOptions, open_model
 from minhub_py.cli.options import Bytes, Duration, loading_options, name_of
 from minhub_py.cli.output import say
 from minhub_py.system.console import note
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("models", nargs=-1, metavar="[MODEL]...", type=Model())
+@click.argument("models", nargs=-1, metavar="[MODEL]...", type=ModelArgument())
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -178,7 +179,7 @@ def serve(
     keep_alive: float | None,
     ignore_unknown_fields: bool,
     log: bool,
-    loading: Loading,
+    loading: LoadingOptions,
 ) -> None:
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -333,7 +334,7 @@ def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str
 
 
 def load_served(
-    name: str, loading: Loading, adapters: Mapping[str, str] | None = None
+    name: str, loading: LoadingOptions, adapters: Mapping[str, str] | None = None
 ) -> "tuple[LanguageModel | Encoder, Tokenizer, ChatTemplate]":
     """A model with its adapters, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
@@ -355,7 +356,7 @@ def run(
         ValueError: Two models have the same name, or `context` exceeds a model's context length.
         OSError: The address is not available.
     """
-    from minhub_py.serve.catalog import Source
+    from minhub_py.serve.catalog import ModelSource
     from minhub_py.serve.run import address_of, bind
     from minhub_py.serve.run import run as run_server
 
@@ -368,7 +369,8 @@ def run(
             loaded = load(identifier)
             # a model with adapters shares its weights with them: it is not unloaded
             for served in loaded:
-                source = Source(lambda name=identifier: load(name)[0], served.memory, served.task)  # type: ignore[misc]
+                again = partial(lambda name: load(name)[0], identifier)
+                source = ModelSource(again, served.memory, served.task)
                 server.models.add(served, source if len(loaded) == 1 else None)
             if loaded[0].template.note and loaded[0].task == "completion":
                 note(f"Note: {loaded[0].name} has {loaded[0].template.note}")

@@ -9,7 +9,7 @@ import click
 
 from minhub_py.cli import bench as benchmark
 from minhub_py.cli.bench import CASES, KINDS
-from minhub_py.cli.completion import Model
+from minhub_py.cli.completion import ModelArgument
 from minhub_py.cli.group import Command
 from minhub_py.cli.options import json_option
 from minhub_py.cli.output import check_writable, checklist_entry, emit
@@ -18,7 +18,7 @@ from minhub_py.cli.output import check_writable, checklist_entry, emit
 @click.command(cls=Command)
 @click.option(
     "--model",
-    type=Model(),
+    type=ModelArgument(),
     help="Model to measure.  [default: random weights with GPT-2 124M's shapes]",
 )
 @click.option(
@@ -72,7 +72,7 @@ def bench(
     from minhub_py.system.processor import cores
 
     check_writable(None, save)
-    settings = benchmark.Settings(
+    settings = benchmark.BenchSettings(
         model,
         kinds or tuple(KINDS),
         threads or min(2, cores()),

@@ -10,7 +10,7 @@ import click
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import read_stdin, standard_input, unread_pipe
-from minhub_py.cli.loading import Loading, decode_utf8, encode, open_model
+from minhub_py.cli.loading import LoadingOptions, decode_utf8, encode, open_model
 from minhub_py.cli.options import (
     files_argument,
     json_option,
@@ -74,8 +74,8 @@ def generate(
     max_new_tokens: int,
     seed: int | None,
     stop: tuple[str, ...],
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
     adapter: str | None,
     draft: str | None,
@@ -111,8 +111,8 @@ def generate(
     group = connected(loading["device"])
     from_pipe = prompts in ((), ("-",))
     if from_pipe:
-        missing = "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."
-        prompt = broadcast(group, lambda: read_stdin(missing, named=bool(prompts)))
+        message = "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."
+        prompt = broadcast(group, lambda: read_stdin(message, named=bool(prompts)))
     else:
         [prompt] = prompts
     network, tokenizer = open_model(
@@ -218,8 +218,8 @@ def score(
     files: tuple[str, ...],
     target: str | None,
     sep: str | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
 ) -> None:
     r"""Measure how well MODEL predicts a text.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minhub_py.cli.completion import Model
+from minhub_py.cli.completion import ModelArgument
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import standard_input
 from minhub_py.cli.options import Seed, add_options, json_option, na_option
@@ -21,7 +21,7 @@ from minhub_py.system.spelling import ShellSpelling, use_spelling
 
 if TYPE_CHECKING:
     from minhub_py.training.progress import ConsoleListener
-    from minhub_py.training.summary import Summary
+    from minhub_py.training.summary import RunSummary
 
 TRAINABLE = [name for name, entry in ENTRIES.items() if entry.architecture.trainable]
 # commands for objectives without generation
@@ -56,7 +56,7 @@ POSITIVE = click.IntRange(min=1)
         click.option(
             "--from",
             "start",
-            type=Model(),
+            type=ModelArgument(),
             help="Fine-tune this model instead of training a new one.",
         ),
         click.option("--revision", help="Branch, tag or commit of --from, if it is a repository."),
@@ -425,7 +425,7 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
         show(group)
 
 
-def show(summaries: Sequence["Summary"]) -> None:
+def show(summaries: Sequence["RunSummary"]) -> None:
     """Print comparable summaries as a table."""
     from minhub_py.training.checkpoint import MEASURES
     from minhub_py.training.summary import HEADINGS, duration, family_title

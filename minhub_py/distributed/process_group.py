@@ -85,7 +85,7 @@ class ProcessGroup:
         checksums = [torch.empty_like(checksum) for _ in range(self.size)]
         with collective():
             dist.all_gather(checksums, checksum)
-        if not all(torch.equal(other, checksum) for other in checksums):
+        if not all(torch.equal(remote, checksum) for remote in checksums):
             raise ValueError(
                 "the processes that share this model have different token IDs: use the same"
                 " prompts, settings and seed in all of them"

@@ -1,7 +1,7 @@
 """Tensor parallelism: each rank has a shard of every large weight, and runs the model's own
 `forward`.
 
-`Plan` reads from a model's `steps` how each weight is divided. In a block, the first layer is
+`ShardingPlan` reads from a model's `steps` how each weight is divided. In a block, the first layer is
 divided by its outputs (column parallel): each rank has some heads, or some channels of the MLP. The
 last layer is divided by its inputs (row parallel), so that its outputs are partial sums, which a
 hook adds over the ranks. Embedding and head are divided by the vocabulary. Everything else (norms,
@@ -25,11 +25,25 @@ from minhub_py.distributed.process_group import ProcessGroup
 from minhub_py.models import steps
 from minhub_py.models.attention import Past
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.cache import EncoderCache, Layout
+from minhub_py.models.cache import (
+    EncoderCache,
+    EncoderKeyValues,
+    KeyValues,
+    LayerCache,
+    Layout,
+    State,
+)
 from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.experts import BLOCK, ExpertMatrices, Packed
-from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, rms_norm
-from minhub_py.models.steps import LinearLayer, Step
+from minhub_py.models.layers import (
+    ALiBi,
+    HeadLayerNorm,
+    LinearLayer,
+    RelativeBias,
+    RMSNorm,
+    rms_norm,
+)
+from minhub_py.models.steps import Step
 from weights_map.conversion import Mapped
 
 INCOMPLETE = (
@@ -62,7 +76,7 @@ class Sharded(LanguageModel):
     def steps(self) -> Iterator[Step]:
         raise ValueError(INCOMPLETE)
 
-    def state_dict(self, *args: Any, **keywords: Any) -> Any:  # type: ignore[override]
+    def state_dict(self, *args: object, **keywords: object) -> Any:  # type: ignore[override]
         """ValueError: a rank has only a part of the weights."""
         raise ValueError(INCOMPLETE)
 
@@ -102,7 +116,7 @@ class Segment:
     size: int = 1
 
 
-class Plan:
+class ShardingPlan:
     """How a model is divided, for one rank. Changes the modules of the model, but not its weights.
 
     slices: id of a parameter -> a dimension and the ranges of this rank; other parameters are
@@ -117,9 +131,11 @@ class Plan:
         self.title, self.group = model.config.TITLE, group
         self.slices: dict[int, tuple[int, list[range]]] = {}
         self.biases: set[int] = set()
-        self.layout: list[Any] = []
-        self.parents = {child: module for module in model.modules() for child in module.children()}
-        self.cached: Iterator[Any] = iter(model.cache_layout())
+        self.layout: list[LayerCache] = []
+        self.parents: dict[object, nn.Module] = {
+            child: module for module in model.modules() for child in module.children()
+        }
+        self.cached: Iterator[LayerCache] = iter(model.cache_layout())
         self.heads = 0  # in the current value h; 0: the channels of an MLP
         listed = [
             *(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()),
@@ -170,13 +186,13 @@ class Plan:
                     self.slice(step.k_norm.weight, 0, self.kv_segment(step.heads, step.kv_heads))
             case steps.Attend():
                 self.slice(step.sinks, 0, self.segment(step.heads))
-                if step.bias is not None and not isinstance(step.bias, ALiBi):
+                if isinstance(step.bias, RelativeBias):
                     self.slice(step.bias.weight, 1, self.segment(step.heads))
                 if step.causal:  # an encoder caches nothing
                     kv_heads = len(self.kv_segment(step.heads, step.kv_heads).share)
-                    self.layout.append(replace(next(self.cached), heads=kv_heads))
+                    self.layout.append(self.with_heads(kv_heads))
             case steps.CrossAttend():
-                self.layout.append(replace(next(self.cached), heads=step.heads // self.group.size))
+                self.layout.append(self.with_heads(step.heads // self.group.size))
             case steps.CacheEncoder():
                 for layer in step.layers:
                     self.slice(
@@ -187,18 +203,18 @@ class Plan:
                 self.slice(step.decay, 0, self.segment(step.heads))
                 self.slice(step.bias, 0, self.segment(step.heads))
                 step.conv.groups = sum(map(len, self.slices[id(step.conv.weight)][1]))
-                state = next(self.cached)
-                (reach, _), (_, *matrix) = state.shapes
-                shapes = ((reach, step.conv.groups), (step.heads // self.group.size, *matrix))
+                state = self.next_state()
+                (taps, _), (_, *matrix) = state.shapes
+                shapes = ((taps, step.conv.groups), (step.heads // self.group.size, *matrix))
                 self.layout.append(replace(state, shapes=shapes))
             case steps.ShortConvolution():
                 segment = self.segment(len(step.conv.weight))
                 self.slice(step.conv.weight, 0, segment)
                 self.slice(step.conv.bias, 0, segment)
                 step.conv.groups = len(segment.share)
-                state = next(self.cached)
-                [(reach, _)] = state.shapes
-                self.layout.append(replace(state, shapes=((reach, step.conv.groups),)))
+                state = self.next_state()
+                [(taps, _)] = state.shapes
+                self.layout.append(replace(state, shapes=((taps, step.conv.groups),)))
             case steps.Experts():
                 self.divide_experts(step)
             case (
@@ -216,6 +232,18 @@ class Plan:
                     " load this model in one process, without parallel=, --tensor-parallel or"
                     " torchrun"
                 )
+
+    def with_heads(self, heads: int) -> KeyValues | EncoderKeyValues:
+        """The next layer's cache of keys and values, with this rank's number of heads."""
+        cache = next(self.cached)
+        assert isinstance(cache, KeyValues | EncoderKeyValues)
+        return replace(cache, heads=heads)
+
+    def next_state(self) -> State:
+        """The next layer's recurrent state."""
+        state = next(self.cached)
+        assert isinstance(state, State)
+        return state
 
     def divide_outputs(self, layers: Sequence[LinearLayer], consumer: Step | None) -> None:
         """Divide layers by their concatenated outputs, as the consumer needs them."""
@@ -285,7 +313,12 @@ class Plan:
         """
         if isinstance(step.down, ExpertMatrices):
             channels = self.segment(step.down.shape[2])
-            for weight in (weight for matrices in step.gate_up for weight in matrices.parameters()):
+            for weight in (
+                weight
+                for matrices in step.gate_up
+                if isinstance(matrices, ExpertMatrices)
+                for weight in matrices.parameters()
+            ):
                 self.slice(weight, 0, channels)
             for weight in step.down.parameters():
                 self.slice(weight, 1, channels)
@@ -299,7 +332,7 @@ class Plan:
             for name in ("blocks", "scales"):
                 self.slice(getattr(gate_up, name), 1, rows)
                 self.slice(getattr(step.down, name), 2, self.segment(inner))
-        else:
+        elif isinstance(gate_up, Tensor) and isinstance(step.down, Tensor):
             self.slice(gate_up, 2, rows)
             self.slice(step.down, 1, self.segment(inner))
         self.slice(step.gate_up_bias, 1, rows)
@@ -326,14 +359,16 @@ class Plan:
         if parameter is not None:
             self.slices[id(parameter)] = dim, [part for part in ranges if part] or [range(0)]
 
-    def sum_outputs(self, module: nn.Module, bias: Tensor | None) -> None:
+    def sum_outputs(self, module: object, bias: Tensor | None) -> None:
         """Add the outputs of a module over the ranks; its bias is added on rank 0."""
+        assert isinstance(module, nn.Module)
         module.register_forward_hook(lambda module, args, output: self.group.sum(output))
         if bias is not None and self.group.rank > 0:
             self.biases.add(id(bias))
 
-    def replace(self, module: nn.Module, kind: type[nn.Module], **attributes: object) -> None:
+    def replace(self, module: object, kind: type[nn.Module], **attributes: object) -> None:
         """Change the class of a module; its parameters stay."""
+        assert isinstance(module, nn.Module)
         module.__class__ = kind
         for name, value in {"group": self.group, **attributes}.items():
             setattr(module, name, value)
@@ -350,9 +385,9 @@ def shard(
 
     tensors: the weights by name; only the shard of this rank is read.    move: moves a tensor to
     its device and dtype.
-    ValueError: see `Plan`.
+    ValueError: see `ShardingPlan`.
     """
-    plan = Plan(model, group)
+    plan = ShardingPlan(model, group)
     for name, parameter in model.state_dict(keep_vars=True).items():
         path, _, leaf = name.rpartition(".")
         parent = model.get_submodule(path)

@@ -12,7 +12,7 @@ import errno
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -41,7 +41,7 @@ from minhub_py.models.config import read
 from minhub_py.models.llama import LlamaConfig
 from minhub_py.models.registry import architecture_of
 from minhub_py.models.structure import DecoderConfig, Structure, biases
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from weights_map.conversion import Mapped
 from weights_map.gguf import PACKED, GGUFArchitecture
 
@@ -105,7 +105,7 @@ def write_gguf(
     with advice():
         settings = settings_of(architecture, model.config)
     shapes, tensors = mapped_tensors(checkpoint, architecture, facts)
-    pairs: dict[str, Any] = {
+    pairs: JsonObject = {
         "general.architecture": architecture.name,
         "general.name": out.stem,
         "general.file_type": FILE_TYPES[type],
@@ -135,13 +135,13 @@ def write_gguf(
         writer.write_header_to_file(partial)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        done, total = 0, sum(tensor.nbytes for tensor in (shapes | extra).values())
+        written_bytes, total = 0, sum(tensor.nbytes for tensor in (shapes | extra).values())
         for name, shape in (shapes | extra).items():
             tensor = extra[name] if name in extra else tensors[name]
             writer.write_tensor_data(quantized(tensor, types[name]))
-            done += shape.nbytes
+            written_bytes += shape.nbytes
             if progress is not None:
-                progress(done, total)
+                progress(written_bytes, total)
         writer.close()
         with advice():
             check_settings(partial, model.config)
@@ -247,7 +247,7 @@ def check_settings(path: Path, config: Any) -> None:
         )
 
 
-def effective(config: Any) -> dict[str, Any]:
+def effective(config: Any) -> dict[str, object]:
     """The settings that change the logits, in a form that does not depend on the model type."""
     ignored = {
         "architectures",
@@ -315,24 +315,30 @@ def same(first: object, second: object) -> bool:
     return bool(first == second)
 
 
-def gguf_architecture_of(config: Mapping[str, Any]) -> GGUFArchitecture:
+def gguf_architecture_of(config: JsonMapping) -> GGUFArchitecture:
     """The architecture of GGUF for a config.json. ValueError: llama.cpp has none, or it is not
     known.
     """
     model_type, [name, *_] = config["model_type"], config.get("architectures") or [""]
-    known = weights_map.gguf_architectures.values()
-    of_type = [each for each in known if model_type in (each.model_types or (each.model_type,))]
-    by_class = [each for each in of_type if each.class_suffix and name.endswith(each.class_suffix)]
+    architectures = weights_map.gguf_architectures.values()
+    of_type = [
+        entry for entry in architectures if model_type in (entry.model_types or (entry.model_type,))
+    ]
+    by_class = [
+        entry for entry in of_type if entry.class_suffix and name.endswith(entry.class_suffix)
+    ]
     for architecture in by_class or of_type:
         return architecture
-    names = sorted({name for each in known for name in each.model_types or (each.model_type,)})
+    names = sorted(
+        {name for entry in architectures for name in entry.model_types or (entry.model_type,)}
+    )
     raise ValueError(
         f"a model of the type {model_type} cannot be written as GGUF; possible are"
         f" {', '.join(names)}"
     )
 
 
-def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
+def settings_of(architecture: GGUFArchitecture, config: Any) -> JsonObject:
     """The keys after "<architecture>." and their values."""
     hub, computed = config.to_hub(), config.effective
     rope = rope_of(hub)
@@ -370,17 +376,17 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def rope_of(hub: Mapping[str, Any]) -> JsonObject:
+def rope_of(hub: JsonMapping) -> JsonObject:
     """The rope_parameters, of the layers with full attention if they differ; {} without rotary
     embeddings.
     """
-    rope = hub.get("rope_parameters") or {}
+    rope: JsonObject = hub.get("rope_parameters") or {}
     return dict(rope.get("full_attention", rope))
 
 
-def rope_keys(rope: Mapping[str, Any]) -> dict[str, Any]:
+def rope_keys(rope: JsonMapping) -> dict[str, object]:
     """The keys of rotary embeddings. ValueError: llama.cpp has no such setting."""
-    keys: dict[str, Any] = {"rope.freq_base": float(rope["rope_theta"])}
+    keys: JsonObject = {"rope.freq_base": float(rope["rope_theta"])}
     kind = rope["rope_type"]
     if kind in ("linear", "yarn"):
         keys["rope.scaling.type"] = kind

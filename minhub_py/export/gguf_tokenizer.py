@@ -9,10 +9,8 @@ copied. A folder without a tokenizer is written without a vocabulary.
 import json
 import re
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models
@@ -39,6 +37,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     read_tokenizer,
     surrounding_ids,
 )
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 # Special tokens of Gemma 4 that llama.cpp writes in its output, for parsers of tool calls and
 # reasoning.
@@ -79,8 +78,8 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
 
 
 def tokenizer_pairs(
-    checkpoint: Checkpoint, config: Mapping[str, Any], tokenizer: Tokenizer | None
-) -> dict[str, Any]:
+    checkpoint: Checkpoint, config: JsonMapping, tokenizer: Tokenizer | None
+) -> JsonObject:
     """The keys of the tokenizer and their values. ValueError: llama.cpp has no tokenizer of this
     kind.
     """
@@ -141,7 +140,7 @@ def templates_of(folder: Path) -> dict[str, str]:
     )[0]
 
 
-def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, Any]:
+def encoder_pairs(folder: Path, pairs: JsonMapping) -> dict[str, object]:
     """The keys of ModernBERT's tokenizer, which adds special tokens to each text. ValueError: it
     has other words.
     """
@@ -161,7 +160,7 @@ def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, Any]:
     return {"tokenizer.ggml.pre": "modern-bert", **ids, **added}
 
 
-def special_pairs(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
+def special_pairs(tokenizer: Tokenizer, config: JsonMapping) -> dict[str, object]:
     """The token IDs of begin, ends and padding, and whether begin and end are added to each text.
 
     The tokenizer decides, because tokenizer_config.json may lack or contradict its settings.
@@ -189,7 +188,7 @@ def special_pairs(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, 
             " client",
             stacklevel=3,
         )
-    pairs: dict[str, Any] = {
+    pairs: JsonObject = {
         f"tokenizer.ggml.{name}_token_id": id
         for name, id in ids.items()
         if id is not None and id >= 0
@@ -200,7 +199,7 @@ def special_pairs(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+def bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, object]:
     """The vocabulary, merges and word pattern of a byte-level BPE. ValueError: it is another kind
     of tokenizer.
     """
@@ -214,7 +213,7 @@ def bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     return {**pairs, "tokenizer.ggml.pre": pre_of(tokenizer, pairs)}
 
 
-def vocabulary_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+def vocabulary_pairs(tokenizer: Tokenizer, vocab_size: int) -> JsonObject:
     """The tokens of a BPE, their types, and merges."""
     saved = json.loads(tokenizer.to_str())
     tokens = {id: token for token, id in tokenizer.get_vocab().items()}
@@ -235,7 +234,7 @@ def vocabulary_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def character_bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+def character_bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> JsonObject:
     """The vocabulary and merges of Gemma 4. ValueError: it is another kind of tokenizer."""
     model = json.loads(tokenizer.to_str())["model"]
     if model["type"] != "BPE" or not model.get("byte_fallback"):
@@ -254,7 +253,7 @@ def character_bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]
     return pairs | {"tokenizer.ggml.add_space_prefix": False}
 
 
-def pre_of(tokenizer: Tokenizer, pairs: Mapping[str, Any]) -> str:
+def pre_of(tokenizer: Tokenizer, pairs: JsonMapping) -> str:
     """The name of the word pattern. ValueError: llama.cpp's patterns in this package split words
     differently.
     """
@@ -271,10 +270,10 @@ def pre_of(tokenizer: Tokenizer, pairs: Mapping[str, Any]) -> str:
         # all the same.
         if splits(splitter) != words or (rule.ignore_merges != ignores and name != "gpt-4o"):
             continue
-        other = byte_bpe(
+        candidate = byte_bpe(
             {**pairs, "tokenizer.ggml.pre": name}, pairs["tokenizer.ggml.tokens"], kinds
         )
-        if other.encode(PROBE, add_special_tokens=False).ids == expected:
+        if candidate.encode(PROBE, add_special_tokens=False).ids == expected:
             return name
     raise ValueError(
         f"the words of the tokenizer are split by none of {', '.join(PRE)}, so GGUF has no name for"
@@ -292,9 +291,7 @@ def splits(tokenizer: Tokenizer) -> list[str]:
     )
 
 
-def sentencepiece_pairs(
-    path: Path, config: Mapping[str, Any], tokenizer: Tokenizer
-) -> dict[str, Any]:
+def sentencepiece_pairs(path: Path, config: JsonMapping, tokenizer: Tokenizer) -> dict[str, object]:
     """The pieces of a SentencePiece BPE, or of T5's unigram model. ValueError: it is another
     unigram model.
     """
@@ -310,7 +307,7 @@ def sentencepiece_pairs(
         tokens.append(added.get(id, f"[PAD{id}]"))
         scores.append(-1000.0)
         kinds.append(USER_DEFINED if id in added else UNUSED)
-    pairs: dict[str, Any] = {
+    pairs: JsonObject = {
         "tokenizer.ggml.model": "llama" if model.model_type == BPE else "t5",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens,

@@ -20,7 +20,14 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.encoder import Encoder, EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
-from minhub_py.models.layers import ALiBi, Disentangled, HeadLayerNorm, RMSNorm
+from minhub_py.models.layers import (
+    ALiBi,
+    Disentangled,
+    HeadLayerNorm,
+    LinearLayer,
+    RelativeBias,
+    RMSNorm,
+)
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
@@ -41,7 +48,6 @@ from minhub_py.models.steps import (
     HiddenStates,
     LayerInputs,
     Linear,
-    LinearLayer,
     LoadResidual,
     Logits,
     Norm,
@@ -56,6 +62,8 @@ from minhub_py.models.steps import (
     unreachable,
 )
 
+HeadNorm = RMSNorm | HeadLayerNorm
+
 
 class CodeWriter:
     """Writes the code of `forward` from a model's steps.
@@ -69,7 +77,7 @@ class CodeWriter:
         self.names: dict[str, object] = {"torch": torch, "F": F, "Tensor": Tensor}
         self.names |= {function.__name__: function for function in FUNCTIONS}
         self.context: int | None = model.config.context_length
-        self.ropes, self.biases, self.lines = list[Rope](), list[Tensor](), list[str]()
+        self.ropes, self.biases, self.lines = list[Rope](), list[object](), list[str]()
         self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
         self.has_heads = False  # whether q, k and v are variables
         self.has_rows = False  # whether the rows of distances are a variable
@@ -176,7 +184,7 @@ class CodeWriter:
 
     # Expressions
 
-    def path(self, parameter: Tensor | None) -> str:
+    def path(self, parameter: object) -> str:
         """A parameter."""
         return "None" if parameter is None else self.paths[id(parameter)]
 
@@ -199,7 +207,7 @@ class CodeWriter:
         low = f"F.linear(F.linear({self.dropped('h', factors.dropout)}.to({a}.dtype), {a}), {b})"
         return f"({self.output(layer.base)} + ({factors.scale} * {low}).to(h.dtype))"
 
-    def normed(self, value: str, layer: Any) -> str:
+    def normed(self, value: str, layer: nn.LayerNorm | HeadNorm) -> str:
         """A value after a norm."""
         if isinstance(layer, RMSNorm):
             return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {layer.offset})"
@@ -268,8 +276,8 @@ class CodeWriter:
     def split(
         self,
         step: Rotate | Attend,
-        q_norm: nn.Module | None = None,
-        k_norm: nn.Module | None = None,
+        q_norm: HeadNorm | None = None,
+        k_norm: HeadNorm | None = None,
     ) -> None:
         """Split h into q, k and v, and a gate. q_norm, k_norm: joint norms of all heads."""
         size = self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
@@ -292,7 +300,7 @@ class CodeWriter:
 
     def rotate(self, step: Rotate) -> None:
         norms = (step.q_norm, step.k_norm)
-        self.split(step, *(norms if step.all_heads else ()))
+        self.split(step, *(norms if step.all_heads else (None, None)))
         if not (step.all_heads or step.norms_last):
             self.norm_heads(*norms)
         if step.rope is not None:
@@ -300,7 +308,7 @@ class CodeWriter:
         if step.norms_last:
             self.norm_heads(*norms)
 
-    def norm_heads(self, q_norm: nn.Module | None, k_norm: nn.Module | None) -> None:
+    def norm_heads(self, q_norm: HeadNorm | None, k_norm: HeadNorm | None) -> None:
         """Norms of each head of q and k."""
         for name, norm in (("q", q_norm), ("k", k_norm)):
             if norm is not None:
@@ -359,7 +367,8 @@ class CodeWriter:
 
     def disentangled(self, step: Attend) -> str:
         """The bias of the scores of one layer, from q and k."""
-        bias: Disentangled = step.bias
+        bias = step.bias
+        assert isinstance(bias, Disentangled)
         if not self.has_rows:
             settings = f"{bias.table.num_embeddings}, {bias.buckets}, {bias.max_distance}"
             self.lines.append(
@@ -379,23 +388,25 @@ class CodeWriter:
 
     def bias(self, step: Attend) -> str:
         """The bias of the scores, which the layers of a stack share."""
-        if step.bias not in self.biases:
-            self.biases.append(step.bias)
+        shared = step.bias
+        if shared not in self.biases:
+            self.biases.append(shared)
             name = f"bias{len(self.biases) - 1}"
-            if isinstance(step.bias, ALiBi):
+            if isinstance(shared, ALiBi):
                 self.lines.append(
-                    f"{name} = alibi_bias({list(step.bias.slopes)}, positions, positions)"
+                    f"{name} = alibi_bias({list(shared.slopes)}, positions, positions)"
                 )
             else:
-                settings = f"{step.bias.max_distance}, {step.bias.bidirectional}"
-                weight = self.path(step.bias.weight)
+                assert isinstance(shared, RelativeBias)
+                settings = f"{shared.max_distance}, {shared.bidirectional}"
+                weight = self.path(shared.weight)
                 self.lines.append(
                     f"{name} = relative_bias({weight}, positions, positions, {settings})"
                 )
             if step.causal:
                 later = "positions.unsqueeze(1) > positions.unsqueeze(2)"
                 self.lines.append(f'{name} = {name}.masked_fill({later}, float("-inf"))')
-        return f"bias{self.biases.index(step.bias)}"
+        return f"bias{self.biases.index(shared)}"
 
     def head(self, model: Encoder) -> None:
         """The head of an encoder (models/heads.py)."""
@@ -493,6 +504,7 @@ class CodeWriter:
             for name, matrices in zip(
                 ("gates", "ups", "downs"), (*step.gate_up, step.down), strict=True
             ):
+                assert isinstance(matrices, ExpertMatrices)
                 self.lines.append(f"{name} = [{', '.join(map(self.path, matrices.parameters()))}]")
             self.lines.append("y = torch.zeros_like(tokens)")
             self.lines.append("for e in range(len(gates)):")
@@ -533,7 +545,7 @@ class CodeWriter:
         bias = getattr(step.layer, "bias", None) if step.bias is None else step.bias
         if step.scale != 1:
             self.lines.append(f"h = h * {step.scale}")
-        layer: Any = step.layer
+        layer = step.layer
         product = (
             self.output(layer)
             if isinstance(layer, LoRALinear)

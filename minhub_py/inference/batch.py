@@ -39,7 +39,7 @@ from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of, top_logprobs
 from minhub_py.inference.prefix_sharing import PrefixSharing
 from minhub_py.inference.prefixes import PrefixCache
-from minhub_py.inference.rows import Row, context_start
+from minhub_py.inference.rows import BatchRow, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import Drafter, DraftSource, PromptLookup
 from minhub_py.inference.torch_runner import CHUNK, Runner
@@ -112,8 +112,8 @@ class Batch:
             self.cache = self.runner.new_cache(rows, self.max_length, drafts)
         self.cache.empty()
         self.capacity, self.count = rows, 0
-        self.joining: list[Row] = []
-        self.rows: list[Row] = []  # rows[i] uses slot i of the cache
+        self.joining: list[BatchRow] = []
+        self.rows: list[BatchRow] = []  # rows[i] uses slot i of the cache
         self.masks = MaskThreads()
         self.prefixes, self.chunk = prefixes or PrefixCache(prefix_bytes), chunk
         self.exact = self.prefixes.size > 0 or chunk is not None
@@ -211,7 +211,7 @@ class Batch:
         stop = stop or StopCriteria(frozenset(), (), None)
         random = generator or torch.default_generator
         self.joining.append(
-            Row(
+            BatchRow(
                 self.count,
                 encoder_ids,
                 text,
@@ -327,13 +327,13 @@ class Batch:
                 room -= self._prefill_row(row, room - reserved, events)
         return events
 
-    def _remaining(self, row: Row) -> int:
+    def _remaining(self, row: BatchRow) -> int:
         """The number of prompt tokens to prefill, without a prefix that can be copied."""
         cached = self.cache.lengths[row.slot]
         text = len(row.text) - context_start(len(row.text), self.context) - cached
         return text if cached else text + len(row.encoder_ids)
 
-    def _prefill_row(self, row: Row, room: int, events: list[Event]) -> int:
+    def _prefill_row(self, row: BatchRow, room: int, events: list[Event]) -> int:
         """Prefill at most `room` tokens of a prompt, or of another prompt whose beginning it will
         copy.
 
@@ -358,7 +358,7 @@ class Batch:
             row, max(room - count, 1) if row.encoder_ids else room - count, events
         )
 
-    def _prefill_tokens(self, row: Row, room: int, events: list[Event]) -> int:
+    def _prefill_tokens(self, row: BatchRow, room: int, events: list[Event]) -> int:
         """Prefill at most `room` tokens of a prompt that has begun. Returns their number."""
         begin = context_start(len(row.text), self.context) + self.cache.lengths[row.slot]
         ids = row.text[begin : begin + room]
@@ -369,7 +369,7 @@ class Batch:
                 events += self._continue([row], logits)
         return len(ids)
 
-    def _begin(self, row: Row) -> int:
+    def _begin(self, row: BatchRow) -> int:
         """Encode the prompt of an encoder-decoder, and copy the longest common prefix. Returns its
         number of tokens.
         """
@@ -383,7 +383,7 @@ class Batch:
         )
         return length or 0
 
-    def _extend(self, rows: list[Row]) -> Tensor:
+    def _extend(self, rows: list[BatchRow]) -> Tensor:
         """Run the last token of each row and its draft or target tokens. Returns the logits after
         each of them.
         """
@@ -423,7 +423,7 @@ class Batch:
                 self.rows[slot].drafter.observe(states)
         return logits
 
-    def _room(self, row: Row) -> int:
+    def _room(self, row: BatchRow) -> int:
         """Maximum number of draft or target tokens: limited by the sequence's end, the context, and
         the cache.
         """
@@ -435,7 +435,7 @@ class Batch:
             return remaining
         return min(remaining, context_start(length, self.context) + self.context - length)
 
-    def _continue(self, rows: list[Row], logits: Tensor) -> list[Event]:
+    def _continue(self, rows: list[BatchRow], logits: Tensor) -> list[Event]:
         """Choose the next token of each row, and continue while it equals the next draft token.
 
         Each token is chosen from the logits after the accepted tokens, so that drafts do not change
@@ -473,7 +473,7 @@ class Batch:
             row.draft = []
         return events
 
-    def _add(self, row: Row, token: NextToken | ValueError) -> Event:
+    def _add(self, row: BatchRow, token: NextToken | ValueError) -> Event:
         """Append a token to a row, or end the row with an error."""
         try:
             if isinstance(token, ValueError):
@@ -488,12 +488,12 @@ class Batch:
         row.stop_reason = end
         return Event(row.key, token.id, token.logprob, end, token.top)
 
-    def _fail(self, row: Row, error: ValueError) -> Event:
+    def _fail(self, row: BatchRow, error: ValueError) -> Event:
         """End a row with an error."""
         row.stop_reason = "error"
         return Event(row.key, error=error)
 
-    def _score(self, row: Row, logits: Tensor) -> list[Event]:
+    def _score(self, row: BatchRow, logits: Tensor) -> list[Event]:
         """Events for the next target tokens, one per row of logits (n, V)."""
         scored = len(row.text) - row.start
         ids = row.targets[scored : scored + len(logits)]
@@ -509,7 +509,7 @@ class Batch:
             for values in zip(ids, logprobs, ends, top_logprobs(logits, row.top), strict=True)
         ]
 
-    def _leave(self, row: Row) -> None:
+    def _leave(self, row: BatchRow) -> None:
         """Free the slot of a row. The last row moves to this slot."""
         if self.prefixes.size and row.stop_reason != "error":
             self.sharing.store(row)

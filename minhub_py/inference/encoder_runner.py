@@ -171,7 +171,8 @@ def check_texts(
     title, limit, size = model.config.TITLE, model.config.context_length, model.config.vocab_size
     if limit is not None and max(map(len, texts)) > limit:
         raise ValueError(
-            f"{title}: a text has {max(map(len, texts))} tokens; this model has {limit} positions"
+            f"{title}: a text has {max(map(len, texts))} tokens, but this model has {limit} positions:"
+            " shorten the text"
         )
     smallest, largest = min(map(min, texts)), max(map(max, texts))
     if smallest < 0 or largest >= size:  # the C code would read outside its table

@@ -72,7 +72,7 @@ def may_hold_modules(module: nn.Module) -> bool:
     return refers or has_hooks(module) or isinstance(module, torch.jit.ScriptModule)
 
 
-def eval_copy(module: Any, copies: dict[int, Any] | None = None) -> Any:
+def eval_copy(module: Any, copies: dict[int, object] | None = None) -> Any:
     """A shallow copy in eval mode, except for children, which are copied too. copies: by id of the
     original.
 
@@ -129,7 +129,9 @@ class EvalMode(TorchFunctionMode):
 
     active = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         if self.active:
             index = ARGUMENTS.get(getattr(func, "__name__", ""), len(args))

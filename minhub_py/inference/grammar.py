@@ -250,7 +250,7 @@ def schema_text(schema: Mapping[str, object]) -> str:
     return text
 
 
-def values_of(schema: object) -> Iterator[Any]:
+def values_of(schema: object) -> Iterator[object]:
     """A schema and all keys and values in it."""
     remaining = [schema]
     while remaining:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, TypeGuard
 
-from minhub_py.system.json_text import parse
+from minhub_py.system.json_text import JsonMapping, JsonObject, parse
 
 FORMATS = (
     "date-time",
@@ -116,7 +116,7 @@ def unsupported(schema: Mapping[str, object]) -> list[str]:
     return names
 
 
-def adapt(schema: dict[str, Any]) -> None:
+def adapt(schema: JsonObject) -> None:
     """Change the keywords of one schema to the library's form."""
     if "format" in schema and schema["format"] not in FORMATS:
         del schema["format"]
@@ -131,9 +131,16 @@ def adapt(schema: dict[str, Any]) -> None:
         ("exclusiveMinimum", "minimum", 1),
         ("exclusiveMaximum", "maximum", -1),
     ):
-        bound, other = schema.get(exclusive), schema.get(inclusive)
-        if is_number(bound) and float(bound).is_integer() and bound * sign >= 0:
-            limits = [next_number(bound, sign), *([other] if is_number(other) else ())]
+        exclusive_bound, inclusive_bound = schema.get(exclusive), schema.get(inclusive)
+        if (
+            is_number(exclusive_bound)
+            and float(exclusive_bound).is_integer()
+            and exclusive_bound * sign >= 0
+        ):
+            limits = [
+                next_number(exclusive_bound, sign),
+                *([inclusive_bound] if is_number(inclusive_bound) else ()),
+            ]
             schema[inclusive] = max(limits) if sign > 0 else min(limits)
             del schema[exclusive]
 
@@ -157,7 +164,7 @@ def copied(schema: object) -> Any:
     return parse(json.dumps(schema))
 
 
-def subschemas(root: dict[str, Any]) -> Iterator[dict[str, object]]:
+def subschemas(root: dict[str, object]) -> Iterator[dict[str, object]]:
     """A schema and all schemas in it, including the targets of local references. A schema precedes
     those in it.
     """
@@ -173,7 +180,7 @@ def subschemas(root: dict[str, Any]) -> Iterator[dict[str, object]]:
             remaining.append(target(root, reference))
 
 
-def children(schema: Mapping[str, Any]) -> Iterator[Any]:
+def children(schema: JsonMapping) -> Iterator[Any]:
     """The schemas directly in a schema."""
     for name in SINGLE:
         if isinstance(schema.get(name), dict):
@@ -222,7 +229,7 @@ class _Closing:
     by copies, because their targets are closed where they apply alone.
     """
 
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, object]) -> None:
         self.root, self.original = root, copied(root)
         self.parts: set[int] = set()  # schemas that are closed with others
         self.copies = self.copied = 0
@@ -235,7 +242,7 @@ class _Closing:
                 if names is not None:
                     self.seal(schema, names)
 
-    def is_alias(self, schema: Mapping[str, Any]) -> bool:
+    def is_alias(self, schema: JsonMapping) -> bool:
         """Whether a schema only refers to another, or to several of which one applies."""
         combined = [name for name in (*SAME_VALUE, "$ref") if name in schema]
         alone = combined != ["allOf"] or len(schema["allOf"]) == 1
@@ -271,7 +278,7 @@ class _Closing:
         counts = [count for part in parts if isinstance(count := part.get("minProperties"), int)]
         return None if max(counts, default=0) > len(set(names)) else names
 
-    def seal(self, schema: dict[str, Any], names: list[str]) -> None:
+    def seal(self, schema: JsonObject, names: list[str]) -> None:
         """Close an object. names: the properties of all schemas that apply to it."""
         kinds = schema.get("type")
         if kinds is not None and "object" not in ([kinds] if isinstance(kinds, str) else kinds):
@@ -293,12 +300,14 @@ class _Closing:
         schema["properties"] = properties | {name: {} for name in names if name not in properties}
         schema["additionalProperties"] = False
 
-    def base(self, schema: dict[str, Any]) -> list[str]:
+    def base(self, schema: dict[str, object]) -> list[str]:
         """The properties of an object without those of its alternatives."""
-        rest = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")}
-        return [name for part in self.combined(rest) for name in own_names(part)]
+        remaining = {
+            name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")
+        }
+        return [name for part in self.combined(remaining) for name in own_names(part)]
 
-    def inline(self, schema: dict[str, Any]) -> None:
+    def inline(self, schema: JsonObject) -> None:
         """Replace references by copies, in a schema and in those that apply to the same value."""
         if isinstance(reference := schema.get("$ref"), str):
             parts = [self.copy(reference), *schema.pop("allOf", ())]

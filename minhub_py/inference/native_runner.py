@@ -24,7 +24,7 @@ from minhub_py.inference.native.library import (
     PANEL,
     QUERIES,
     TEXT_QUERIES,
-    Call,
+    DecoderCall,
     Matrix,
     UnsupportedError,
     integers,
@@ -260,7 +260,7 @@ class NativeRunner(TorchRunner):
         dtype: torch.dtype,
         buffers: Tensor,
         workspace: int = 0,
-    ) -> Call:
+    ) -> DecoderCall:
         """A call without tokens.
 
         layers: keys and values, or the two tensors of a recurrent state.    workspace: numbers that
@@ -278,7 +278,7 @@ class NativeRunner(TorchRunner):
         )
         if self.scratch.numel() < self.threads * width:
             self.scratch = self.scratch.new_empty(self.threads * width)
-        return Call(
+        return DecoderCall(
             keys=pointers(keys),
             values=pointers(values),
             sizes=integers(sizes),

@@ -2,7 +2,7 @@
 
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.prefixes import CachedPrefix, PrefixCache, common_prefix
-from minhub_py.inference.rows import Row, context_start
+from minhub_py.inference.rows import BatchRow, context_start
 from minhub_py.models.cache import Cache
 from minhub_py.models.lora import Invocation
 
@@ -17,7 +17,7 @@ class PrefixSharing:
 
     def __init__(
         self,
-        rows: list[Row],
+        rows: list[BatchRow],
         cache: Cache,
         prefixes: PrefixCache,
         disk: DiskCache | None,
@@ -27,7 +27,7 @@ class PrefixSharing:
         self.rows, self.cache, self.prefixes, self.disk = rows, cache, prefixes, disk
         self.context, self.invocation = context, invocation
 
-    def leader(self, row: Row) -> tuple[Row | None, int]:
+    def leader(self, row: BatchRow) -> tuple[BatchRow | None, int]:
         """The prompt in prefill whose beginning this one copies when it is computed, and the length
         of this beginning.
 
@@ -46,7 +46,7 @@ class PrefixSharing:
                     leader, shared = active, length
         return leader, shared
 
-    def start_loading(self, row: Row) -> None:
+    def start_loading(self, row: BatchRow) -> None:
         """Look for a prefix on disk that is longer than those in memory."""
         if (
             self.disk is None
@@ -56,13 +56,13 @@ class PrefixSharing:
             return
         row.loading = self.disk.load(row.text, self._known(row))
 
-    def _known(self, row: Row) -> int:
+    def _known(self, row: BatchRow) -> int:
         """The length of the longest prefix in memory."""
-        known, _ = self._longest_active(row)
-        known, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, known)
-        return known
+        shared, _ = self._longest_active(row)
+        shared, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, shared)
+        return shared
 
-    def copy(self, row: Row) -> int | None:
+    def copy(self, row: BatchRow) -> int | None:
         """Copy the longest common prefix. Returns its number of tokens; None if the context starts
         later.
         """
@@ -80,7 +80,7 @@ class PrefixSharing:
             self.cache.set_row(row.slot, self.cache, slot, length)
         return length
 
-    def _longest_active(self, row: Row) -> tuple[int, int]:
+    def _longest_active(self, row: BatchRow) -> tuple[int, int]:
         """The longest common prefix with an active sequence: its number of tokens, and the slot."""
         best, slot = 0, 0
         for active in self.rows:
@@ -93,7 +93,7 @@ class PrefixSharing:
                     best, slot = length, active.slot
         return best, slot
 
-    def _can_copy(self, active: Row, row: Row) -> bool:
+    def _can_copy(self, active: BatchRow, row: BatchRow) -> bool:
         """Whether a common prefix with an active sequence can be copied."""
         return (
             (self.prefixes.size > 0 or active.key == row.like)
@@ -101,7 +101,7 @@ class PrefixSharing:
             and context_start(len(active.text), self.context) == 0
         )
 
-    def store(self, row: Row) -> None:
+    def store(self, row: BatchRow) -> None:
         """Add the tokens of a finished row to the prefix cache."""
         ids = row.text[: self.cache.lengths[row.slot]]
         if not ids or row.encoder_ids or context_start(len(row.text), self.context) > 0:

@@ -233,7 +233,7 @@ class Quantized(nn.Module):
             return unpack_rows(self.codes[index], self.kind).to(self.dtype)
         return unpack(self.codes[index], self.scales[index], self.shape[1]).to(self.dtype)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantized":
         """Changes the dtype of `weight`; codes and scales keep theirs."""
         codes, scales = self.codes, self.scales
         super()._apply(fn, recurse)
@@ -391,7 +391,7 @@ def quantize(model: LanguageModel, kind: str) -> None:
 
 
 def replace_layers(
-    model: nn.Module, kinds: Mapping[nn.Module, str | Blocks], fill: Callable[[nn.Module], object]
+    model: nn.Module, kinds: Mapping[object, str | Blocks], fill: Callable[[nn.Module], object]
 ) -> None:
     """Replace layers by quantized layers, in place.
 
@@ -407,7 +407,7 @@ def replace_layers(
                 setattr(parent, name, quantized(layer, kinds[layer]))
 
 
-def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]]:
+def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[object, str]]:
     """The layers to quantize, from the model's steps, and their kinds: int8 for those that lose
     most in 4 bits.
     """
@@ -420,7 +420,7 @@ def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]
             yield layer, "int8" if layer in precise else needed
 
 
-def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tuple[nn.Module, str]]:
+def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tuple[object, str]]:
     """The layers of these steps: embeddings and head as int8, all others as `kind`."""
     for step in steps:
         match step:
@@ -442,7 +442,7 @@ def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tupl
                 )
 
 
-def precise_layers(steps: Sequence[PredictionStep]) -> set[nn.Module]:
+def precise_layers(steps: Sequence[PredictionStep]) -> set[object]:
     """The values of grouped heads, and the output layers of the MLPs in the first eighth of the
     blocks and the last. In small models, whose weights are less redundant: the keys of grouped
     heads, too, and all layers that add to the residual stream.

@@ -28,7 +28,7 @@ def context_start(length: int, context: int | None) -> int:
 
 
 @dataclass
-class Row:
+class BatchRow:
     """A sequence in progress. `slot` is its row of the cache; `text` contains the prompt's `start`
     tokens first.
 

@@ -1,7 +1,6 @@
 """Checks that a model is unmodified, so that its `steps` describe its computation."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +32,7 @@ class Original:
 
     module: nn.Module
     shapes: dict[str, torch.Size | None]
-    settings: dict[str, Any]
+    settings: dict[str, object]
 
 
 # By class and config: a cache, since each call of `generate` needs them.
@@ -86,7 +85,7 @@ def shapes(module: nn.Module) -> dict[str, torch.Size | None]:
     return {name: None if tensor is None else tensor.shape for name, tensor in tensors.items()}
 
 
-def settings(module: nn.Module) -> dict[str, Any]:
+def settings(module: nn.Module) -> dict[str, object]:
     """The public attributes of a module."""
     return {
         name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"
@@ -96,6 +95,7 @@ def settings(module: nn.Module) -> dict[str, Any]:
 def is_like(module: nn.Module, original: Original) -> bool:
     """Whether a module computes the same as the original, with its own weights."""
     if type(module) is LoRALinear:
+        assert isinstance(module.base, nn.Module)
         return not any(map(has_hooks, module.modules())) and is_like(module.base, original)
     if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedExperts | QuantizedLSTM):
         return module.replaces(original.module)

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from minhub_py.jobs.tasks import TASKS, Text
+from minhub_py.jobs.tasks import TASKS, RowText
 from minhub_py.system.console import note
 
 
@@ -81,7 +81,7 @@ class Worker:
                     notes[describe_unknown(tokenizer, [character])] = None
                 # a word without tokens still counts as a word of its text
                 if token_ids or task.extra == "by":
-                    texts.append(Text(row, text, token_ids, extra or ""))
+                    texts.append(RowText(row, text, token_ids, extra or ""))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 results = task.run(model, tokenizer, texts, **self.settings)

@@ -47,7 +47,7 @@ RECORD_LABELS = {
 
 
 @dataclass(frozen=True)
-class Summary:
+class JobSummary:
     """A completed job.
 
     rows: the number of input rows.    written: the number of output rows.
@@ -66,7 +66,7 @@ def run(
     job: Job,
     progress: Callable[[int, int], object],
     on_interrupt: Callable[[int, int, Path], object],
-) -> Summary | None:
+) -> JobSummary | None:
     """Run or resume a job.
 
     Args:
@@ -400,11 +400,11 @@ def threads_per_process(job: Job) -> int:
 
 def join(
     job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Column], count: int
-) -> Summary:
+) -> JobSummary:
     """Merge the input rows and all parts into the output files. ValueError: the input has changed."""
     notes: dict[str, None] = {}  # an ordered set
     computed: list[JsonObject] = []
-    written = missing = 0
+    written = without_result = 0
 
     def read_results() -> Iterator[list[JsonObject]]:
         for number in range(count):
@@ -421,7 +421,7 @@ def join(
                 indices, rows = [], []
                 for index in range(len(batch)):
                     for result in next(results, ()):  # empty if the input has grown
-                        missing += all(value is None for value in result.values())
+                        without_result += all(value is None for value in result.values())
                         row = {job.prefix + name: value for name, value in result.items()}
                         rows.append({"file": str(source.path), **row} if merged else row)
                         indices.append(index)
@@ -434,7 +434,9 @@ def join(
                 )
         with parts.os_errors():
             writer.close()
-    return Summary(sum(source.rows for source in inputs), written, missing, list(notes), computed)
+    return JobSummary(
+        sum(source.rows for source in inputs), written, without_result, list(notes), computed
+    )
 
 
 def vector_width(column: Column, job: Job, parts: Parts, count: int) -> int:

@@ -25,12 +25,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from minhub_py.checkpoints.fingerprint import file_digest, model_files, sha256
 from minhub_py.jobs.tasks import TASKS
 from minhub_py.system import processor
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import ShapeError, Within, read_json
 from minhub_py.system.version import __version__
 
@@ -88,7 +88,7 @@ class Resource(TypedDict):
     digest: Digests
 
 
-class Loading(TypedDict, total=False):
+class ManifestLoading(TypedDict, total=False):
     """The arguments of the model."""
 
     revision: str
@@ -108,7 +108,7 @@ class RequiredArguments(TypedDict):
     extra_columns: list[str]
     prefix: str
     settings: JsonObject
-    loading: Loading
+    loading: ManifestLoading
 
 
 class Arguments(RequiredArguments, total=False):
@@ -239,10 +239,10 @@ def versions() -> dict[str, str]:
 def write_manifest(
     path: Path,
     job: "Job",
-    record: Mapping[str, Any],
+    record: Mapping[str, object],
     inputs: Sequence["Source"],
     outputs: Mapping[Path, Path],
-    computed: Sequence[Mapping[str, Any]],
+    computed: Sequence[Mapping[str, object]],
     started: datetime,
 ) -> None:
     """Write the manifest of a job.
@@ -317,7 +317,7 @@ def write_manifest(
         draft.unlink(missing_ok=True)
 
 
-def model_dependency(job: "Job", record: Mapping[str, Any], folder: Path) -> JsonObject:
+def model_dependency(job: "Job", record: JsonMapping, folder: Path) -> JsonObject:
     """The model: fingerprint, commit, and the SHA-256 of each file."""
     from minhub_py.checkpoints.local import commit_of, locate
 

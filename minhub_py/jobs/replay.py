@@ -22,8 +22,8 @@ from minhub_py.jobs.manifest import (
     Definition,
     Details,
     Environment,
-    Loading,
     Manifest,
+    ManifestLoading,
     processor_class,
     read_manifest,
     versions,
@@ -54,7 +54,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReplayRun:
     """One repetition. rows: compared rows of the output.    differing: their number.
 
     largest: the largest difference of two numbers; infinite if a value is text or missing on one
@@ -82,7 +82,7 @@ class Replay(Result):
     guarantee: str
     same_class: bool
     changes: list[str]
-    runs: list[Run]
+    runs: list[ReplayRun]
 
     def table(self) -> Columns:
         """A row for each repetition: chunk, threads, rows, differing and largest."""
@@ -217,7 +217,7 @@ def job_of(definition: Definition, folder: Path) -> Job:
         {
             name: value
             for name, value in parameters["loading"].items()
-            if name in Loading.__annotations__
+            if name in ManifestLoading.__annotations__
         },
     )
     if model.startswith("."):
@@ -321,7 +321,7 @@ def computed_rows(
     size: int,
     limit: int,
     update: Callable[[int], object],
-) -> Iterator[Mapping[str, Any]]:
+) -> Iterator[Mapping[str, object]]:
     """The rows of results for the first `limit` rows of the input, computed in chunks of `size`."""
     import json
 
@@ -370,7 +370,7 @@ def stored_rows(
                 yield path, number, {column.name: stored_value(row, column) for column in columns}
 
 
-def stored_value(row: Mapping[str, Any], column: Column) -> str | bytes | None:
+def stored_value(row: Mapping[str, object], column: Column) -> str | bytes | None:
     """A result of a row of a table: the text of a cell, the bytes of a vector, or None."""
     if column.type != "vector":
         return format_cell(row.get(column.name))
@@ -386,7 +386,7 @@ def stored_value(row: Mapping[str, Any], column: Column) -> str | bytes | None:
     return canonical(vector, column)
 
 
-def canonical(value: Any, column: Column, *, escape: bool = False) -> str | bytes | None:
+def canonical(value: object, column: Column, *, escape: bool = False) -> str | bytes | None:
     """A computed result in the form of stored results."""
     if column.type == "vector":
         return None if value is None else np.array(value, np.float32).tobytes()
@@ -394,7 +394,7 @@ def canonical(value: Any, column: Column, *, escape: bool = False) -> str | byte
 
 
 def compare(
-    replayed: Iterable[Mapping[str, Any]],
+    replayed: Iterable[Mapping[str, object]],
     stored: Iterator[tuple[Path, int, dict[str, str | bytes | None]]],
     columns: Sequence[Column],
     job: Job,
@@ -402,7 +402,7 @@ def compare(
     threads: int,
     *,
     complete: bool,
-) -> Run:
+) -> ReplayRun:
     """Compare rows of results. complete: the outputs have no further rows."""
     rows = differing = 0
     largest, first = 0.0, None
@@ -427,7 +427,7 @@ def compare(
         differing += differs
     if complete and next(stored, None) is not None:
         raise ValueError(f"{job.out} has more rows than the replayed job: restore the output")
-    return Run(chunk, threads, rows, differing, largest, first)
+    return ReplayRun(chunk, threads, rows, differing, largest, first)
 
 
 def difference(stored: Any, replayed: Any) -> float:

@@ -26,22 +26,22 @@ class GenerateSettings(TypedDict):
     stop: list[str]
 
 
-class Label(TypedDict):
+class LabelSettings(TypedDict):
     """A label of a codebook."""
 
     label: str
 
 
-class Codebook(TypedDict):
+class CodebookSettings(TypedDict):
     """A codebook."""
 
-    labels: Annotated[list[Label], Within(1)]
+    labels: Annotated[list[LabelSettings], Within(1)]
 
 
 class AnnotateSettings(TypedDict):
     """Settings of `annotate`."""
 
-    codebook: Codebook
+    codebook: CodebookSettings
 
 
 class ClassifySettings(TypedDict):
@@ -50,7 +50,7 @@ class ClassifySettings(TypedDict):
     labels: list[str]
 
 
-SHAPES: Mapping[str, Any] = {
+SHAPES: Mapping[str, object] = {
     "generate": GenerateSettings,
     "annotate": AnnotateSettings,
     "classify": ClassifySettings,

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from minhub_py.checkpoints.fingerprint import sha256
 from minhub_py.system.csv_values import NA, Missing
@@ -34,7 +33,7 @@ class Source:
 
     path: Path
     rows: int
-    columns: dict[str, Any]
+    columns: dict[str, object]
     digest: str
     na: Sequence[str] = NA
 
@@ -200,9 +199,9 @@ def chunk_sizes(sources: Sequence[Source], by: Sequence[str], size: int) -> list
     return sizes
 
 
-def merge_columns(sources: Sequence[Source]) -> dict[str, Any]:
+def merge_columns(sources: Sequence[Source]) -> dict[str, object]:
     """The union of the files' columns, with types that can represent all values."""
-    columns: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     for source in sources:
         for name, kind in source.columns.items():
             columns[name] = common_type(columns.get(name, "null"), kind)

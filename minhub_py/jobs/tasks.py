@@ -35,7 +35,7 @@ Results = list[JsonObject]
 
 
 @dataclass(frozen=True)
-class Text:
+class RowText:
     """A text. row: its number in the entire input, from 0.    extra: the value of the task's
     additional column.
 
@@ -76,7 +76,7 @@ class Task:
     more_columns: Callable[[Mapping[str, Any]], Sequence[Column]] | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def all_columns(self, settings: Mapping[str, Any]) -> Sequence[Column]:
+    def all_columns(self, settings: Mapping[str, object]) -> Sequence[Column]:
         """The columns of the results with these settings."""
         return (*self.columns, *(() if self.more_columns is None else self.more_columns(settings)))
 
@@ -98,7 +98,9 @@ def measures(tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[floa
     }
 
 
-def score(model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
+def score(
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText]
+) -> list[Results]:
     """The measures of each text. They are missing for a text of one token, which has no predicted
     token.
     """
@@ -115,7 +117,7 @@ def score(model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text])
 
 
 def score_targets(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], *, sep: str = " "
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], *, sep: str = " "
 ) -> list[Results]:
     """The measures of each text's target: the text's continuation after `sep`, or an
     encoder-decoder's answer.
@@ -144,7 +146,7 @@ def score_targets(
 def generate(
     model: "LanguageModel",
     tokenizer: "Tokenizer",
-    texts: Sequence[Text],
+    texts: Sequence[RowText],
     *,
     seed: int,
     stop: Sequence[str],
@@ -203,7 +205,7 @@ def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> "DraftM
     return DraftModel(from_pretrained(identifier, device=device))
 
 
-def memory_batches(texts: Sequence[Text], max_new_tokens: int) -> Iterator[Sequence[Text]]:
+def memory_batches(texts: Sequence[RowText], max_new_tokens: int) -> Iterator[Sequence[RowText]]:
     """Split texts into consecutive batches of at most `MAX_BATCH_TOKENS` padded and new tokens, or
     of one text.
     """
@@ -218,7 +220,7 @@ def memory_batches(texts: Sequence[Text], max_new_tokens: int) -> Iterator[Seque
 
 
 def words(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: object
 ) -> list[Results]:
     """The surprisal of each word of each text, one row per word. Words are separated by white
     space.
@@ -234,7 +236,7 @@ def words(
 
 
 def words_by(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: object
 ) -> list[Results]:
     """The surprisal of words that are rows. Words with the same key belong to one text."""
     words, keys = [text.text for text in texts], [text.extra for text in texts]
@@ -286,7 +288,7 @@ def classification(settings: Mapping[str, Any]) -> Sequence[Column]:
 
 
 def pairs(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], *, bos: bool | None
 ) -> list[Results]:
     """The log-probabilities of the two sentences of each pair, and whether the first is larger (1
     or 0).
@@ -310,7 +312,7 @@ def pairs(
 
 
 def embed(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: Any
 ) -> list[Results]:
     """The embedding of each text. Numbers have the fewest digits that identify a float32 value."""
     from minhub_py.analysis.embeddings import embed as embed_texts
@@ -322,7 +324,7 @@ def embed(
 def activations(
     model: "LanguageModel",
     tokenizer: "Tokenizer",
-    texts: Sequence[Text],
+    texts: Sequence[RowText],
     *,
     at: str,
     pool: Literal["none", "last", "mean"],
@@ -360,7 +362,7 @@ def activations(
 def classify(
     model: "LanguageModel",
     tokenizer: "Tokenizer",
-    texts: Sequence[Text],
+    texts: Sequence[RowText],
     *,
     labels: Sequence[str],
     zero_shot: bool,
@@ -390,7 +392,7 @@ def classify(
 def annotate(
     model: "LanguageModel",
     tokenizer: "Tokenizer",
-    texts: Sequence[Text],
+    texts: Sequence[RowText],
     *,
     codebook: Mapping[str, Any],
     **settings: Any,
@@ -408,7 +410,7 @@ def annotate(
 def decide(
     model: "LanguageModel",
     tokenizer: "Tokenizer",
-    texts: Sequence[Text],
+    texts: Sequence[RowText],
     *,
     questions: Mapping[str, JsonObject],
     orders: int,
@@ -432,7 +434,7 @@ def decide(
     return results
 
 
-def decision_options(settings: Mapping[str, Any]) -> Sequence[Column]:
+def decision_options(settings: Mapping[str, object]) -> Sequence[Column]:
     """The columns of the options of all questions."""
     from minhub_py.analysis.questions import DecisionSettings, parse_questions
 
@@ -446,7 +448,7 @@ def decision_options(settings: Mapping[str, Any]) -> Sequence[Column]:
 def rerank(
     model: "LanguageModel",
     tokenizer: "Tokenizer",
-    texts: Sequence[Text],
+    texts: Sequence[RowText],
     *,
     query: str,
     raw_scores: bool,
@@ -468,7 +470,7 @@ def rerank(
 
 
 def masked(
-    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[RowText], *, n: int
 ) -> list[Results]:
     """The most likely tokens at each mask of each text, `n` rows per mask."""
     from minhub_py.analysis.masked import limit_of, predict_masks
@@ -495,7 +497,7 @@ def masked(
 
 
 def masked_targets(
-    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text]
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[RowText]
 ) -> list[Results]:
     """The log-probability of each target in place of the mask of its text."""
     from minhub_py.analysis.masked import limit_of, score_targets
@@ -522,7 +524,7 @@ def masked_targets(
 
 
 def pseudo(
-    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[RowText], *, method: str
 ) -> list[Results]:
     """The pseudo-log-likelihood and the pseudo-perplexity of each text."""
     return [
@@ -544,7 +546,7 @@ def pseudo(
 
 
 def pseudo_tokens(
-    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str
+    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[RowText], *, method: str
 ) -> list[Results]:
     """The log-probability of each token of each text, given the other tokens, one row per token."""
     from minhub_py.analysis.masked import limit_of, score_tokens
@@ -564,7 +566,7 @@ def pseudo_tokens(
 def entities(
     model: "Encoder",
     tokenizer: "Tokenizer",
-    texts: Sequence[Text],
+    texts: Sequence[RowText],
     *,
     aggregation: "Aggregation",
     ignore: Sequence[str],
@@ -590,7 +592,7 @@ def entities(
 def answer(
     model: "Encoder",
     tokenizer: "Tokenizer",
-    texts: Sequence[Text],
+    texts: Sequence[RowText],
     *,
     question: str,
     **settings: Any,
@@ -607,7 +609,7 @@ def answer(
     return results
 
 
-def note_rows(texts: Sequence[Text], problem: str) -> None:
+def note_rows(texts: Sequence[RowText], problem: str) -> None:
     """Note why rows have no result."""
     for text in texts:
         warnings.warn(f"row {text.row + 1} has no result: {problem}", stacklevel=2)
@@ -620,7 +622,7 @@ def mask_pattern(tokenizer: "Tokenizer") -> str:
     return f"{re.escape('[MASK]')}|{re.escape(mask_of(tokenizer))}"
 
 
-def plain(values: Any) -> list[Any]:
+def plain(values: Any) -> list[object]:
     """A column as values of Python. Numbers in float32 have the fewest digits that identify them;
     NaN is None.
     """

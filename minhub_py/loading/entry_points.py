@@ -23,8 +23,18 @@ from minhub_py.models.gptneox import GPTNeoX
 from minhub_py.models.gptoss import GPTOSS
 from minhub_py.models.llama import Llama
 from minhub_py.models.lstm import LSTM
-from minhub_py.models.registry import ENTRIES, Architecture, Entry, entry_of, named_entry
+from minhub_py.models.registry import (
+    ENTRIES,
+    Architecture,
+    Entry,
+    entry_of,
+    named_entry,
+    preset,
+    similar_model_type,
+)
 from minhub_py.system.habits import with_hints
+from minhub_py.system.json_text import JsonObject
+from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,7 +49,7 @@ def from_config(
     *,
     token: str | None = None,
     local_files_only: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> LanguageModel:
     """Create a model with random weights, in training mode.
 
@@ -72,7 +82,7 @@ def _from_config(
     *,
     token: str | None = None,
     local_files_only: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> LanguageModel:
     """`from_config` for repositories with the architecture of `entry`; for all architectures by
     default.
@@ -104,8 +114,20 @@ def new_config(
     if named is not None:
         entry, model_type = named
         return entry.architecture, entry.config({"model_type": model_type, **settings}), None
+    if entry is None and isinstance(identifier, str):
+        check_model_type(identifier)
     architecture, config, folder = read_config(identifier, revision, entry=entry, **access)
     return architecture, entry_of(config.to_hub()["model_type"]).config(settings, config), folder
+
+
+def check_model_type(name: str) -> None:
+    """ValueError: the name is neither a folder nor a published size, and resembles a model type."""
+    is_model = preset(name) is not None or Path(name).exists()
+    if not is_model and (similar := similar_model_type(name)) is not None:
+        raise ValueError(
+            f"there is no model type {printable(name)!r}: did you mean {similar!r}? A repository"
+            " on the Hub is owner/name"
+        )
 
 
 def restricted(name: str, public: Callable[P, LanguageModel], Model: type[M]) -> Callable[P, M]:
@@ -118,8 +140,8 @@ def restricted(name: str, public: Callable[P, LanguageModel], Model: type[M]) ->
 
     @wraps(public)
     def call(*arguments: P.args, **options: P.kwargs) -> M:
-        bound = signature.bind(*arguments, **options)
-        return function(*bound.args, **bound.kwargs)
+        call = signature.bind(*arguments, **options)
+        return function(*call.args, **call.kwargs)
 
     call.__name__ = call.__qualname__ = f"{name}_{public.__name__}"
     call.__module__ = __name__
@@ -153,7 +175,7 @@ class ClassifierSettings(CommonSettings, total=False):
     """Settings of architectures that can have a classification head."""
 
     architectures: list[str] | None
-    id2label: dict[str, Any] | None
+    id2label: JsonObject | None
     num_labels: int | None
     problem_type: str | None
 
@@ -161,9 +183,9 @@ class ClassifierSettings(CommonSettings, total=False):
 class RotarySettings(ClassifierSettings, total=False):
     """Settings of architectures with rotary embeddings."""
 
-    rope_parameters: dict[str, Any] | None
+    rope_parameters: JsonObject | None
     rope_theta: float
-    rope_scaling: dict[str, Any] | None
+    rope_scaling: dict[str, object] | None
 
 
 class GPT2Settings(ClassifierSettings, total=False):
@@ -191,7 +213,7 @@ class GPTNeoSettings(ClassifierSettings, total=False):
     hidden_size: int
     num_layers: int
     num_heads: int
-    attention_types: list[Any] | None
+    attention_types: list[object] | None
     window_size: int
     intermediate_size: int | None
     activation_function: str
@@ -287,7 +309,7 @@ class GPTOSSSettings(RotarySettings, total=False):
     attention_dropout: float
     swiglu_alpha: float
     swiglu_limit: float
-    quantization_config: dict[str, Any] | None
+    quantization_config: JsonObject | None
 
 
 class GemmaSettings(RotarySettings, total=False):

@@ -76,13 +76,13 @@ def collect(files: ModelFiles, mtp: bool = False) -> Facts:
     shares_head = getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys()
     is_tied = config.tie_word_embeddings or without_head or shares_head
     repeated = {
-        name: other for name, other in ties.items() if is_tied and {name, other} <= meta.keys()
+        name: tied for name, tied in ties.items() if is_tied and {name, tied} <= meta.keys()
     }
     tensors = meta.over(checkpoint) if isinstance(meta, Mapped) else checkpoint
     differing = {
-        name: other
-        for name, other in repeated.items()
-        if not same_values(tensors[name], tensors[other])
+        name: tied
+        for name, tied in repeated.items()
+        if not same_values(tensors[name], tensors[tied])
     }
     if (is_tied and not differing) != config.tie_word_embeddings:
         config = replace(config, **{"tie_word_embeddings": not config.tie_word_embeddings})
@@ -148,14 +148,14 @@ def check_mtp(config: ModelConfig, names: Collection[str]) -> None:
             "the checkpoint has no head for multi-token prediction (no mtp.* tensors): load the"
             f" model without the head, and omit {setting('draft', 'mtp')}"
         )
-    others = [
+    unused = [
         name
         for name in names
         if name.startswith("mtp.embed_tokens.") or name.startswith("mtp.layers.1.")
     ]
-    if others:
+    if unused:
         raise ValueError(
-            f"the checkpoint has a head for multi-token prediction with {others[0]}: only heads"
+            f"the checkpoint has a head for multi-token prediction with {unused[0]}: only heads"
             " with one layer and the embedding of the model are supported. Load the model without"
             " the head"
         )

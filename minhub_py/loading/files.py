@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import weights_map
 from minhub_py.checkpoints import hub, local
@@ -40,7 +40,7 @@ class ModelFiles:
     config: ModelConfig
     adapters: Mapping[str, Path] = field(default_factory=dict)
     adapter: Path | None = None
-    plan: hub.Plan | None = None
+    plan: hub.DownloadPlan | None = None
     token: str | None = field(default=None, repr=False)
 
     @property
@@ -81,30 +81,30 @@ def open_files(
     `entry`.
     """
     adapters = adapter_folders(adapter, token=token, local_files_only=local_files_only)
-    found = local.locate(identifier, revision)
-    if found is not None and is_adapter(found):
+    location = local.locate(identifier, revision)
+    if location is not None and is_adapter(location):
         if adapters:
             raise ValueError(
-                f"{found} has an adapter already: omit adapter, or load its base with both adapters"
+                f"{location} has an adapter already: omit adapter, or load its base with both adapters"
             )
-        adapters, adapter = {DEFAULT_ADAPTER: found}, found
-        identifier, revision = base_in(found)
-        found = local.locate(identifier, revision)
-        if found is not None and is_adapter(found):
+        adapters, adapter = {DEFAULT_ADAPTER: location}, location
+        identifier, revision = base_in(location)
+        location = local.locate(identifier, revision)
+        if location is not None and is_adapter(location):
             raise ValueError(
-                f"{adapter} is an adapter of {found}, which is an adapter, too: merge that one"
+                f"{adapter} is an adapter of {location}, which is an adapter, too: merge that one"
                 " first, with minhub convert"
             )
     plan = None
-    if found is None:
-        found, plan = repository_settings(
+    if location is None:
+        location, plan = repository_settings(
             os.fspath(identifier),
             revision,
             weights=weights != "never",
             token=token,
             local_files_only=local_files_only,
         )
-    checkpoint = checkpoint_at(found)
+    checkpoint = checkpoint_at(location)
     if checkpoint.config is None:
         architecture, config = described_by_shapes(checkpoint)
     else:
@@ -118,7 +118,7 @@ def open_files(
 
 def repository_settings(
     name: str, revision: str, *, weights: bool, token: str | None, local_files_only: bool
-) -> tuple[Path, hub.Plan | None]:
+) -> tuple[Path, hub.DownloadPlan | None]:
     """The folder of a repository with its settings, and the plan to download its weights; None if
     none remain.
 
@@ -127,19 +127,19 @@ def repository_settings(
     """
     if name.endswith(".gguf"):
         require("gguf")  # before a download
-    found = hub.find(
+    settings = hub.find(
         name, revision, token=token, local_files_only=local_files_only, weights=weights
     )
-    if isinstance(found, Path):
-        return found, None
-    if found.gguf:
-        return hub.download(found, token=token), None
-    hub.download_settings(found, token=token)
-    return found.path, found
+    if isinstance(settings, Path):
+        return settings, None
+    if settings.gguf:
+        return hub.download(settings, token=token), None
+    hub.download_settings(settings, token=token)
+    return settings.path, settings
 
 
 def describe(
-    settings: dict[str, Any], generation: Mapping[str, object]
+    settings: dict[str, object], generation: Mapping[str, object]
 ) -> tuple[Architecture, ModelConfig]:
     """The architecture and config of the contents of config.json and generation_config.json."""
     settings = text_settings(settings)
@@ -166,7 +166,7 @@ def described_by_shapes(checkpoint: Checkpoint) -> tuple[Architecture, ModelConf
     )
 
 
-def text_settings(settings: dict[str, Any]) -> dict[str, object]:
+def text_settings(settings: dict[str, object]) -> dict[str, object]:
     """The settings of the language model. A multimodal model has them in text_config."""
     text = settings.get("text_config")
     wrappers = [

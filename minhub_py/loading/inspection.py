@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,13 +19,14 @@ from minhub_py.loading.pretrained import read_config
 from minhub_py.models.base import ModelConfig
 from minhub_py.models.registry import Architecture
 from minhub_py.models.skeleton import skeleton
+from minhub_py.system.json_text import JsonObject
 from weights_map.conversion import Mapped
 from weights_map.mxfp4 import NAN_SCALE
 
 RELEASE_AFTER = 2**28  # bytes: `verify` releases memory-mapped tensors after this amount
 
 
-def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
+def inspect(identifier: str, revision: str = "main") -> JsonObject:
     """A model's architecture, settings, parameter counts and tensors. Downloads and reads no
     weights.
 
@@ -116,7 +116,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 
 def verify(
     identifier: str, revision: str = "main", *, progress: Callable[[int, int], object] | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Check a model's files. Returns {"model", "folder", "checked", "problems"}; each problem is
     one line.
 
@@ -196,11 +196,11 @@ def _check_ties(facts: Facts) -> list[str]:
     """If config.json ties the head, a stored head must equal the embedding."""
     problems = []
     for pair in facts.differing.items():
-        name, other = (
+        name, alias = (
             facts.meta.sources(name)[0] if isinstance(facts.meta, Mapped) else name for name in pair
         )
         problems.append(
-            f"{name} differs from {other}, to which config.json ties it, and is used: set"
+            f"{name} differs from {alias}, to which config.json ties it, and is used: set"
             " tie_word_embeddings to false"
         )
     return problems

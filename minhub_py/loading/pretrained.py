@@ -38,7 +38,7 @@ from minhub_py.models.config import with_older_rope
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.models.steps import LayerInputs
-from minhub_py.system.device import choose_device, choose_dtype
+from minhub_py.system.device import DeviceProbe, choose_device, choose_dtype
 from minhub_py.system.habits import with_hints
 from minhub_py.system.quantization import KINDS
 from weights_map.blocks import Blocks
@@ -207,29 +207,19 @@ def load(
             " omit mtp"
         )
     check_kind(quantize, "auto", "none")  # from_pretrained() also checks it before a download
-    probe, target = choose_device(str(group.device) if group else device), dtype
+    probe = choose_device(str(group.device) if group else device)
     facts = collect(files, mtp)
     model = fit(facts)
-    kind = None if quantize == "none" else quantize
-    if (
-        quantize is None
-        and facts.is_gguf
-        and dtype == "auto"
-        and probe.name == "cpu"
-        and group is None
-    ):
-        kind = "auto"
-    if dtype == "auto" and kind in KINDS and probe.name == "cpu":
-        target = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
-    target = choose_dtype(target, probe, [tensor.dtype for tensor in facts.meta.values()])
+    kind, target = choose_types(facts, probe, dtype, quantize, is_shared=group is not None)
     model.generation_config = files.checkpoint.generation_config
     if group is not None:
         return split(model, facts.tensors, target, kind, group)
     target_device = torch.device(probe.name)
+    kinds: Mapping[object, str | Blocks] = {}
     if kind == "auto":
         kinds = stored_blocks(model, facts, files.checkpoint, target_device)
-    else:
-        kinds = dict(layers_of(model, kind)) if kind else {}
+    elif kind is not None:
+        kinds = {**dict(layers_of(model, kind))}
     if quantize == "auto" and not kinds:
         warnings.warn(
             'quantize="auto" has no effect: it applies to the quantized weights of GGUF files. '
@@ -248,10 +238,31 @@ def load(
     return model.adapter(DEFAULT_ADAPTER) if files.adapter is not None else model
 
 
+def choose_types(
+    facts: Facts,
+    probe: DeviceProbe,
+    dtype: str | torch.dtype,
+    quantize: str | None,
+    *,
+    is_shared: bool,
+) -> tuple[str | None, torch.dtype]:
+    """The kind of quantization, or None, and the dtype of the other weights.
+
+    is_shared: whether several processes share the weights.
+    """
+    kind = None if quantize == "none" else quantize
+    on_cpu = probe.name == "cpu"
+    if quantize is None and facts.is_gguf and dtype == "auto" and on_cpu and not is_shared:
+        kind = "auto"
+    if dtype == "auto" and kind in KINDS and on_cpu:
+        dtype = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
+    return kind, choose_dtype(dtype, probe, [tensor.dtype for tensor in facts.meta.values()])
+
+
 def assign(
     model: LanguageModel,
     facts: Facts,
-    kinds: Mapping[nn.Module, str | Blocks],
+    kinds: Mapping[object, str | Blocks],
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
@@ -280,12 +291,12 @@ def assign(
 
 def stored_blocks(
     model: LanguageModel, facts: Facts, checkpoint: Checkpoint, device: torch.device
-) -> dict[nn.Module, str | Blocks]:
+) -> dict[object, str | Blocks]:
     """The layers whose weights a GGUF file stores in blocks, with the kinds of quantization that
     use them.
     """
-    kinds: dict[nn.Module, str | Blocks] = {}
-    paths = {module: path for path, module in model.named_modules()}
+    kinds: dict[object, str | Blocks] = {}
+    paths: dict[object, str] = {module: path for path, module in model.named_modules()}
     for layer, _ in layers_of(model, "auto"):
         leaves = [*layer.state_dict()] if isinstance(layer, ExpertMatrices) else ["weight"]
         names = [f"{paths[layer]}.{leaf}" for leaf in leaves]
@@ -304,7 +315,7 @@ def cast(model: LanguageModel, dtype: torch.dtype) -> None:
     tables = [step.tokens for step in model.steps() if isinstance(step, LayerInputs)]
     weights = [table.weight for table in tables]
     for table in tables:
-        table.weight = None
+        table.weight = None  # type: ignore[assignment]
     model.to(dtype)
     for table, weight in zip(tables, weights, strict=True):
         table.weight = weight

@@ -332,8 +332,12 @@ class Past:
                 distances = (self.positions.unsqueeze(2) - self.positions.unsqueeze(1)).abs()
                 # A padding token attends at least to itself: without any key the softmax would be
                 # NaN.
-                near = (distances < window).unsqueeze(1)
-                mask = near if mask is None else (near & mask) | (distances == 0).unsqueeze(1)
+                in_window = (distances < window).unsqueeze(1)
+                mask = (
+                    in_window
+                    if mask is None
+                    else (in_window & mask) | (distances == 0).unsqueeze(1)
+                )
             self._masks[window] = mask
         return self._masks[window]
 
@@ -404,7 +408,7 @@ class PackedPast(Past):
         keys_values: KeysAndValues,
         *,
         bias: Tensor | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Tensor:
         """`Past.attend_to` within each text. ValueError: a bias, which belongs to the positions of
         one text.

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from minhub_py.models.attention import Past
 from minhub_py.models.cache import Cache, Layout
 from minhub_py.models.experts import ExpertMatrices
+from minhub_py.models.layers import LinearLayer
 from minhub_py.models.steps import PredictionStep, Step
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
@@ -44,7 +46,7 @@ class ModelConfig(Protocol):
     """
 
     TITLE: ClassVar[str]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    __dataclass_fields__: ClassVar[JsonObject]
 
     @property
     def vocab_size(self) -> int:
@@ -62,7 +64,7 @@ class ModelConfig(Protocol):
     def eos_token_id(self) -> int | list[int] | None:
         """Token IDs that end a sequence."""
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of a model."""
 
 
@@ -76,11 +78,11 @@ class LanguageModel(nn.Module):
     config: ModelConfig
     encoder_decoder = False
     encoder_only = False
-    lm_head: Any  # the output head; None if the embedding's weight replaces it
+    lm_head: LinearLayer | None  # the output head; None if the embedding's weight replaces it
     without_head = False  # an embedding model, whose checkpoint has no output head
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the
     # sampling settings.
-    generation_config: Mapping[str, Any] = MappingProxyType({})
+    generation_config: JsonMapping = MappingProxyType({})
     # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py);
     # None: the default.
     embedding_settings: Any = None
@@ -240,7 +242,10 @@ class LanguageModel(nn.Module):
                 for name in ("n_positions", "max_position_embeddings")
                 if hasattr(self.config, name)
             )
-            raise ValueError(f"{title}: {longest} positions; this model has {limit} ({name})")
+            raise ValueError(
+                f"{title}: the input has {longest} positions, but this model has {limit} ({name}):"
+                " shorten it"
+            )
         if cache is not None and (
             idx.size(0) != len(cache.lengths) or (cache.bounded and longest > cache.max_length)
         ):

@@ -47,6 +47,7 @@ from minhub_py.models.steps import (
     Step,
     StoreResidual,
 )
+from minhub_py.system.json_text import JsonObject
 
 NAMES = {
     "bert": "Bert",
@@ -129,7 +130,7 @@ class Bert(Encoder):
         self.init_weights(config.initializer_range)
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.embed_tokens
 
     @property
@@ -291,7 +292,9 @@ class BertConfig(HeadSettings):
                 f"({self.num_attention_heads})"
             )
         if self.model_type == "distilbert" and self.layer_norm_eps != 1e-12:
-            raise ValueError("BERT: a distilbert model has layer_norm_eps 1e-12")
+            raise ValueError(
+                f"BERT: layer_norm_eps must be 1e-12 for distilbert, not {self.layer_norm_eps}"
+            )
         if self.num_hidden_groups > self.num_hidden_layers:
             raise ValueError(
                 f"BERT: num_hidden_groups ({self.num_hidden_groups}) must be at most"
@@ -321,7 +324,7 @@ class BertConfig(HeadSettings):
         name = (self.architectures or [""])[0]
         return None if name == "ElectraForPreTraining" else super().head
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         dropped = unavailable(self, self.model_type)
         settings = self.hub_settings(NAMES[self.model_type])

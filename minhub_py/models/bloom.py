@@ -17,7 +17,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,9 +26,10 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import ALiBi
+from minhub_py.models.layers import ALiBi, BlockList
 from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 NAMES = {
     "n_layer": "num_hidden_layers",
@@ -96,9 +97,7 @@ class Bloom(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embedding_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.alibi = ALiBi.of(config.num_attention_heads)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -123,7 +122,6 @@ class Bloom(LanguageModel):
         ] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         yield Norm(self.embedding_norm, to_residual=True)
         for block in self.layers:
@@ -187,7 +185,7 @@ class BloomConfig(HeadSettings, Positions):
         """The head size (D)."""
         return self.hidden_size // self.num_attention_heads
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = self.without_head()
         renamed = {new: settings.pop(old) for new, old in NAMES.items()}

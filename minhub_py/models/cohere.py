@@ -15,10 +15,11 @@ Differences from similar architectures
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minhub_py.models.decoder import Decoder
 from minhub_py.models.structure import DecoderConfig, Factors, Structure, biases
+from minhub_py.system.json_text import JsonObject
 
 
 class Cohere(Decoder):
@@ -111,7 +112,7 @@ class Cohere2Config(CohereConfig):
         ropes = [None if window is None else self.rope for window in windows]
         return replace(super().structure, windows=windows, ropes=ropes)
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = {**super().to_hub(), "layer_types": self.types}
         del settings["sliding_window_pattern"], settings["use_qk_norm"]

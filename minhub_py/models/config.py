@@ -31,6 +31,7 @@ from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minhub_py.models.settings import HEAD_SETTINGS, unavailable
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import fits
 from minhub_py.system.spelling import setting, similar
 
@@ -143,7 +144,7 @@ def build(Config: type[C], settings: Mapping[str, object]) -> C:
 
 
 def renamed(
-    Config: Any, settings: Mapping[str, object], fields: Collection[str]
+    Config: "type[ModelConfig]", settings: Mapping[str, object], fields: Collection[str]
 ) -> dict[str, object]:
     """The settings with the names of fields, where they have config.json's names for a model type
     (ALIASES).
@@ -175,7 +176,7 @@ def rope_names(Config: object) -> dict[str, str]:
     return {"rope_theta": "rope_theta", **getattr(Config, "ROPE_NAMES", {})}
 
 
-def older_rope_names(Config: Any) -> list[str]:
+def older_rope_names(Config: "type[ModelConfig]") -> list[str]:
     """Names of rotary settings that `one_rope` moves to rope_parameters; none without rotary
     embeddings.
     """
@@ -186,9 +187,9 @@ def older_rope_names(Config: Any) -> list[str]:
 
 def changed(config: C, changes: Mapping[str, object]) -> C:
     """A copy of `config` with some settings changed, each checked as in `build`. Accepts aliases
-    and older names.
+    and older names. With fewer layers, the settings of each layer are cut.
     """
-    values: dict[str, Any] = {
+    values: JsonObject = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)
     }
     kind = {"model_type": values["model_type"]} if "model_type" in values else {}
@@ -201,18 +202,41 @@ def changed(config: C, changes: Mapping[str, object]) -> C:
     }:
         values["rope_parameters"] = changed_rope(type(config), values["rope_parameters"], changes)
         changes = {name: value for name, value in changes.items() if name not in older}
+    if "num_hidden_layers" in changes.keys() & values.keys():
+        values |= layer_settings(type(config), values, changes)
     return build(type(config), values | changes)
 
 
+def layer_settings(
+    Config: "type[ModelConfig]", values: JsonMapping, changes: JsonMapping
+) -> JsonObject:
+    """The settings of `values` that have an element per layer, for another num_hidden_layers.
+
+    ValueError: there are more layers than before.
+    """
+    old, new = values["num_hidden_layers"], changes["num_hidden_layers"]
+    names = [
+        name
+        for name in ("layer_types", "no_rope_layers")
+        if name not in changes and isinstance(values.get(name), list | tuple)
+    ]
+    if names and type(new) is int and new > old:
+        raise ValueError(
+            f"{Config.TITLE}: {names[0]} describes {old} layers, not {new}: set {names[0]}, too,"
+            f" or num_hidden_layers to at most {old}"
+        )
+    return {name: values[name][:new] for name in names if type(new) is int}
+
+
 def changed_rope(
-    Config: object, parameters: Mapping[str, object] | None, changes: Mapping[str, Any]
+    Config: object, parameters: Mapping[str, object] | None, changes: JsonMapping
 ) -> dict[str, object] | None:
     """The rope_parameters with the values that `changes` has under older names. `one_rope`
     describes these names.
     """
-    whole = dict(parameters or getattr(Config, "ROPE_DEFAULT", {}))
-    is_nested = any(isinstance(value, Mapping) for value in whole.values())
-    rope, names = whole.get("full_attention") or {} if is_nested else whole, rope_names(Config)
+    merged = dict(parameters or getattr(Config, "ROPE_DEFAULT", {}))
+    is_nested = any(isinstance(value, Mapping) for value in merged.values())
+    rope, names = merged.get("full_attention") or {} if is_nested else merged, rope_names(Config)
     if "rope_scaling" in changes:
         rope = {to: rope[to] for to in names.values() if to in rope} | (
             changes["rope_scaling"] or {}
@@ -220,14 +244,14 @@ def changed_rope(
     rope = {**rope, **{to: changes[name] for name, to in names.items() if name in changes}}
     if not is_nested:
         return rope or None
-    whole["full_attention"] = rope
+    merged["full_attention"] = rope
     theta = getattr(Config, "LOCAL_THETA", "")
     if theta in changes:
-        whole["sliding_attention"] = {
-            **(whole.get("sliding_attention") or {}),
+        merged["sliding_attention"] = {
+            **(merged.get("sliding_attention") or {}),
             "rope_theta": changes[theta],
         }
-    return whole
+    return merged
 
 
 def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
@@ -248,7 +272,7 @@ def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
         )
 
 
-def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
+def one_rope(Config: "type[ModelConfig]", hub: JsonMapping) -> JsonMapping:
     """Merge all rotary settings into rope_parameters, a dict with rope_type and rope_theta.
 
     Older files have rope_theta, rope_scaling (with `type` for rope_type) and the names in
@@ -311,7 +335,7 @@ def _settings(rope: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_older_rope(config: "ModelConfig", settings: JsonMapping) -> dict[str, object]:
     """The settings of a config.json with rope_parameters, and the same in the older form: the
     inverse of `one_rope`.
 
@@ -326,7 +350,7 @@ def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[
     if not parameters:
         return dict(settings)
     names = {to: name for name, to in rope_names(config).items()}
-    older: dict[str, Any] = {"rope_scaling": None}
+    older: dict[str, object] = {"rope_scaling": None}
     nested = any(isinstance(value, Mapping) for value in parameters.values())
     if nested:
         theta, local = (
@@ -345,12 +369,12 @@ def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[
     if (kind := _kind(parameters)) != "default":
         # transformers 4 requires all settings of llama3, and some of its classes reject defaults of
         # other kinds.
-        wanted = (
+        expected = (
             set(parameters if kind == "llama3" else stated or parameters)
             - names.keys()
             - {"rope_type", "type"}
         )
-        scaling = {name: value for name, value in parameters.items() if name in wanted}
+        scaling = {name: value for name, value in parameters.items() if name in expected}
         older["rope_scaling"] = {
             "rope_type" if nested or kind == "llama3" else "type": kind,
             **scaling,

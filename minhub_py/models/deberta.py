@@ -22,7 +22,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -30,7 +30,7 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
-from minhub_py.models.layers import Disentangled, disentangled_bias, distance_rows
+from minhub_py.models.layers import BlockList, Disentangled, disentangled_bias, distance_rows
 from minhub_py.models.settings import Positions, unavailable
 from minhub_py.models.steps import (
     Add,
@@ -46,6 +46,7 @@ from minhub_py.models.steps import (
     Step,
     StoreResidual,
 )
+from minhub_py.system.json_text import JsonObject
 
 NAMES = {"deberta": "Deberta", "deberta-v2": "DebertaV2"}
 # of scores: of queries with the keys of distances, of keys with the queries of distances
@@ -75,7 +76,7 @@ class Attention(nn.Module):
         self.position_query = nn.Linear(C, C) if "p2c" in separate else None
 
     @property
-    def projections(self) -> tuple[Any, Any]:
+    def projections(self) -> tuple[nn.Linear | None, nn.Linear | None]:
         """The projections of distances to keys and to queries; None without these scores."""
         if self.shared:
             return self.k if "c2p" in self.types else None, self.q if "p2c" in self.types else None
@@ -168,15 +169,13 @@ class Deberta(Encoder):
         self.distance_norm = (
             nn.LayerNorm(C, eps=eps) if "layer_norm" in config.norm_rel_ebd else None
         )
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.drop = nn.Dropout(config.hidden_dropout_prob)
         self.head = head_of(config)
         self.init_weights(config.initializer_range)
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.embed_tokens
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
@@ -204,7 +203,6 @@ class Deberta(Encoder):
         return x
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         act, p = self.config.hidden_act, self.drop.p
         yield Embed(self.embed_tokens)
         if self.embed_positions is not None:
@@ -234,7 +232,7 @@ class Deberta(Encoder):
             yield Linear([block.fc1], act)
             yield Add(block.fc2, dropout=p)
             yield Norm(block.mlp_norm, to_residual=True)
-            if block.conv is not None:
+            if block.conv is not None and block.conv_norm is not None:
                 yield Convolution(block.conv, self.config.conv_act, dropout=p)
                 yield Norm(block.conv_norm, to_residual=True)
         yield HiddenStates(self.config.hidden_size)
@@ -363,7 +361,8 @@ class DebertaConfig(HeadSettings, Positions):
             )
         if self.conv_kernel_size and (self.conv_kernel_size % 2 == 0 or C % self.conv_groups):
             raise ValueError(
-                "DeBERTa: conv_kernel_size must be odd, and hidden_size a multiple of conv_groups"
+                f"DeBERTa: conv_kernel_size must be odd, not {self.conv_kernel_size}, and"
+                f" hidden_size ({C}) a multiple of conv_groups ({self.conv_groups})"
             )
         if self.head == "masked_lm" and not self.legacy and self.embedding_size not in (None, C):
             raise ValueError(
@@ -406,7 +405,7 @@ class DebertaConfig(HeadSettings, Positions):
 
     @property
     def distance_rows(self) -> int:
-        """R."""
+        """Number of rows in the table of distances (R)."""
         return 2 * (self.buckets or self.largest_distance)
 
     @property
@@ -421,7 +420,7 @@ class DebertaConfig(HeadSettings, Positions):
         """The head in the weight table, which has two forms of the masked-LM head."""
         return "masked_lm_new" if self.head == "masked_lm" and not self.legacy else self.head
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         dropped = unavailable(self, self.model_type)
         absent = {

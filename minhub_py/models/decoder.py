@@ -11,7 +11,6 @@ Notation
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ from minhub_py.models import rotary
 from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
-from minhub_py.models.layers import HeadLayerNorm, RMSNorm, scaled
+from minhub_py.models.layers import BlockList, HeadLayerNorm, RMSNorm, scaled
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.steps import (
     Add,
@@ -112,10 +111,10 @@ class Block(nn.Module):
         )
         self.input_layernorm = norm(structure, C) if before else None
         self.self_attn = Attention(config, layer)
-        self.attention_output_norm = norm(structure, C) if after else None
+        self.attention_output_norm = RMSNorm(C, structure.eps) if after else None
         self.post_attention_layernorm = norm(structure, C) if before and not self.parallel else None
         self.mlp = MLP(config)
-        self.mlp_output_norm = norm(structure, C) if after else None
+        self.mlp_output_norm = RMSNorm(C, structure.eps) if after else None
         self.scale, self.dropout = structure.factors.residual, nn.Dropout(structure.dropout)
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation | None) -> Tensor:
@@ -170,9 +169,7 @@ class Decoder(LanguageModel):
         self.rotations = [self.ropes.index(rope) for rope in self.ropes]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.drop = nn.Dropout(structure.embedding_dropout)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = norm(structure, config.hidden_size)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -217,7 +214,6 @@ class Decoder(LanguageModel):
         ]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         structure = self.structure
         yield Embed(self.embed_tokens, scale=structure.factors.embeddings, dropout=self.drop.p)
         for block, rope in zip(self.layers, self.ropes, strict=False):
@@ -243,8 +239,9 @@ class Decoder(LanguageModel):
                 )
             yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
             yield Add(attn.o_proj, block.attention_output_norm, **add)
-            if block.parallel:
-                yield Norm(block.input_layernorm, saved=True)  # the norm of the block's input again
+            first = block.input_layernorm
+            if block.parallel and first is not None:
+                yield Norm(first, saved=True)  # the norm of the block's input again
             else:
                 second = block.post_attention_layernorm
                 yield LoadResidual() if second is None else Norm(second)

@@ -30,7 +30,7 @@ Notation
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from minhub_py.models.layers import rms_norm
 
@@ -114,3 +114,15 @@ def gated_delta(
 def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of y (…, V) in float32, times the weight and silu(z), in the dtype of z."""
     return (rms_norm(y.float(), weight.float(), eps) * F.silu(z.float())).to(z.dtype)
+
+
+class GatedNorm(nn.Module):
+    """`gated_rms_norm` as a module."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, y: Tensor, z: Tensor) -> Tensor:
+        return gated_rms_norm(y, z, self.weight, self.eps)

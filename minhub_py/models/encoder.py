@@ -13,6 +13,7 @@ from minhub_py.models.attention import Past
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.cache import Cache, EncoderCache, Layout
 from minhub_py.models.heads import LastTokenHead
+from minhub_py.models.layers import EmbeddingLayer
 from minhub_py.models.steps import HiddenStates, Logits, Step
 
 
@@ -110,7 +111,7 @@ class Encoder(LanguageModel):
         return self.head(x, self.token_embedding, attention_mask)
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> EmbeddingLayer:
         """The embedding of tokens."""
         raise NotImplementedError
 
@@ -156,12 +157,10 @@ class Classifier(Encoder):
         return getattr(self.config, "pad_token_id", None)
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> EmbeddingLayer:
         """The embedding of tokens, which the head does not use."""
         names = ("embed_tokens", "embed_in", "wte")
-        return next(
-            module for name in names if isinstance(module := getattr(self, name, None), nn.Module)
-        )
+        return next(module for name in names if (module := getattr(self, name, None)) is not None)
 
     def forward(  # type: ignore[override]
         self,

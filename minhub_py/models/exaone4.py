@@ -10,10 +10,11 @@ Differences from similar architectures
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minhub_py.models.decoder import Decoder
 from minhub_py.models.structure import DecoderConfig, Structure
+from minhub_py.system.json_text import JsonObject
 
 
 class Exaone4(Decoder):
@@ -72,7 +73,7 @@ class Exaone4Config(DecoderConfig):
             norms="after",
         )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers, which reads layer_types only."""
         settings = {**super().to_hub(), "layer_types": self.types}
         del settings["sliding_window_pattern"]

@@ -2,9 +2,10 @@
 `steps.Experts`.
 
 The matrices of the experts have one of two forms:
-    columns    gate and up are the alternate columns of one matrix (E, in, out), in floats or MXFP4:
-    GPT-OSS apart      gate, up and down are an `ExpertMatrices` each: E matrices (out, in),
-    wherever a file has them
+    columns    gate and up are the alternate columns of one matrix (E, in, out), in floats or MXFP4
+               (GPT-OSS)
+    separate   gate, up and down are an `ExpertMatrices` each: E matrices (out, in) that can be
+               anywhere in a file
 
 Sources
     Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Jiang et al. (2024),
@@ -17,8 +18,9 @@ Notation: E experts, I channels inside an expert, K experts of a token, n tokens
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -92,8 +94,12 @@ class ExpertMatrices(nn.Module):
         return ", ".join(map(str, self.shape))
 
 
-# Tensor or Packed (E, in, out), or ExpertMatrices or their quantized replacement
-ExpertWeights = Any
+class ExpertWeights(Protocol):
+    """Tensor or Packed (E, in, out), or ExpertMatrices or their quantized replacement (E, out, in)."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Experts, and the sizes of each matrix."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,9 @@ def route(
     return (weights * factor).to(x.dtype), experts
 
 
-def mixture(x: Tensor, weights: Tensor, chosen: Tensor, experts: Any) -> Tensor:
+def mixture(
+    x: Tensor, weights: Tensor, chosen: Tensor, experts: Callable[[Tensor, int], Tensor]
+) -> Tensor:
     """The weighted sum (n, C) of the outputs of the chosen experts (n, K) for x (n, C).
 
     experts: called with the tokens of an expert, (m, C), and its number.

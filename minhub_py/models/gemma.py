@@ -27,7 +27,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_layer_types, check_multiple, unavailable
@@ -54,6 +54,7 @@ from minhub_py.models.steps import (
     Rotate,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -139,9 +140,7 @@ class Gemma(LanguageModel):
             for kind in sorted(set(config.kinds))
         }
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings or config.bidirectional
@@ -180,12 +179,11 @@ class Gemma(LanguageModel):
 
     def body_steps(self) -> Iterator[Step]:
         """The steps of `body`."""
-        block: Any
         yield Embed(self.embed_tokens, scale=self.config.hidden_size**0.5)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
             heads = attn.heads, attn.kv_heads
-            four = block.pre_feedforward_layernorm is not None
+            before_mlp = block.pre_feedforward_layernorm  # of four norms
             yield Norm(block.input_layernorm)
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
             yield Rotate(*heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm)
@@ -197,8 +195,12 @@ class Gemma(LanguageModel):
                 causal=attn.causal,
                 dropout=attn.dropout,
             )
-            yield Add(attn.o_proj, block.post_attention_layernorm if four else None)
-            yield Norm(block.pre_feedforward_layernorm if four else block.post_attention_layernorm)
+            if before_mlp is None:
+                yield Add(attn.o_proj)
+                yield Norm(block.post_attention_layernorm)
+            else:
+                yield Add(attn.o_proj, block.post_attention_layernorm)
+                yield Norm(before_mlp)
             yield from mlp.steps(block.post_feedforward_layernorm)
         yield Norm(self.norm)
 
@@ -215,7 +217,7 @@ class EmbeddingGemma(Encoder, Gemma):
         self.head = None
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.embed_tokens
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
@@ -302,7 +304,7 @@ class GemmaConfig(HeadSettings, Positions):
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim % 2:
             raise ValueError(
-                f"Gemma: head_dim ({self.head_dim}) must be even: positions rotate pairs"
+                f"Gemma: head_dim ({self.head_dim}) must be even, because rotary embeddings rotate pairs"
             )
         if SLIDING in self.kinds and self.sliding_window is None:
             raise ValueError(
@@ -362,7 +364,7 @@ class GemmaConfig(HeadSettings, Positions):
         return [window if kind == SLIDING else None for kind in self.kinds]
 
     @property
-    def ropes(self) -> dict[str, dict[str, Any]]:
+    def ropes(self) -> dict[str, JsonObject]:
         """rope_parameters of each layer type, with defaults. Older files scale the global layers
         only.
         """
@@ -376,7 +378,7 @@ class GemmaConfig(HeadSettings, Positions):
             for name, value in parameters.items()
         ):
             raise ValueError(
-                f"Gemma: rope_parameters must hold settings for {FULL} and {SLIDING}, or for the"
+                f"Gemma: rope_parameters must contain settings for {FULL} and {SLIDING}, or for the"
                 " first"
             )
         full, local = parameters.get(FULL) or {}, parameters.get(SLIDING) or {}
@@ -390,7 +392,7 @@ class GemmaConfig(HeadSettings, Positions):
             SLIDING: rotary.completed({"rope_theta": base or 10000.0, **local}, context),
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         first, nested = self.model_type == "gemma", self.model_type == "gemma3_text"
         dropped = {

@@ -26,7 +26,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.experts import Routing
-from minhub_py.models.layers import RMSNorm, rms_norm, scaled
+from minhub_py.models.layers import BlockList, RMSNorm, rms_norm, scaled
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
@@ -53,6 +53,7 @@ from minhub_py.models.steps import (
     Rotate,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 HALF_VARIANCE = 2**-0.5  # of the sum of two vectors for each layer
@@ -111,7 +112,7 @@ class Attention(nn.Module):
 
 
 class ExpertBranch(nn.Module):
-    """Experts in parallel with the MLP of a block. Their outputs are normed apart, then added."""
+    """Experts in parallel with the MLP of a block. Each output has its norm before the sum."""
 
     def __init__(self, config: "Gemma4Config") -> None:
         super().__init__()
@@ -181,7 +182,7 @@ class Gemma4(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, C)
         self.per_layer_model_projection = nn.Linear(C, L * P, bias=False) if P else None
         self.per_layer_projection_norm = RMSNorm(P, config.rms_norm_eps) if P else None
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(L))
+        self.layers = BlockList(Block(config, layer) for layer in range(L))
         self.norm = RMSNorm(C, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         self.lm_head = (
@@ -232,12 +233,12 @@ class Gemma4(LanguageModel):
         return [KeyValues(*layer) for layer in layers][: config.caching_layers]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         config, activation = self.config, self.config.hidden_activation
         P = config.hidden_size_per_layer_input
         yield Embed(self.embed_tokens, scale=config.hidden_size**0.5)
         if self.embed_tokens_per_layer is not None:
             assert self.per_layer_projection_norm is not None
+            assert self.per_layer_model_projection is not None
             yield Linear([self.per_layer_model_projection])
             yield steps.LayerInputs(
                 self.embed_tokens_per_layer,
@@ -249,10 +250,8 @@ class Gemma4(LanguageModel):
         for layer, block in enumerate(self.layers):
             attn, mlp = block.self_attn, block.mlp
             yield Norm(block.input_layernorm)
-            if attn.source is None:
-                yield Linear(
-                    [attn.q_proj, attn.k_proj, attn.k_proj if attn.v_proj is None else attn.v_proj]
-                )
+            if attn.k_proj is not None:  # else the keys and values of layer attn.source
+                yield Linear([attn.q_proj, attn.k_proj, attn.v_proj or attn.k_proj])
                 yield Rotate(
                     attn.heads, attn.kv_heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm
                 )
@@ -280,7 +279,7 @@ class Gemma4(LanguageModel):
             )
             if experts is not None:
                 yield steps.AddToSaved(block.post_feedforward_layernorm)
-            if P:
+            if block.per_layer_input_gate is not None and block.per_layer_projection is not None:
                 yield LoadResidual()
                 yield Linear([block.per_layer_input_gate])
                 yield steps.GateLayerInput(layer, P, activation)
@@ -348,17 +347,17 @@ class Gemma4Config(Positions):
         for size, heads in zip(self.head_sizes, self.kv_heads, strict=True):
             if size % 2:
                 raise ValueError(
-                    f"Gemma 4: the head size ({size}) must be even: positions rotate pairs"
+                    f"Gemma 4: the head size ({size}) must be even, because rotary embeddings rotate pairs"
                 )
             if self.num_attention_heads % heads:
                 raise ValueError(
                     f"Gemma 4: num_attention_heads ({self.num_attention_heads}) must be a multiple"
                     f" of the KV heads of each layer ({heads})"
                 )
-        if missing := sorted(set(self.kinds) - set(self.kinds[: self.caching_layers])):
+        if absent := sorted(set(self.kinds) - set(self.kinds[: self.caching_layers])):
             raise ValueError(
                 f"Gemma 4: num_kv_shared_layers ({self.num_kv_shared_layers}) leaves no layer of"
-                f" {missing[0]} with its own keys and values"
+                f" {absent[0]} with its own keys and values"
             )
         if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
             raise ValueError(
@@ -434,7 +433,7 @@ class Gemma4Config(Positions):
             )
         ):
             raise ValueError(
-                "Gemma 4: per_layer_config must hold the same head_dim and num_key_value_heads for"
+                "Gemma 4: per_layer_config must contain the same head_dim and num_key_value_heads for"
                 " all layers of full_attention, and nothing else"
             )
         merged = {**sliding, **first}
@@ -467,7 +466,7 @@ class Gemma4Config(Positions):
         return [self.sliding_window if kind == SLIDING else None for kind in self.kinds]
 
     @property
-    def ropes(self) -> dict[str, dict[str, Any]]:
+    def ropes(self) -> dict[str, JsonObject]:
         """rope_parameters of each layer type, with defaults. ValueError: they are not one dict per
         layer type.
         """
@@ -477,7 +476,7 @@ class Gemma4Config(Positions):
             for name, value in parameters.items()
         ):
             raise ValueError(
-                f"Gemma 4: rope_parameters must hold settings for {FULL} and {SLIDING}"
+                f"Gemma 4: rope_parameters must contain settings for {FULL} and {SLIDING}"
             )
         full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
         return {
@@ -485,7 +484,7 @@ class Gemma4Config(Positions):
             for kind, default in ((FULL, full), (SLIDING, {}))
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = {
             name: value for name, value in asdict(self).items() if name != "per_layer_config"

@@ -18,7 +18,7 @@ Notation
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,8 +27,10 @@ from minhub_py.models.attention import Past, merge_heads, split_qkv
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
+from minhub_py.models.layers import BlockList
 from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 MODEL_TYPE = "gpt2"
 
@@ -88,7 +90,7 @@ class GPT2(LanguageModel):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.drop = nn.Dropout(config.embd_pdrop)
-        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.h = BlockList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         # A tied head is the token embedding itself and has no parameter.
         self.lm_head = (
@@ -125,7 +127,6 @@ class GPT2(LanguageModel):
         ] * self.config.n_layer
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.wte, self.wpe, dropout=self.drop.p)
         for block in self.h:
             attn, mlp = block.attn, block.mlp
@@ -174,7 +175,7 @@ class GPT2Config(HeadSettings):
         self.drop_unused_labels()
         check_multiple(self, "n_embd", "n_head")
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {**self.hub_head("GPT2LMHeadModel"), "model_type": MODEL_TYPE, **self.without_head()}
 

@@ -17,7 +17,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
+from minhub_py.models.layers import BlockList
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import (
@@ -40,6 +41,7 @@ from minhub_py.models.steps import (
     SaveResidual,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -95,6 +97,7 @@ class Block(nn.Module):
 
 class GPTJ(LanguageModel):
     config: "GPTJConfig"
+    lm_head: nn.Linear
 
     def __init__(self, config: "GPTJConfig") -> None:
         super().__init__()
@@ -102,7 +105,7 @@ class GPTJ(LanguageModel):
         self.rope = rotary.rope_of(rotary.completed(None, config.n_positions), config.rotary_dim)
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.embd_pdrop)
-        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.h = BlockList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size)
         self.init_weights(config.initializer_range)
@@ -127,7 +130,6 @@ class GPTJ(LanguageModel):
         ] * self.config.n_layer
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.wte, dropout=self.drop.p)
         for block in self.h:
             attn, mlp, p = block.attn, block.mlp, block.dropout.p
@@ -183,7 +185,7 @@ class GPTJConfig(HeadSettings):
                 " numbers"
             )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {**self.hub_head("GPTJForCausalLM"), "model_type": "gptj", **self.without_head()}
 

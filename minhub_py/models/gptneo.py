@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from reprlib import repr as brief
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,8 +29,10 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
+from minhub_py.models.layers import BlockList
 from minhub_py.models.settings import SUMMARY, Positions, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 MODEL_TYPE = "gpt_neo"
 
@@ -95,7 +97,7 @@ class GPTNeo(LanguageModel):
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
         self.wpe = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.drop = nn.Dropout(config.embed_dropout)
-        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.h = BlockList(Block(config, layer) for layer in range(config.num_layers))
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -130,7 +132,6 @@ class GPTNeo(LanguageModel):
         return [KeyValues(H, D, kinds[kind]) for kind in self.config.attention_layers]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.wte, self.wpe, dropout=self.drop.p)
         for block in self.h:
             attn, mlp = block.attn, block.mlp
@@ -214,7 +215,7 @@ class GPTNeoConfig(HeadSettings, Positions):
             kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds
         ]
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {
             **self.hub_head("GPTNeoForCausalLM"),

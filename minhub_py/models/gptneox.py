@@ -20,7 +20,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from minhub_py.models.attention import Past, merge_heads, split_qkv
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
+from minhub_py.models.layers import BlockList
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_multiple, check_rotated
 from minhub_py.models.steps import (
@@ -43,6 +44,7 @@ from minhub_py.models.steps import (
     SaveResidual,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -105,9 +107,7 @@ class GPTNeoX(LanguageModel):
         self.rope = rotary.rope_of(config.rope, config.rotated)
         self.embed_in = nn.Embedding(config.vocab_size, config.hidden_size)
         self.drop = nn.Dropout(config.hidden_dropout)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -136,7 +136,6 @@ class GPTNeoX(LanguageModel):
         self.embed_out = None
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_in, dropout=self.drop.p)
         for block in self.layers:
             attn, mlp, p = block.attention, block.mlp, block.dropout.p
@@ -189,23 +188,23 @@ class GPTNeoXConfig(HeadSettings, Positions):
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """Number of channels of a head (D)."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def rotated(self) -> int:
-        """R."""
+        """Number of rotated channels of a head (R)."""
         return int(self.head_size * self.rope["partial_rotary_factor"])
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         return {
             "partial_rotary_factor": 0.25,
             **rotary.completed(self.rope_parameters, self.max_position_embeddings),
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = {**self.without_head(), "rope_parameters": self.rope}
         return {**self.hub_head("GPTNeoXForCausalLM"), "model_type": "gpt_neox", **settings}

@@ -22,7 +22,7 @@ Notation
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from reprlib import repr as brief
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +34,11 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.experts import BLOCK, Packed, Routing, gated_mlp, mixture, route, weight_of
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_layer_types, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -75,7 +76,7 @@ class Attention(nn.Module):
         return self.o_proj(merge_heads(y))
 
 
-class Experts(nn.Module):
+class ColumnExperts(nn.Module):
     """E gated MLPs with biases. Their weights (E, in, out) are parameters, or in MXFP4."""
 
     def __init__(self, config: "GPTOSSConfig") -> None:
@@ -109,7 +110,7 @@ class MLP(nn.Module):
         super().__init__()
         self.routing = Routing(config.num_experts_per_tok)
         self.router = nn.Linear(config.hidden_size, config.num_local_experts)
-        self.experts = Experts(config)
+        self.experts = ColumnExperts(config)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)  # (N, C)
@@ -139,9 +140,7 @@ class GPTOSS(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -171,7 +170,6 @@ class GPTOSS(LanguageModel):
         ]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         for block in self.layers:
             attn, mlp, experts = block.self_attn, block.mlp, block.mlp.experts
@@ -259,7 +257,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
             )
         if self.head_size % 2:
             raise ValueError(
-                f"GPT-OSS: head_dim ({self.head_size}) must be even: positions rotate pairs"
+                f"GPT-OSS: head_dim ({self.head_size}) must be even, because rotary embeddings rotate pairs"
             )
         rotary.check("GPT-OSS", self.rope)
         self.windows  # noqa: B018  # checks the pattern
@@ -279,8 +277,8 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
             if name == "modules_to_not_convert" and isinstance(value, list | None):
                 if unsupported := [module for module in value or () if module not in FLOATS]:
                     raise ValueError(
-                        f"GPT-OSS: quantization_config leaves {brief(unsupported[0])} unpacked; in"
-                        " a file in mxfp4 all experts are packed, and nothing else"
+                        f"GPT-OSS: modules_to_not_convert contains {brief(unsupported[0])}, but this"
+                        " package reads mxfp4 with all experts packed: use another repository"
                     )
             elif value not in choices.get(name, ()):
                 raise ValueError(
@@ -295,7 +293,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
                 )
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         settings = (
             YARN
@@ -329,7 +327,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
         return int(self.rope.get("original_max_position_embeddings", self.max_position_embeddings))
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """See `Effective.effective`."""
         rope = rotary.rope_of(self.rope, self.head_size)
         settings = {
@@ -338,7 +336,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
         settings |= {"windows": self.windows, "rope_parameters": (rope.frequencies, rope.amplitude)}
         return {**settings, "quantization_config": self.quantization_config is not None}
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = self.without_head()
         if self.layer_types is None:

@@ -14,10 +14,11 @@ Differences from similar architectures
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minhub_py.models.decoder import Decoder
 from minhub_py.models.structure import DecoderConfig, Factors, Structure, biases
+from minhub_py.system.json_text import JsonObject
 
 
 class Granite(Decoder):
@@ -110,7 +111,7 @@ class GraniteHybridConfig(GraniteConfig):
             return structure
         return replace(structure, ropes=[None] * self.num_hidden_layers)
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = super().to_hub()
         del settings["mlp_bias"]

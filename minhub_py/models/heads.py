@@ -14,12 +14,13 @@ Notation
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.models.layers import EmbeddingLayer
 from minhub_py.models.settings import HEAD_SETTINGS, Effective
 
 Activation = Callable[[Tensor], Tensor]
@@ -65,12 +66,12 @@ class MaskedLMHead(nn.Module):
         self.decoder = None if tied else nn.Linear(embedding_size, vocab_size, bias=own_bias)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, x: Tensor, embedding: object, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: EmbeddingLayer, mask: Tensor | None = None) -> Tensor:
         x = self.norm(self.act(self.transform(x)))  # (B, T, E)
         weight, bias = self.output(embedding)
         return F.linear(x, weight, bias)
 
-    def output(self, embedding: Any) -> tuple[Tensor, Tensor]:
+    def output(self, embedding: EmbeddingLayer) -> tuple[Tensor, Tensor]:
         """Weight (V, E) and bias (V,) of the decoder."""
         if self.decoder is None:
             return embedding.weight, self.bias

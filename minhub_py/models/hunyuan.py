@@ -11,10 +11,11 @@ Differences from similar architectures
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minhub_py.models.decoder import Decoder
 from minhub_py.models.structure import DecoderConfig, Structure, biases
+from minhub_py.system.json_text import JsonObject
 
 
 class Hunyuan(Decoder):
@@ -52,7 +53,7 @@ class HunyuanConfig(DecoderConfig):
     pad_token_id: int | None = 0
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults. alpha changes rope_theta."""
         rope = super().rope
         if rope["rope_type"] != "dynamic" or not rope.get("alpha"):
@@ -76,6 +77,6 @@ class HunyuanConfig(DecoderConfig):
             head_norms="after rotation",
         )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {**super().to_hub(), "rope_parameters": super().rope, "head_dim": self.head_size}

@@ -46,7 +46,7 @@ class InternLM3Config(DecoderConfig):
         super().__post_init__()
         if self.attention_bias != self.mlp_bias:
             raise ValueError(
-                "InternLM 3: qkv_bias and bias must be equal: their meaning differs between"
+                "InternLM 3: qkv_bias and bias must be equal, because their meaning differs between"
                 " libraries"
             )
 

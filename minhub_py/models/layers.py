@@ -13,12 +13,52 @@ Notation
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Block = TypeVar("Block", bound=nn.Module)
+
+
+class EmbeddingLayer(Protocol):
+    """nn.Embedding, or its quantized replacement (inference/quantize.py)."""
+
+    @property
+    def weight(self) -> Tensor:
+        """(rows, C)."""
+
+    def __call__(self, idx: Tensor, /) -> Tensor:
+        """The rows of `idx`."""
+
+
+class LinearLayer(Protocol):
+    """nn.Linear, or its replacement: quantized, or with an adapter (models/lora.py)."""
+
+    @property
+    def weight(self) -> Tensor:
+        """(out, in)."""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """(out,), or None."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """(…, out) for x (…, in)."""
+
+
+class BlockList(nn.ModuleList, Generic[Block]):
+    """nn.ModuleList with the type of its elements, a model's blocks."""
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        super().__init__(blocks)
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Block]: ...
 
 
 def rms_norm(
@@ -251,14 +291,14 @@ class Disentangled:
 
     table: nn.Embedding
     norm: nn.LayerNorm | None
-    keys: Any
-    queries: Any
+    keys: LinearLayer | None
+    queries: LinearLayer | None
     buckets: int
     max_distance: int
     dropout: float = 0.0
 
     @property
-    def projections(self) -> list[Any]:
+    def projections(self) -> list[LinearLayer]:
         """The projections that exist."""
         return [layer for layer in (self.keys, self.queries) if layer is not None]
 

@@ -19,7 +19,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,15 +30,16 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, State
 from minhub_py.models.experts import Routing
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
+from minhub_py.system.json_text import JsonObject
 
 
-class ShortConvolution(nn.Module):
+class ShortConvolutionLayer(nn.Module):
     """A gated convolution over time: c · conv(b · x), for b, c and x projected from the input."""
 
     def __init__(self, config: "Lfm2Config", layer: int) -> None:
@@ -92,7 +93,7 @@ class Block(nn.Module):
         C, attends = config.hidden_size, config.kinds[layer] == "full_attention"
         self.operator_norm = RMSNorm(C, config.norm_eps)
         self.self_attn = Attention(config, layer) if attends else None
-        self.conv = None if attends else ShortConvolution(config, layer)
+        self.conv = None if attends else ShortConvolutionLayer(config, layer)
         self.ffn_norm = RMSNorm(C, config.norm_eps)
         routing = Routing(
             config.num_experts_per_tok, config.norm_topk_prob, True, config.routed_scaling_factor
@@ -127,9 +128,7 @@ class Lfm2(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -155,7 +154,6 @@ class Lfm2(LanguageModel):
         return [keys if kind == "full_attention" else state for kind in config.kinds]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
@@ -166,10 +164,10 @@ class Lfm2(LanguageModel):
                 yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm)
                 yield Attend(*heads, attn.scale)
                 yield Add(attn.out_proj)
-            else:
-                yield Linear([block.conv.in_proj])
-                yield steps.ShortConvolution(block.conv.conv)
-                yield Add(block.conv.out_proj)
+            if (conv := block.conv) is not None:
+                yield Linear([conv.in_proj])
+                yield steps.ShortConvolution(conv.conv)
+                yield Add(conv.out_proj)
             yield Norm(block.ffn_norm)
             if isinstance(mlp, Mixture):
                 yield mlp.step()
@@ -246,7 +244,7 @@ class Lfm2Config(Positions):
         check_multiple(self, "hidden_size", "num_attention_heads")
         if self.head_size % 2:
             raise ValueError(
-                f"LFM2: the head size ({self.head_size}) must be even: positions rotate pairs"
+                f"LFM2: the head size ({self.head_size}) must be even, because rotary embeddings rotate pairs"
             )
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
@@ -287,7 +285,7 @@ class Lfm2Config(Positions):
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """Number of channels of a head (D)."""
         return self.hidden_size // self.num_attention_heads
 
     @property
@@ -296,13 +294,13 @@ class Lfm2Config(Positions):
         return self.head_size
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         settings = {"rope_theta": 1e6, **(self.rope_parameters or {})}
         return rotary.completed(settings, self.max_position_embeddings)
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """See `Effective.effective`."""
         settings = {
             name: value
@@ -311,7 +309,7 @@ class Lfm2Config(Positions):
         }
         return {**settings, "intermediate_size": self.inner_size}
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         absent = {*unavailable(self, self.model_type), "full_attn_idxs"}
         settings = {name: value for name, value in asdict(self).items() if name not in absent}

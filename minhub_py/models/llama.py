@@ -27,7 +27,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,10 +37,11 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
+from minhub_py.system.json_text import JsonObject
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -143,9 +144,7 @@ class Llama(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -171,7 +170,6 @@ class Llama(LanguageModel):
         ]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
@@ -265,7 +263,7 @@ class LlamaConfig(HeadSettings, GroupedHeads):
         return self.model_type == "qwen3"
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         return rotary.completed(self.rope_parameters, self.max_position_embeddings)
 
@@ -292,7 +290,7 @@ class LlamaConfig(HeadSettings, GroupedHeads):
             raise ValueError(f"Llama: a {kind} model has no layer_types, but config.json sets it")
         return windows
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         dropped = unavailable(self, self.model_type)
         dropped |= dict.fromkeys(HeadSettings.__dataclass_fields__)

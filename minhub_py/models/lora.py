@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from minhub_py.models.attention import PackedPast, Past
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
+from minhub_py.models.layers import LinearLayer
 
 NEVER = sys.maxsize  # of the first token that an adapter changes, in a text without the invocation
 NOT_MERGEABLE = (
@@ -134,8 +135,8 @@ class Invocation:
     def _cached_starts(self, idx: Tensor, cache: Cache) -> list[int | None]:
         """The starts of the rows of a cache: of an earlier call, or of the new tokens."""
         for row, start in enumerate(cache.adapter_starts):
-            if start is None and (found := self.start(idx[row].tolist())) != NEVER:
-                cache.adapter_starts[row] = cache.lengths[row] + found
+            if start is None and (offset := self.start(idx[row].tolist())) != NEVER:
+                cache.adapter_starts[row] = cache.lengths[row] + offset
         return cache.adapter_starts
 
 
@@ -166,7 +167,7 @@ class LoRALinear(nn.Module):
 
     def __init__(
         self,
-        base: Any,
+        base: LinearLayer,
         factors: LoRAFactors,
         rows: Tensor | None = None,
         invocation: Invocation | None = None,

@@ -17,7 +17,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import State
 from minhub_py.models.steps import Embed, Logits, Recurrent, Step
 from minhub_py.system.device import has_onednn_bfloat16
+from minhub_py.system.json_text import JsonObject
 
 MODEL_TYPE = "lstm"
 ONEDNN_BFLOAT16 = has_onednn_bfloat16()  # a constant: torch.compile cannot trace the call
@@ -130,7 +131,7 @@ class LSTMConfig:
             "tie_word_embeddings": "head.weight" not in shapes,
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model."""
         return {"architectures": ["LSTM"], "model_type": MODEL_TYPE, **asdict(self)}
 

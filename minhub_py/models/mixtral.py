@@ -24,7 +24,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,12 +35,13 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues
 from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
+from minhub_py.system.json_text import JsonObject
 
 CLASSES = {
     "mixtral": "MixtralForCausalLM",
@@ -122,9 +123,7 @@ class Mixtral(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -151,7 +150,6 @@ class Mixtral(LanguageModel):
         ] * config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         config = self.config
         yield Embed(
             self.embed_tokens,
@@ -256,10 +254,10 @@ class MixtralConfig(HeadSettings, GroupedHeads):
             check_multiple(self, "hidden_size", "num_attention_heads")
         if self.head_size % 2:
             raise ValueError(
-                f"Mixtral: head_dim ({self.head_size}) must be even: positions rotate pairs"
+                f"Mixtral: head_dim ({self.head_size}) must be even, because rotary embeddings rotate pairs"
             )
         if self.logits_scaling == 0:
-            raise ValueError("Mixtral: logits_scaling must be above 0")
+            raise ValueError(f"Mixtral: logits_scaling must be above 0, not {self.logits_scaling}")
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
                 f"Mixtral: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than the"
@@ -283,7 +281,7 @@ class MixtralConfig(HeadSettings, GroupedHeads):
 
     @property
     def expert_size(self) -> int:
-        """I."""
+        """Number of channels inside an expert (I)."""
         return (
             self.moe_intermediate_size if self.model_type == "qwen3_moe" else self.intermediate_size
         )
@@ -296,14 +294,14 @@ class MixtralConfig(HeadSettings, GroupedHeads):
         )
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         theta = {"mixtral": 1e6}.get(self.model_type, 10000.0)
         return rotary.completed(
             {"rope_theta": theta, **(self.rope_parameters or {})}, self.max_position_embeddings
         )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)
         settings = {

@@ -8,7 +8,6 @@ channels of an expert.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.steps import Add, Gate, Linear, Norm, SaveResidual, Step
 
 
-class Experts(nn.Module):
+class GatedExperts(nn.Module):
     """E gated MLPs: down(activation(gate(x)) · up(x))."""
 
     def __init__(self, experts: int, channels: int, inner: int, activation: str) -> None:
@@ -57,7 +56,7 @@ class SharedExpert(GatedMLP):
         yield Gate(self.activation, sigmoid=True)
         yield Add(self.down_proj, norm)
 
-    def parallel_steps(self, norm: Any) -> Iterator[Step]:
+    def parallel_steps(self, norm: RMSNorm) -> Iterator[Step]:
         """The operations for h = norm(x), and again h = norm(x) with the x before them, for the
         experts.
         """
@@ -89,7 +88,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.routing, self.activation = routing, activation
         self.gate = nn.Linear(channels, experts, bias=False)
-        self.experts = Experts(experts, channels, inner, activation)
+        self.experts = GatedExperts(experts, channels, inner, activation)
         self.register_buffer("expert_bias", torch.zeros(experts) if choice_bias else None)
         self.router_norm = router_norm
         self.factors = None if router_norm is None else nn.Parameter(torch.ones(experts))

@@ -21,7 +21,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from minhub_py.models.attention import Past, merge_heads, split_qkv
 from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
+from minhub_py.models.layers import BlockList
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions
 from minhub_py.models.steps import (
@@ -44,6 +45,7 @@ from minhub_py.models.steps import (
     Rotate,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -118,16 +120,14 @@ class ModernBert(Encoder):
         }
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = norm_of(config)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_norm = norm_of(config)
         self.drop = nn.Dropout(config.embedding_dropout)
         self.head = head_of(config)
         self.init_weights(config.initializer_range)
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.embed_tokens
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
@@ -141,7 +141,6 @@ class ModernBert(Encoder):
         return self.final_norm(x)
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         yield Norm(self.norm, to_residual=True, dropout=self.drop.p)
         for block in self.layers:
@@ -239,7 +238,7 @@ class ModernBertConfig(HeadSettings, Positions):
             raise ValueError(
                 f"ModernBERT: hidden_size ({self.hidden_size}) must be a multiple of"
                 f" num_attention_heads ({self.num_attention_heads}), with an even head size:"
-                " positions rotate pairs"
+                " because rotary embeddings rotate pairs"
             )
         for kind in sorted(set(self.kinds)):
             rotary.check("ModernBERT", self.ropes[kind])
@@ -267,7 +266,7 @@ class ModernBertConfig(HeadSettings, Positions):
         return [self.local_attention // 2 + 1 if kind == SLIDING else None for kind in self.kinds]
 
     @property
-    def ropes(self) -> dict[str, dict[str, Any]]:
+    def ropes(self) -> dict[str, JsonObject]:
         """rope_parameters of each layer type, with defaults."""
         parameters = self.rope_parameters or {}
         if not all(
@@ -291,7 +290,7 @@ class ModernBertConfig(HeadSettings, Positions):
             )
         return ropes
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = {"model_type": "modernbert", **self.hub_settings("ModernBert")}
         del settings["global_attn_every_n_layers"]

@@ -18,7 +18,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
-from minhub_py.models.layers import RelativeBias, counted_positions
+from minhub_py.models.layers import BlockList, RelativeBias, counted_positions
 from minhub_py.models.steps import (
     Add,
     AddPositions,
@@ -38,6 +38,7 @@ from minhub_py.models.steps import (
     Norm,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 PAD = 1  # ID of the padding token. transformers has the same constant and ignores pad_token_id.
 BUCKETS, MAX_DISTANCE = 32, 128  # of the relative positions
@@ -97,15 +98,13 @@ class MPNet(Encoder):
         self.relative_bias = RelativeBias(
             BUCKETS, config.num_attention_heads, MAX_DISTANCE, bidirectional=True
         )
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.drop = nn.Dropout(config.hidden_dropout_prob)
         self.head = head_of(config)
         self.init_weights(config.initializer_range)
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.embed_tokens
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
@@ -117,7 +116,6 @@ class MPNet(Encoder):
         return x
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         act, p = self.config.hidden_act, self.drop.p
         yield Embed(self.embed_tokens)
         yield AddPositions(self.embed_positions, self.config.first_position, PAD)
@@ -210,6 +208,6 @@ class MPNetConfig(HeadSettings):
         """Maximum number of positions."""
         return self.max_position_embeddings - self.first_position
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {"model_type": "mpnet", **self.hub_settings("MPNet")}

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from minhub_py.models.attention import Past
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, EmbeddingLayer, RMSNorm
 from minhub_py.models.rotary import Rope, Rotation
 from minhub_py.models.steps import (
-    EmbeddingLayer,
     Linear,
     Norm,
     PredictionInputs,
@@ -44,7 +43,7 @@ class MultiTokenPrediction(nn.Module):
         self.pre_fc_norm_embedding = RMSNorm(size, eps, offset=offset)
         self.pre_fc_norm_hidden = RMSNorm(size, eps, offset=offset)
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.layers = nn.ModuleList([layer])
+        self.layers = BlockList([layer])
         self.norm = RMSNorm(size, eps, offset=offset)
 
     def forward(self, embedded: Tensor, hidden: Tensor, past: Past, rotation: Rotation) -> Tensor:

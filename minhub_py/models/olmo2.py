@@ -15,11 +15,12 @@ Differences from similar architectures
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minhub_py.models import rotary
 from minhub_py.models.decoder import Decoder
 from minhub_py.models.structure import DecoderConfig, Structure, biases
+from minhub_py.system.json_text import JsonObject
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -81,7 +82,7 @@ class Olmo3Config(Olmo2Config):
         return [FULL if layer % 4 == 3 else SLIDING for layer in range(self.num_hidden_layers)]
 
     @property
-    def ropes(self) -> dict[str, dict[str, Any]]:
+    def ropes(self) -> dict[str, JsonObject]:
         """rope_parameters of each layer type, with defaults. A flat file is about the layers
         without a window.
         """
@@ -101,7 +102,7 @@ class Olmo3Config(Olmo2Config):
         }
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters of the layers without a window."""
         return self.ropes[FULL]
 
@@ -113,6 +114,6 @@ class Olmo3Config(Olmo2Config):
             super().structure, windows=windows, ropes=[ropes[name] for name in self.types]
         )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {**super().to_hub(), "rope_parameters": self.ropes, "layer_types": self.types}

@@ -17,7 +17,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
+from minhub_py.models.layers import BlockList
 from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import (
     Add,
@@ -38,6 +39,7 @@ from minhub_py.models.steps import (
     Norm,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 FIRST = 2  # row of the position 0
 
@@ -100,9 +102,7 @@ class OPT(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, E)
         self.embed_positions = nn.Embedding(config.max_position_embeddings + FIRST, C)
         self.project_in = None if E == C else nn.Linear(E, C, bias=False)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_layer_norm = norm_of(config) if config.ends_with_norm else None
         self.project_out = None if E == C else nn.Linear(C, E, bias=False)
         # A tied head is the token embedding itself and has no parameter.
@@ -130,7 +130,6 @@ class OPT(LanguageModel):
         return [KeyValues(heads, self.config.hidden_size // heads)] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         if self.project_in is not None:
             yield Linear([self.project_in])
@@ -198,7 +197,7 @@ class OPTConfig(HeadSettings, Positions):
 
     @property
     def embedding_size(self) -> int:
-        """E."""
+        """Number of channels of the embedding (E)."""
         return self.word_embed_proj_dim or self.hidden_size
 
     @property
@@ -208,6 +207,6 @@ class OPTConfig(HeadSettings, Positions):
         """
         return self.do_layer_norm_before and not self._remove_final_layer_norm
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {**self.hub_head("OPTForCausalLM"), "model_type": "opt", **self.without_head()}

@@ -18,7 +18,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
+from minhub_py.models.layers import BlockList
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_multiple, check_rotated
 from minhub_py.models.steps import (
@@ -41,6 +42,7 @@ from minhub_py.models.steps import (
     SaveResidual,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -89,6 +91,7 @@ class Block(nn.Module):
 
 class Phi(LanguageModel):
     config: "PhiConfig"
+    lm_head: nn.Linear
 
     def __init__(self, config: "PhiConfig") -> None:
         super().__init__()
@@ -96,9 +99,7 @@ class Phi(LanguageModel):
         self.rope = rotary.rope_of(config.rope, config.rotated)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.drop = nn.Dropout(config.embd_pdrop)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.init_weights(config.initializer_range)
@@ -125,7 +126,6 @@ class Phi(LanguageModel):
         ] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens, dropout=self.drop.p)
         for block in self.layers:
             attn, mlp, p = block.self_attn, block.mlp, block.dropout.p
@@ -184,28 +184,28 @@ class PhiConfig(HeadSettings, Positions):
 
     @property
     def kv_heads(self) -> int:
-        """G."""
+        """Number of KV heads (G)."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """Number of channels of a head (D)."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def rotated(self) -> int:
-        """R."""
+        """Number of rotated channels of a head (R)."""
         return int(self.head_size * self.rope["partial_rotary_factor"])
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         return {
             "partial_rotary_factor": 0.5,
             **rotary.completed(self.rope_parameters, self.max_position_embeddings),
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = {**self.without_head(), "rope_parameters": self.rope}
         return {**self.hub_head("PhiForCausalLM"), "model_type": "phi", **settings}

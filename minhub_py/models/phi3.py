@@ -14,10 +14,11 @@ Differences from similar architectures
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minhub_py.models.decoder import Decoder
 from minhub_py.models.structure import DecoderConfig, Structure
+from minhub_py.system.json_text import JsonObject
 
 
 class Phi3(Decoder):
@@ -61,7 +62,7 @@ class Phi3Config(DecoderConfig):
                 )
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         rope = super().rope
         original = rope.pop("original_max_position_embeddings", 4096)
@@ -87,7 +88,7 @@ class Phi3Config(DecoderConfig):
             embedding_dropout=self.embd_pdrop,
         )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         original = self.rope.get("original_max_position_embeddings", 4096)
         return {**super().to_hub(), "original_max_position_embeddings": original}

@@ -28,7 +28,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,10 +38,10 @@ from minhub_py.models import rotary
 from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, Layout, State
-from minhub_py.models.delta import gated_delta, gated_rms_norm
+from minhub_py.models.delta import GatedNorm, gated_delta
 from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.mixture import Mixture, SharedExpert
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.mtp import MultiTokenPrediction
@@ -59,18 +59,7 @@ from minhub_py.models.steps import (
     Rotate,
     Step,
 )
-
-
-class GatedNorm(nn.Module):
-    """RMS norm · silu(z), over the last dimension, in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, y: Tensor, z: Tensor) -> Tensor:
-        return gated_rms_norm(y, z, self.weight, self.eps)
+from minhub_py.system.json_text import JsonObject
 
 
 class GatedDeltaNet(nn.Module):
@@ -212,7 +201,7 @@ class Qwen35(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.rotated)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
+        self.layers = BlockList(
             Block(config, layer, kind == "full_attention", config.is_sparse(layer))
             for layer, kind in enumerate(config.kinds)
         )
@@ -281,7 +270,6 @@ class Qwen35(LanguageModel):
         return [keys if kind == "full_attention" else state for kind in config.kinds]
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens)
         for block in self.layers:
             yield from block.steps(self.rope, self.config.hidden_act)
@@ -423,12 +411,12 @@ class Qwen35Config(HeadSettings):
 
     @property
     def rotated(self) -> int:
-        """R."""
+        """Number of rotated channels of a head (R)."""
         return int(self.head_dim * self.rope["partial_rotary_factor"])
 
     @property
     def conv_channels(self) -> int:
-        """N."""
+        """Number of channels of the convolution (N)."""
         keys = self.linear_num_key_heads * self.linear_key_head_dim
         return 2 * keys + self.linear_num_value_heads * self.linear_value_head_dim
 
@@ -442,7 +430,7 @@ class Qwen35Config(HeadSettings):
         ]
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults, without mrope, which is for images."""
         rope = rotary.completed(self.rope_parameters, self.max_position_embeddings)
         text = {
@@ -453,11 +441,11 @@ class Qwen35Config(HeadSettings):
         return {"partial_rotary_factor": 0.25, **text}
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """See `Effective.effective`; without the settings of images."""
         return {**super().effective, "rope_parameters": self.rope}
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)
         settings = {

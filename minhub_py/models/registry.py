@@ -4,6 +4,7 @@ defaults.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib import import_module
 from reprlib import repr as brief
 from types import ModuleType
@@ -675,6 +676,17 @@ def named_entry(name: str) -> tuple[Entry, str] | None:
             if model_type in (name, f"{name}_text"):
                 return entry, model_type
     return (ENTRIES[name], ENTRIES[name].model_types[0]) if name in ENTRIES else None
+
+
+def similar_model_type(name: str) -> str | None:
+    """The model type that a misspelled name resembles; None without such a type.
+
+    A name that continues a model type, such as xlm-roberta-base, can be a repository of the Hub.
+    """
+    types = [model_type for entry in ENTRIES.values() for model_type in entry.model_types]
+    if any(name.startswith(f"{model_type}-") for model_type in types):
+        return None
+    return next(iter(get_close_matches(name.lower(), types, n=1, cutoff=0.85)), None)
 
 
 def architecture_of(model_type: object) -> Architecture:

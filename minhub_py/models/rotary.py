@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.models.layers import query_growth, rotary_angles, rotate
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import convert, fits
 
 # large integers become floats; `check` rejects other values
@@ -127,13 +128,13 @@ def completed(
     rope = {"rope_type": "default", "rope_theta": theta, **settings}
     if rope["rope_type"] in ("llama3", "yarn"):
         rope.setdefault("original_max_position_embeddings", context)
-    completed: dict[str, Any] = convert(rope, dict[str, NUMBERS])
+    completed: JsonObject = convert(rope, dict[str, NUMBERS])
     return completed
 
 
 def check(
     title: str,
-    rope: Mapping[str, Any],
+    rope: JsonMapping,
     *,
     partial: bool = False,
     grows: bool = False,
@@ -204,7 +205,7 @@ def check_factors(title: str, name: str, factors: Any) -> None:
         )
 
 
-def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
+def rope_of(rope: JsonMapping, size: int) -> Rope:
     """The angles for R = `size` rotated numbers per head, from `completed` settings."""
     kind, theta = rope["rope_type"], rope["rope_theta"]
     pairs = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size

@@ -2,7 +2,9 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from minhub_py.system.json_text import JsonObject
 
 if TYPE_CHECKING:
     from minhub_py.models.base import ModelConfig
@@ -28,12 +30,12 @@ class Effective:
 
     tie_word_embeddings: bool
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of a model."""
         raise NotImplementedError
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """config.json with computed values in place of the settings from which they follow.
 
         A GGUF file has only these; two models of one type with equal ones and equal weights are
@@ -68,16 +70,16 @@ class GroupedHeads(Positions):
 
     @property
     def kv_heads(self) -> int:
-        """G."""
+        """Number of KV heads (G)."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """Number of channels of a head (D)."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
-def unavailable(config: Any, model_type: str) -> dict[str, Any]:
+def unavailable(config: "ModelConfig | type[ModelConfig]", model_type: str) -> JsonObject:
     """Defaults of the settings of a config, or its class, that a model type does not have (metadata
     "model_types").
     """
@@ -112,5 +114,5 @@ def check_layer_types(
     """ValueError: layer_types is not a list with one of the choices for each layer."""
     if len(types) != layers or not set(types) <= set(choices):
         raise ValueError(
-            f"{title}: layer_types must hold {' or '.join(choices)} for each of {layers} layers"
+            f"{title}: layer_types must contain {' or '.join(choices)} for each of {layers} layers"
         )

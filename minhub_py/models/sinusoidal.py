@@ -18,7 +18,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from minhub_py.models.attention import Past, merge_heads, split_qkv
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues
+from minhub_py.models.layers import BlockList
 from minhub_py.models.steps import Add, AddPositions, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 MODEL_TYPE = "sinusoidal"
 
@@ -38,7 +40,7 @@ def sinusoids(positions: int, size: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)
 
 
-class Positions(nn.Module):
+class SinusoidalPositions(nn.Module):
     """`sinusoids` as a buffer, which a checkpoint overwrites."""
 
     weight: Tensor
@@ -96,10 +98,8 @@ class Sinusoidal(LanguageModel):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = Positions(config)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.positions = SinusoidalPositions(config)
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
         # Smaller embeddings would be dominated by the positions, with numbers from -1 to 1.
         nn.init.normal_(self.embedding.weight)
@@ -122,7 +122,6 @@ class Sinusoidal(LanguageModel):
         return [KeyValues(heads, self.config.hidden_size // heads)] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embedding)
         yield AddPositions(self.positions)
         for block in self.layers:
@@ -188,7 +187,7 @@ class SinusoidalConfig:
             "max_position_embeddings": shapes["positions.weight"][0],
         }
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model."""
         return {"architectures": ["Sinusoidal"], "model_type": MODEL_TYPE, **asdict(self)}
 

@@ -1,7 +1,7 @@
 """Models without weights, on the meta device."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -11,7 +11,7 @@ from minhub_py.models.base import LanguageModel, ModelConfig
 M = TypeVar("M", bound=LanguageModel)
 
 
-def skeleton(Model: Callable[[Any], M], config: ModelConfig) -> M:
+def skeleton(Model: Callable[[ModelConfig], M], config: ModelConfig) -> M:
     """Construct a model on the meta device: it has shapes and dtypes but no data, and takes no
     time.
     """

@@ -10,10 +10,11 @@ Differences from similar architectures
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minhub_py.models.decoder import Decoder
 from minhub_py.models.structure import DecoderConfig, Structure, biases
+from minhub_py.system.json_text import JsonObject
 
 
 class SmolLM3(Decoder):
@@ -75,7 +76,7 @@ class SmolLM3Config(DecoderConfig):
             biases=biases(self.attention_bias, self.attention_bias, self.mlp_bias),
         )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = super().to_hub()
         if self.layer_types is None:

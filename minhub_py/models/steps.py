@@ -14,17 +14,22 @@ vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor, nn
 
+from minhub_py.models.delta import GatedNorm
 from minhub_py.models.experts import ExpertWeights, Routing
-from minhub_py.models.layers import HeadLayerNorm, RMSNorm
+from minhub_py.models.layers import (
+    ALiBi,
+    Disentangled,
+    EmbeddingLayer,
+    HeadLayerNorm,
+    LinearLayer,
+    RelativeBias,
+    RMSNorm,
+)
 from minhub_py.models.rotary import Rope
-
-# A layer, or its quantized replacement with the same attributes (inference/quantize.py).
-LinearLayer = Any  # nn.Linear: weight (out, in), bias (out,) or None
-EmbeddingLayer = Any  # nn.Embedding: weight (rows, C)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +180,7 @@ class Attend:
     softcap: float | None = None
     sinks: Tensor | None = None
     gate: bool = False
-    bias: Any = None
+    bias: RelativeBias | ALiBi | Disentangled | None = None
     causal: bool = True
     upcast: bool = False
     dropout: float = 0.0
@@ -219,7 +224,7 @@ class DeltaRule:
     activation: str
     decay: Tensor
     bias: Tensor
-    norm: Any
+    norm: GatedNorm
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +280,7 @@ class LayerInputs:
     quantized, and a mapped file is read by rows.
     """
 
-    tokens: EmbeddingLayer
+    tokens: nn.Embedding
     norm: RMSNorm
     scale: float
     tokens_scale: float
@@ -329,7 +334,7 @@ class Experts:
 class Recurrent:
     """h = outputs of an nn.LSTM for h, with a recurrent state."""
 
-    layer: Any
+    layer: nn.LSTM
     dropout: float = 0.0
 
 

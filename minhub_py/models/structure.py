@@ -15,6 +15,7 @@ from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.settings import Positions, check_layer_types, check_multiple, check_rotated
+from minhub_py.system.json_text import JsonObject
 
 
 class Factors(NamedTuple):
@@ -60,7 +61,7 @@ class Structure:
     """
 
     windows: Sequence[int | None]
-    ropes: Sequence[dict[str, Any] | None]
+    ropes: Sequence[JsonObject | None]
     interleaved: bool = False
     exact_rotation: bool = False
     biases: tuple[str, ...] = ()
@@ -166,7 +167,7 @@ class DecoderConfig(HeadSettings, Positions):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """rope_parameters with defaults."""
         rope = rotary.completed(self.rope_parameters, self.max_position_embeddings, self.THETA)
         return rope if self.ROTATED == 1 else {"partial_rotary_factor": self.ROTATED, **rope}
@@ -181,7 +182,7 @@ class DecoderConfig(HeadSettings, Positions):
         check_layer_types(self.TITLE, types, windows, self.num_hidden_layers)
         return [windows[name] for name in types]
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = {**self.without_head(), "rope_parameters": self.rope}
         return {**self.hub_head(self.ARCHITECTURE), "model_type": self.MODEL_TYPE, **settings}

@@ -35,7 +35,7 @@ from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues
 from minhub_py.models.encoder import Classifier, Encoder, EncoderDecoder
 from minhub_py.models.heads import HeadSettings, SequenceHead, TokenHead, last_of
-from minhub_py.models.layers import RelativeBias, RMSNorm
+from minhub_py.models.layers import BlockList, RelativeBias, RMSNorm
 from minhub_py.models.steps import (
     Add,
     Attend,
@@ -49,6 +49,7 @@ from minhub_py.models.steps import (
     Norm,
     Step,
 )
+from minhub_py.system.json_text import JsonObject
 
 
 class Attention(nn.Module):
@@ -126,6 +127,12 @@ class Block(nn.Module):
         x = x + self.dropout(y)
         return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
+    def cross(self) -> "tuple[Attention, RMSNorm]":
+        """The cross-attention of a block of the decoder, and its norm."""
+        assert self.cross_attention is not None
+        assert self.cross_norm is not None
+        return self.cross_attention, self.cross_norm
+
     def attend_steps(self, bias: RelativeBias) -> Iterator[Step]:
         """The self-attention as data."""
         attn, p = self.attention, self.dropout.p
@@ -159,7 +166,7 @@ class Stack(nn.Module):
         self.relative_bias = RelativeBias(
             buckets, config.num_heads, distance, bidirectional=not is_decoder
         )
-        self.block = nn.ModuleList(Block(config, number, is_decoder) for number in range(layers))
+        self.block = BlockList(Block(config, number, is_decoder) for number in range(layers))
         self.norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
@@ -170,7 +177,6 @@ class Stack(nn.Module):
 
     def encoder_steps(self, shared: nn.Embedding, dropout: float, act: str) -> Iterator[Step]:
         """The computation of the encoder as data, from token IDs to hidden states."""
-        block: Any
         yield Embed(shared, dropout=dropout)
         for block in self.block:
             yield from block.attend_steps(self.relative_bias)
@@ -212,7 +218,7 @@ class T5(EncoderDecoder):
 
     def encode(self, idx: Tensor, past: Past | None = None) -> EncoderCache:
         x = self.drop(self.encoder(self.drop(self.shared(idx)), past or Past(idx)))  # (B, E, C)
-        crosses: Any = [block.cross_attention for block in self.decoder.block]
+        crosses = [block.cross()[0] for block in self.decoder.block]
         return {cross.layer: cross.keys_values(x) for cross in crosses}
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
@@ -228,19 +234,17 @@ class T5(EncoderDecoder):
         return [KeyValues(*shape), EncoderKeyValues(*shape)] * self.config.decoder_layers
 
     def encoder_steps(self) -> Iterator[Step]:
-        block: Any
         yield from self.encoder.encoder_steps(self.shared, self.drop.p, self.config.dense_act_fn)
         for block in self.decoder.block:
-            cross = block.cross_attention
+            cross, _ = block.cross()
             yield CacheEncoder(cross.heads, [cross.k, cross.v])
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.shared, dropout=self.drop.p)
         for block in self.decoder.block:
-            cross, p = block.cross_attention, self.drop.p
+            (cross, cross_norm), p = block.cross(), self.drop.p
             yield from block.attend_steps(self.decoder.relative_bias)
-            yield Norm(block.cross_norm)
+            yield Norm(cross_norm)
             yield Linear([cross.q])
             yield CrossAttend(cross.heads, 1.0, dropout=p)
             yield Add(cross.o, dropout=p)
@@ -272,7 +276,7 @@ class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines
         return self.config.d_model
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.shared
 
     def hidden_states(
@@ -324,7 +328,7 @@ class T5Encoder(Encoder):
         return self.config.d_model
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.shared
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
@@ -423,7 +427,7 @@ class T5Config(HeadSettings):
         return "gelu_new" if self.feed_forward_proj == "gated-gelu" else name
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """See `Effective.effective`; without the settings of an absent decoder."""
         decoder = (
             "tie_word_embeddings",
@@ -434,7 +438,7 @@ class T5Config(HeadSettings):
         absent = decoder if self.encoder_only else ()
         return {name: value for name, value in super().effective.items() if name not in absent}
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         return {
             **self.hub_head("T5EncoderModel" if self.headless else "T5ForConditionalGeneration"),

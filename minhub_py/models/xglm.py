@@ -19,7 +19,7 @@ Notation
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +29,10 @@ from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import scaled, sinusoidal_positions
+from minhub_py.models.layers import BlockList, scaled, sinusoidal_positions
 from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import Add, AddSinusoids, Attend, Embed, Linear, Logits, Norm, Step
+from minhub_py.system.json_text import JsonObject
 
 NAMES = {
     "num_layers": "num_hidden_layers",
@@ -113,9 +114,7 @@ class XGLM(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.sinusoids = sinusoid_frequencies(config.hidden_size)
         self.drop = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = BlockList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, EPSILON)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
@@ -144,7 +143,6 @@ class XGLM(LanguageModel):
         ] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
-        block: Any
         yield Embed(self.embed_tokens, scale=self.scale)
         yield AddSinusoids(
             self.sinusoids, FIRST, self.config.max_position_embeddings, dropout=self.drop.p
@@ -202,7 +200,7 @@ class XGLMConfig(HeadSettings, Positions):
         """The head size (D)."""
         return self.hidden_size // self.num_attention_heads
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""
         settings = self.without_head()
         renamed = {new: settings.pop(old) for new, old in NAMES.items()}

@@ -217,7 +217,7 @@ def available() -> Iterator[tuple[str, list[str], Kind]]:
             models[model.repository] = [], kind_at(model.folder)
     for identifier, aliases in added().items():
         models[identifier] = aliases, kind_of(identifier)
-    return ((identifier, *rest) for identifier, rest in models.items())
+    return ((identifier, *names) for identifier, names in models.items())
 
 
 @llm.hookimpl
@@ -284,16 +284,16 @@ def register_commands(cli: click.Group) -> None:
         """
         path = str(Path(identifier).resolve())
         models = added()
-        rest = {
+        remaining = {
             name: aliases
             for name, aliases in models.items()
             if identifier not in (name, model_id(name), *aliases) and name != path
         }
-        if len(rest) == len(models):
+        if len(remaining) == len(models):
             raise click.ClickException(
                 f"{identifier} was not added; added models: {', '.join(models) or 'none'}"
             )
-        write(rest)
+        write(remaining)
 
 
 def write(models: dict[str, list[str]]) -> None:

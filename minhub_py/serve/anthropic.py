@@ -90,7 +90,7 @@ async def messages(request: HTTPRequest) -> Response:
             "usage": usage(generation.generated_tokens),
         }
 
-    def ending(blocks: "Blocks") -> dict[str, object]:
+    def ending(blocks: "ContentBlocks") -> dict[str, object]:
         detokenizer = generation.requests[0].detokenizer
         sequence = None if detokenizer is None else detokenizer.stops.found
         if sequence in stops:
@@ -105,7 +105,7 @@ async def messages(request: HTTPRequest) -> Response:
         return {"stop_reason": reason, "stop_sequence": None}
 
     async def complete() -> dict[str, object]:
-        blocks = Blocks()
+        blocks = ContentBlocks()
         async for _, delta in generation.deltas():
             blocks.add(delta)
         return message(blocks.content, ending(blocks))
@@ -114,7 +114,7 @@ async def messages(request: HTTPRequest) -> Response:
         def event(kind: str, **data: object) -> bytes:
             return sse({"type": kind, **data}, kind)
 
-        blocks, started = Blocks(), False
+        blocks, started = ContentBlocks(), False
         async for _, delta in generation.deltas():
             if not started:
                 started = True
@@ -218,7 +218,7 @@ def parse_turn(message: Fields, limit: int) -> list[dict[str, object]]:
     return [*results, turn]
 
 
-class Blocks:
+class ContentBlocks:
     """The blocks of a reply. `add` returns the events of a stream."""
 
     def __init__(self) -> None:

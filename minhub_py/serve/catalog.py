@@ -27,7 +27,7 @@ State = Literal["unloaded", "loading", "loaded", "failed"]
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model that can be loaded. size: of its files in bytes."""
 
     load: Callable[[], ServedModel]
@@ -36,7 +36,7 @@ class Source:
 
 
 @dataclass(eq=False)
-class Entry:
+class CatalogEntry:
     """A model and its state.
 
     keep_alive: seconds until the model is unloaded after its last request; None: never.
@@ -48,7 +48,7 @@ class Entry:
     """
 
     name: str
-    source: Source | None = None
+    source: ModelSource | None = None
     keep_alive: float | None = None
     in_cache: bool = False
     memory: int = 0
@@ -108,7 +108,7 @@ class Models:
         self,
         models: Sequence[ServedModel] = (),
         *,
-        cached: Callable[[], Mapping[str, Source]] = dict,
+        cached: Callable[[], Mapping[str, ModelSource]] = dict,
         max_models: int | None = None,
         max_memory: int | None = None,
         keep_alive: float | None = DEFAULT_KEEP_ALIVE,
@@ -116,7 +116,7 @@ class Models:
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.aliases = dict(aliases or {})
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, CatalogEntry] = {}
         self.cached, self.max_models, self.max_memory = cached, max_models, max_memory
         self.keep_alive, self.timeout, self.closed = keep_alive, timeout, False
         self._turn = asyncio.Lock()
@@ -129,18 +129,20 @@ class Models:
         """The loaded models."""
         return [entry.served for entry in self.entries.values() if entry.served is not None]
 
-    def add(self, served: ServedModel, source: Source | None = None) -> None:
+    def add(self, served: ServedModel, source: ModelSource | None = None) -> None:
         """Add a loaded model. source: loads it again after a limit has unloaded it."""
-        self.entries[served.name] = Entry(served.name, source, served=served, memory=served.memory)
+        self.entries[served.name] = CatalogEntry(
+            served.name, source, served=served, memory=served.memory
+        )
 
-    async def available(self) -> list[tuple[str, Entry]]:
+    async def available(self) -> list[tuple[str, CatalogEntry]]:
         """All models and aliases by name, including models in the cache that have not been loaded
         yet.
         """
         await self._discover()
         return self._listed()
 
-    def _listed(self) -> list[tuple[str, Entry]]:
+    def _listed(self) -> list[tuple[str, CatalogEntry]]:
         """Names and their models, without patterns and without aliases of models that are not in
         the cache.
         """
@@ -154,7 +156,7 @@ class Models:
             *((alias, entry) for alias, entry in aliases if entry is not None),
         ]
 
-    async def find(self, name: str | None, task: Task | None = None) -> Entry:
+    async def find(self, name: str | None, task: Task | None = None) -> CatalogEntry:
         """The model with this name, see `ServedModel.names`; it need not be loaded.
 
         task: the task of the request. Without a name, the first model for this task is used.
@@ -190,7 +192,7 @@ class Models:
         """The model of an alias without a pattern; other names are returned."""
         return self.aliases.get(name) or self.aliases.get(name.removesuffix(":latest")) or name
 
-    def _matching(self, name: str) -> Entry | None:
+    def _matching(self, name: str) -> CatalogEntry | None:
         """The model of an alias with a pattern."""
         return next(
             (
@@ -201,7 +203,7 @@ class Models:
             None,
         )
 
-    def _named(self, name: str) -> Entry | None:
+    def _named(self, name: str) -> CatalogEntry | None:
         entry = self.entries.get(name) or self.entries.get(name.removesuffix(":latest"))
         loaded = [
             other
@@ -210,19 +212,21 @@ class Models:
         ]
         return entry or next(iter(loaded), None)
 
-    async def _named_in_cache(self, name: str) -> Entry:
+    async def _named_in_cache(self, name: str) -> CatalogEntry:
         """The same after an update. Names of models precede aliases with patterns."""
         await self._discover()
         if (entry := self._named(self.target(name)) or self._matching(name)) is None:
             names = [listed for listed, _ in self._listed()]
             listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
-            other = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
-            served = None if other is None else other.served
+            base = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
+            served = None if base is None else base.served
             is_adapter = served is not None and served.parent is not None
             known = (
                 []
                 if served is None
-                else [each for each in served.names if not each.endswith(":latest")]
+                else [
+                    name_shown for name_shown in served.names if not name_shown.endswith(":latest")
+                ]
             )
             hint = f"; the adapter is {' or '.join(known)}" if is_adapter else ""
             raise RequestError(
@@ -237,7 +241,9 @@ class Models:
         """Update the entries of models that are not loaded."""
         sources = await asyncio.to_thread(self.cached)
         for name, source in sources.items():
-            self.entries.setdefault(name, Entry(name, source, self.keep_alive, in_cache=True))
+            self.entries.setdefault(
+                name, CatalogEntry(name, source, self.keep_alive, in_cache=True)
+            )
         for name, entry in list(self.entries.items()):
             unused = entry.served is None and entry.loading is None and not entry.users
             if entry.in_cache and unused and name not in sources:  # deleted
@@ -245,7 +251,7 @@ class Models:
 
     # Use by requests
 
-    async def acquire(self, name: str | None, task: Task | None = None) -> Entry:
+    async def acquire(self, name: str | None, task: Task | None = None) -> CatalogEntry:
         """Find a model and load it if necessary. It stays loaded until `release`.
 
         RequestError: as in `find`; the model cannot be loaded, or the other models remain in use.
@@ -279,7 +285,7 @@ class Models:
                 ) from None
             raise
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: CatalogEntry) -> None:
         """The end of a request that acquired a model."""
         entry.users -= 1
         loop = asyncio.get_running_loop()
@@ -291,19 +297,19 @@ class Models:
             self._cancel_timer(entry)
             entry.timer = loop.call_later(entry.keep_alive, self._expire, entry)
 
-    def _cancel_timer(self, entry: Entry) -> None:
+    def _cancel_timer(self, entry: CatalogEntry) -> None:
         if entry.timer is not None:
             entry.timer.cancel()
             entry.timer = None
 
-    def _expire(self, entry: Entry) -> None:
+    def _expire(self, entry: CatalogEntry) -> None:
         entry.timer = None
         if not entry.users and entry.served is not None:
             asyncio.get_running_loop().create_task(self._unload(entry))
 
     # Loading
 
-    async def _load(self, entry: Entry) -> None:
+    async def _load(self, entry: CatalogEntry) -> None:
         """Load a model after the loads that have begun before. RequestError: it fails."""
         try:
             async with self._turn:
@@ -332,7 +338,7 @@ class Models:
         finally:
             entry.loading = None
 
-    async def _make_room(self, entry: Entry) -> None:
+    async def _make_room(self, entry: CatalogEntry) -> None:
         """Unload idle models until the limits allow a further one.
 
         RequestError: the model alone exceeds a limit, or no model becomes idle.
@@ -363,7 +369,7 @@ class Models:
                     retry_after=RETRY_AFTER,
                 ) from error
 
-    def _idle(self) -> Entry | None:
+    def _idle(self) -> CatalogEntry | None:
         """The loaded model without users whose last request is longest ago, if it can be loaded
         again.
         """
@@ -374,17 +380,17 @@ class Models:
         ]
         return min(idle, key=lambda entry: entry.last_used, default=None)
 
-    def _fits(self, entry: Entry) -> bool:
-        others = [
+    def _fits(self, entry: CatalogEntry) -> bool:
+        loaded = [
             other
             for other in self.entries.values()
             if other.served is not None and other is not entry
         ]
-        if self.max_models is not None and len(others) >= self.max_models:
+        if self.max_models is not None and len(loaded) >= self.max_models:
             return False
         return (
             self.max_memory is None
-            or sum(other.size for other in others) + entry.size <= self.max_memory
+            or sum(other.size for other in loaded) + entry.size <= self.max_memory
         )
 
     async def unload(self, name: str) -> None:
@@ -401,7 +407,7 @@ class Models:
                 )
             await self._unload(entry)
 
-    async def _unload(self, entry: Entry) -> None:
+    async def _unload(self, entry: CatalogEntry) -> None:
         served, entry.served = entry.served, None
         self._cancel_timer(entry)
         if served is not None:
@@ -425,7 +431,7 @@ def is_pattern(alias: str) -> bool:
     return any(char in alias for char in "*?[")
 
 
-def check_task(entry: Entry, task: Task | None) -> None:
+def check_task(entry: CatalogEntry, task: Task | None) -> None:
     """RequestError: the model does not support the task."""
     if task == "completion" and entry.task != "completion":
         route = "/v1/rerank" if entry.task == "rerank" else "/v1/embeddings"

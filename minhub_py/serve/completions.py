@@ -14,7 +14,7 @@ from tokenizers.decoders import DecodeStream
 from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
 from minhub_py.inference.sampling import Sampling
 from minhub_py.serve import known_fields
-from minhub_py.serve.engine import Token, token_text
+from minhub_py.serve.engine import GeneratedToken, token_text
 from minhub_py.serve.forms import parse_form
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.inputs import parse_items, resolved
@@ -33,7 +33,9 @@ from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
 from minhub_py.system.json_text import JsonObject
 
-Part = tuple[int, str, list[Token], str | None]  # index of the choice, text, tokens, finish reason
+Part = tuple[
+    int, str, list[GeneratedToken], str | None
+]  # index of the choice, text, tokens, finish reason
 
 
 async def completions(request: HTTPRequest) -> Response:
@@ -48,7 +50,11 @@ async def completions(request: HTTPRequest) -> Response:
         return usage(generation, sum(map(len, completion.prompts)))
 
     async def complete() -> dict[str, object]:
-        texts, tokens, ends = [""] * count, [list[Token]() for _ in range(count)], [""] * count
+        texts, tokens, ends = (
+            [""] * count,
+            [list[GeneratedToken]() for _ in range(count)],
+            [""] * count,
+        )
         async for index, text, new, end in completion.parts():
             texts[index] += text
             tokens[index] += new
@@ -158,7 +164,7 @@ class Completion:
         for number in sorted(set(range(len(self.prompts))) - set(self.scored.values())):
             for part in self._echoed(number, []):
                 yield part
-        scores: dict[int, list[Token]] = {number: [] for number in self.scored.values()}
+        scores: dict[int, list[GeneratedToken]] = {number: [] for number in self.scored.values()}
         held: dict[int, list[Part]] = {number: [] for number in scores}
         async for index, delta in self.generation.deltas():
             if (scored := self.scored.get(index)) is None:
@@ -178,19 +184,19 @@ class Completion:
                 for part in (*self._echoed(scored, scores[scored]), *held.pop(scored)):
                     yield part
 
-    def _echoed(self, number: int, scores: Sequence[Token]) -> Iterator[Part]:
+    def _echoed(self, number: int, scores: Sequence[GeneratedToken]) -> Iterator[Part]:
         """The prompt as the first part of its choices."""
         if not self.echo:
             return
         ids, tokenizer = self.prompts[number], self.served.tokenizer
-        first = Token(ids[0], token_text(tokenizer, ids[0]), None, ())
+        first = GeneratedToken(ids[0], token_text(tokenizer, ids[0]), None, ())
         length = len(DecodeStream(skip_special_tokens=True).step(tokenizer, ids[0]) or "")
         following = [replace(token, offset=token.offset + length) for token in scores]
         tokens = [] if self.top is None else [first, *following]
         for index in range(number * self.count, (number + 1) * self.count):
             yield index, self.echoes[number], tokens, None if self.max_tokens else "length"
 
-    def _shown(self, tokens: Sequence[Token]) -> list[Token]:
+    def _shown(self, tokens: Sequence[GeneratedToken]) -> list[GeneratedToken]:
         """New tokens whose log-probabilities a response contains."""
         ends = self.settings["stop_ids"]
         # with the end token, which has no text: lm-eval expects max_tokens tokens after the
@@ -200,7 +206,7 @@ class Completion:
         return [token for token in tokens if token.id not in ends]
 
     def choice(
-        self, index: int, text: str, tokens: Sequence[Token], end: str | None
+        self, index: int, text: str, tokens: Sequence[GeneratedToken], end: str | None
     ) -> dict[str, object]:
         """A choice, or a part of it, in the format of the API."""
         logprobs = (
@@ -222,7 +228,7 @@ def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[Token], top: int
+    tokenizer: Tokenizer, tokens: Sequence[GeneratedToken], top: int
 ) -> dict[str, object]:
     """Log-probabilities in the format of completions. The first token of an echoed prompt has none."""
 

@@ -23,7 +23,9 @@ async def systemone(request: HTTPRequest) -> Response:
         raise invalid("state must be text or JSON with content", "state")
     if isinstance(questions, dict) and len(questions) > MAX_QUESTIONS:
         raise invalid(
-            f"questions must be at most {MAX_QUESTIONS}, not {len(questions)}", "questions"
+            f"questions can contain at most {MAX_QUESTIONS} questions, not {len(questions)}:"
+            " ask the others in another request",
+            "questions",
         )
     try:
         parse_questions(questions, DecisionSettings.of(served.tokenizer))
@@ -31,8 +33,8 @@ async def systemone(request: HTTPRequest) -> Response:
         raise invalid(str(error), "questions") from error
     served.check_characters(len(str(state)), "state")
 
-    def answer(asked: JsonObject) -> tuple[JsonObject, int]:
-        result = decide(served.model, served.tokenizer, [state], asked)
+    def answer(question: JsonObject) -> tuple[JsonObject, int]:
+        result = decide(served.model, served.tokenizer, [state], question)
         return result.answers(), result.tokens
 
     async def work() -> Response:

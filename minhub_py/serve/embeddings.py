@@ -130,7 +130,7 @@ async def encode_texts(
             else Input(ids[:limit], [0] * min(len(ids), limit), removed=max(len(ids) - limit, 0))
         )
         if row is None or not row.ids:
-            raise invalid(f"{name} has no tokens", name)
+            raise invalid(f"{name} has no tokens: pass a text that is not empty", name)
         if row.removed and not truncate:
             raise invalid(
                 f"{name} has {len(row.ids) + row.removed:,} tokens, but {served.name} reads at most"
@@ -226,7 +226,9 @@ def settings_of(served: ServedModel) -> EmbeddingSettings:
 def finite(x: Tensor) -> np.ndarray:  # type: ignore[type-arg]
     """A vector as an array. ValueError: it contains NaN or infinity, which JSON does not have."""
     if not bool(torch.isfinite(x).all()):
-        raise ValueError("the model's output contains NaN or infinity")
+        raise ValueError(
+            "the model's output contains NaN or infinity: load the model with dtype float32"
+        )
     return x.numpy()
 
 

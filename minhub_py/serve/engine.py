@@ -38,7 +38,7 @@ PREFILL_CHUNK = MAX_TOKENS
 
 
 @dataclass(frozen=True)
-class Token:
+class GeneratedToken:
     """A generated token.
 
     logprob: in nats, before temperature.
@@ -58,7 +58,7 @@ class Delta:
     """New parts of a reply and their tokens. `end` is the finish reason, in the last delta only."""
 
     events: tuple[ReplyEvent, ...]
-    tokens: tuple[Token, ...]
+    tokens: tuple[GeneratedToken, ...]
     end: Literal["stop", "length"] | None = None
 
     @property
@@ -134,10 +134,10 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], rules: StopRules) -> None:
         self.tokenizer, self.rules, self.stops = tokenizer, rules, rules.strings()
         self.stream = DecodeStream(ids=list(prompt), skip_special_tokens=rules.skip_special)
-        self.tokens: list[Token] = []
+        self.tokens: list[GeneratedToken] = []
         self.count = self.length = 0  # number of tokens and of decoded characters
 
-    def add(self, token: Token, end: Literal["stop", "length"] | None) -> Delta | None:
+    def add(self, token: GeneratedToken, end: Literal["stop", "length"] | None) -> Delta | None:
         """The new text after a token; None if there is no new text yet."""
         self.stops.active = self.count >= self.rules.minimum
         self.count += 1
@@ -164,10 +164,10 @@ class ParsingDetokenizer:
 
     def __init__(self, parser: ReplyParser, rules: StopRules) -> None:
         self.parser, self.rules, self.stops = parser, rules, rules.strings()
-        self.tokens: list[Token] = []
+        self.tokens: list[GeneratedToken] = []
         self.count = 0  # number of tokens
 
-    def add(self, token: Token, end: Literal["stop", "length"] | None) -> Delta | None:
+    def add(self, token: GeneratedToken, end: Literal["stop", "length"] | None) -> Delta | None:
         """The new parts after a token; None if there are no new parts yet."""
         events: list[ReplyEvent] = []
         self.stops.active = self.count >= self.rules.minimum
@@ -185,8 +185,8 @@ class ParsingDetokenizer:
             if self.stops.stopped:
                 end = "stop"
                 break
-        if end is not None and (rest := self.stops.flush()):
-            events.append(ReplyEvent("content", rest))
+        if end is not None and (remaining := self.stops.flush()):
+            events.append(ReplyEvent("content", remaining))
         self.tokens.append(token)
         if not events and end is None:
             return None
@@ -397,10 +397,12 @@ class Engine(EngineThread[Request]):
             self.counts["cached"] += request.cached_tokens
         request.new_ids.append(event.id)
         self.counts["generated"] += 1
-        token = Token(event.id, "", None, ())
+        token = GeneratedToken(event.id, "", None, ())
         if request.logprobs or request.top:
             top = tuple((id, token_text(self.tokenizer, id), logprob) for id, logprob in event.top)
-            token = Token(event.id, token_text(self.tokenizer, event.id), event.logprob, top)
+            token = GeneratedToken(
+                event.id, token_text(self.tokenizer, event.id), event.logprob, top
+            )
         assert request.detokenizer is not None
         return request.detokenizer.add(token, event.end)
 

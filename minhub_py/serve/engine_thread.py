@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from minhub_py.inference.grammar import GrammarError
 
 
-class BusyError(Exception):
+class EngineBusyError(Exception):
     """The queue is full, or the engine does not accept requests."""
 
 
@@ -88,12 +88,12 @@ class EngineThread(Generic[R]):
         raise NotImplementedError
 
     def submit(self, *requests: R) -> None:
-        """Queue requests, all or none. BusyError: the queue is full, or the engine stops."""
+        """Queue requests, all or none. EngineBusyError: the queue is full, or the engine stops."""
         with self.lock:
             if not self.accepting:
-                raise BusyError("the server is shutting down")
+                raise EngineBusyError("the server is shutting down")
             if self.unfinished + len(requests) > self.batch_size + self.queue_size:
-                raise BusyError("the queue is full")
+                raise EngineBusyError("the queue is full: try again later")
             self.unfinished += len(requests)
         for request in requests:
             self.inbox.put(request)

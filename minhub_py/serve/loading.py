@@ -14,7 +14,7 @@ from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.loading.files import open_files
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder
-from minhub_py.serve.catalog import Source
+from minhub_py.serve.catalog import ModelSource
 from minhub_py.serve.encoder_engine import EncoderEngine
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.engine_thread import EngineThread
@@ -25,7 +25,7 @@ DEFAULT_CONTEXT = 4096
 PREFIX_BYTES = 2**28  # of the prefix cache
 
 
-def sources_in_cache(load: Callable[[str], ServedModel]) -> dict[str, Source]:
+def sources_in_cache(load: Callable[[str], ServedModel]) -> dict[str, ModelSource]:
     """The complete models in the Hub cache of supported architectures, and the built-ins."""
     folders = {
         f"minhub/{path.parent.name}": path.parent
@@ -36,7 +36,7 @@ def sources_in_cache(load: Callable[[str], ServedModel]) -> dict[str, Source]:
         if model.complete and "main" in model.revisions:
             folders[model.repository], sizes[model.repository] = model.folder, model.size
     return {
-        name: Source(partial(load, name), sizes[name], task)
+        name: ModelSource(partial(load, name), sizes[name], task)
         for name, path in folders.items()
         if (task := task_at(path)) is not None
     }

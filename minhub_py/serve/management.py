@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from reprlib import repr as brief
-from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,6 +22,7 @@ from minhub_py.serve.server import Server, server_of
 from minhub_py.serve.streaming import json_line
 from minhub_py.serve.validation import Fields, RequestError, invalid
 from minhub_py.system.console import note
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.printable import gist
 from minhub_py.system.version import __version__
 
@@ -170,8 +170,8 @@ async def delete(request: HTTPRequest) -> Response:
 
 def name_in(fields: Fields) -> str:
     """The name of the model. RequestError: it is missing."""
-    name, other = fields.string("model"), fields.string("name")  # clients send one of them or both
-    name = name or other
+    name, alias = fields.string("model"), fields.string("name")  # clients send one of them or both
+    name = name or alias
     if not name:
         raise invalid("model is missing: add the name of a model", "model")
     return name
@@ -225,7 +225,7 @@ class Download:
         async for event in self.events():
             yield json_line(event)
 
-    async def events(self) -> AsyncIterator[Mapping[str, Any]]:
+    async def events(self) -> AsyncIterator[JsonMapping]:
         """Progress of the download. Closing the generator cancels it; its files are kept for the
         next attempt.
         """

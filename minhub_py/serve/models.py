@@ -21,11 +21,11 @@ from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import StopCriteria
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder
-from minhub_py.serve.engine_thread import BusyError, EngineThread, Failure
+from minhub_py.serve.engine_thread import EngineBusyError, EngineThread, Failure
 from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers
 from minhub_py.system.console import note
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 FAILURE_STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
 Task = Literal["completion", "embedding", "rerank"]
@@ -134,7 +134,7 @@ class ServedModel:
         """Queue requests, all or none. RequestError: the engine is busy."""
         try:
             self.engine.submit(*requests)
-        except BusyError as error:
+        except EngineBusyError as error:
             status = 429 if self.engine.accepting else 503
             raise RequestError(
                 status, f"{error}: try again later", "busy", retry_after=RETRY_AFTER
@@ -231,7 +231,7 @@ class ServedModel:
     async def encode_chat(
         self,
         messages: list[JsonObject],
-        variables: Mapping[str, Any] | None = None,
+        variables: JsonMapping | None = None,
         truncation: int | None = None,
         reply: int | None = None,
     ) -> list[int]:

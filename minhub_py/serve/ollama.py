@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from minhub_py.inference.limits import PUBLISHED_FIELDS
 from minhub_py.inference.quantize import kind_of
 from minhub_py.serve import known_fields
-from minhub_py.serve.catalog import Entry
+from minhub_py.serve.catalog import CatalogEntry
 from minhub_py.serve.embeddings import (
     check_count,
     embed_inputs,
@@ -75,7 +75,7 @@ async def running(request: HTTPRequest) -> Response:
     """GET /api/ps: the loaded models."""
     now, clock = datetime.now(timezone.utc), asyncio.get_running_loop().time()
 
-    def expires(entry: Entry) -> str:
+    def expires(entry: CatalogEntry) -> str:
         seconds = entry.keep_alive if entry.expires is None else entry.expires - clock
         return timestamp(
             now + (NEVER if seconds is None or entry.source is None else timedelta(seconds=seconds))
@@ -133,7 +133,7 @@ def capabilities(served: ServedModel) -> list[str]:
     return ["completion", "tools", *(["thinking"] if served.template.markup.reasons else [])]
 
 
-def describe(entry: Entry, name: str) -> dict[str, object]:
+def describe(entry: CatalogEntry, name: str) -> dict[str, object]:
     """The entry of a model, or of its alias `name`, in lists. Details are known if the model is
     loaded.
     """

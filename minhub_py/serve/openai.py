@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
 from minhub_py.serve import known_fields
-from minhub_py.serve.catalog import Entry
-from minhub_py.serve.engine import Delta, Token
+from minhub_py.serve.catalog import CatalogEntry
+from minhub_py.serve.engine import Delta, GeneratedToken
 from minhub_py.serve.forms import parse_form
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
@@ -60,7 +60,7 @@ async def model(request: HTTPRequest) -> Response:
     return JSONResponse(describe(entry, name if models.target(name) != name else entry.name))
 
 
-def describe(entry: Entry, name: str) -> dict[str, object]:
+def describe(entry: CatalogEntry, name: str) -> dict[str, object]:
     """The entry of a model, or of its alias `name`, in lists.
 
     `status` and the first three fields of `meta` follow llama.cpp; `root`, the model of an alias,
@@ -116,7 +116,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
     generation, ids = await start_reply(served, chat, requested, settings, count, name)
     stop_ids, head = generation.requests[0].stop_ids, head_of("chatcmpl", served)
 
-    def logprobs_of(tokens: Sequence[Token]) -> dict[str, object] | None:
+    def logprobs_of(tokens: Sequence[GeneratedToken]) -> dict[str, object] | None:
         return (
             {"content": chat_logprobs(served.tokenizer, tokens, stop_ids), "refusal": None}
             if logprobs
@@ -146,7 +146,10 @@ async def chat_completions(request: HTTPRequest) -> Response:
             return sse({**head, "object": "chat.completion.chunk", "choices": choices, **fields})
 
         def part(
-            index: int, delta: JsonObject, tokens: Sequence[Token] = (), end: str | None = None
+            index: int,
+            delta: JsonObject,
+            tokens: Sequence[GeneratedToken] = (),
+            end: str | None = None,
         ) -> dict[str, object]:
             logprobs = logprobs_of(tokens) if tokens or end else None
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": end}
@@ -245,9 +248,9 @@ class DeltaWriter:
         self.splitters = {"content": DeltaSplitter(), "reasoning": DeltaSplitter()}
         self.calls = 0
         self.begun = False
-        self.tokens: tuple[Token, ...] = ()  # not sent yet
+        self.tokens: tuple[GeneratedToken, ...] = ()  # not sent yet
 
-    def add(self, delta: Delta) -> list[tuple[JsonObject, tuple[Token, ...]]]:
+    def add(self, delta: Delta) -> list[tuple[JsonObject, tuple[GeneratedToken, ...]]]:
         """The deltas to send with their tokens."""
         self.tokens += delta.tokens
         parts = []
@@ -328,7 +331,7 @@ class DeltaSplitter:
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[Token], stop_ids: frozenset[int]
+    tokenizer: Tokenizer, tokens: Sequence[GeneratedToken], stop_ids: frozenset[int]
 ) -> list[dict[str, object]]:
     """Log-probabilities in the format of chat completions, without the end token."""
 

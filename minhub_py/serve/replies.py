@@ -4,7 +4,7 @@ import secrets
 import string
 from dataclasses import dataclass, field
 
-from minhub_py.serve.engine import Delta, Token
+from minhub_py.serve.engine import Delta, GeneratedToken
 from minhub_py.serve.generation import Generation
 
 ID_CHARACTERS = string.ascii_letters + string.digits
@@ -12,7 +12,7 @@ ID_LENGTH = 9  # as Mistral's templates require
 
 
 @dataclass(frozen=True)
-class Call:
+class ReplyCall:
     """A tool call. arguments: JSON text."""
 
     id: str
@@ -26,8 +26,8 @@ class ParsedReply:
 
     text: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
-    tokens: list[Token] = field(default_factory=list)
+    calls: list[ReplyCall] = field(default_factory=list)
+    tokens: list[GeneratedToken] = field(default_factory=list)
     end: str = "length"
 
     def add(self, delta: Delta) -> None:
@@ -35,7 +35,7 @@ class ParsedReply:
         self.tokens += delta.tokens
         for event in delta.events:
             if event.kind == "call":
-                self.calls.append(Call(new_call_id(), event.text, event.arguments))
+                self.calls.append(ReplyCall(new_call_id(), event.text, event.arguments))
             elif event.kind == "reasoning":
                 self.reasoning += event.text
             else:

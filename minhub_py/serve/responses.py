@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from reprlib import repr as brief
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -155,11 +155,11 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     return chat
 
 
-def messages_of(items: list[Any]) -> list[Any]:
+def messages_of(items: list[object]) -> list[JsonObject]:
     """Input items as messages: calls belong to the assistant message before them, reasoning to the
     one after it.
     """
-    messages: list[Any] = []
+    messages: list[JsonObject] = []
     reasoning = ""
     for index, item in enumerate(items):
         fields = Fields(item, f"input[{index}]")

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request as HTTPRequest
 from starlette.types import Scope
 
-from minhub_py.serve.catalog import Entry, Models
+from minhub_py.serve.catalog import CatalogEntry, Models
 from minhub_py.serve.models import ServedModel, Task
 from minhub_py.serve.slices import Turns
 from minhub_py.serve.validation import Fields, RequestError
@@ -93,7 +93,7 @@ class Server:
 
     def release_models(self, scope: Scope) -> None:
         """Release the models of a request after its response."""
-        entries: list[Entry] = scope.pop(ACQUIRED, [])
+        entries: list[CatalogEntry] = scope.pop(ACQUIRED, [])
         for entry in entries:
             self.models.release(entry)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from reprlib import repr as brief
-from typing import Annotated, Any
+from typing import Annotated
 
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import AnyGrammar
@@ -21,7 +21,7 @@ from minhub_py.serve.engine import StopRules
 from minhub_py.serve.known_fields import FIXED, SAMPLING, reject_unsupported
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.validation import Fields, invalid, shaped
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import Within
 
 MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
@@ -67,7 +67,8 @@ def limited(settings: JsonObject, grammar: AnyGrammar | None, max_new_tokens: in
     limits = replace(settings.pop("limits"), ends=settings["stop_ids"], grammar=grammar)
     if limits.minimum > max_new_tokens:
         raise invalid(
-            f"min_tokens is {limits.minimum}, but the reply has at most {max_new_tokens} tokens",
+            f"min_tokens is {limits.minimum}, but the reply has at most {max_new_tokens} tokens:"
+            " reduce min_tokens",
             "min_tokens",
         )
     return settings | {"grammar": limits if limits.restrict else grammar}
@@ -75,7 +76,7 @@ def limited(settings: JsonObject, grammar: AnyGrammar | None, max_new_tokens: in
 
 def parse_sampling(
     fields: Fields,
-    defaults: Mapping[str, Any],
+    defaults: JsonMapping,
     vocab_size: int,
     penalty: str = "repetition_penalty",
 ) -> Sampling:
@@ -124,8 +125,8 @@ def parse_other_penalty(fields: Fields, name: str, value: float) -> float:
     It applies to the whole text.
     """
     if fields.get(name) is None:
-        other = "repeat_penalty" if name == "repetition_penalty" else "repetition_penalty"
-        value = fields.number(other) or value
+        synonym = "repeat_penalty" if name == "repetition_penalty" else "repetition_penalty"
+        value = fields.number(synonym) or value
     details = ("repeat_last_n", "penalize_nl", "penalize_newline")
     if value == 1:
         fields.read.update(details)
@@ -250,8 +251,8 @@ def parse_max_tokens(fields: Fields, *names: str) -> int | None:
     """
     values = [fields.integer(name, 1, 2**31) for name in names]
     unlimited = fields.get("n_predict") == -1
-    other = None if unlimited else fields.integer("n_predict", 1, 2**31)
-    return next((value for value in (*values, other) if value is not None), None)
+    limit = None if unlimited else fields.integer("n_predict", 1, 2**31)
+    return next((value for value in (*values, limit) if value is not None), None)
 
 
 def parse_truncation(fields: Fields) -> int | None:

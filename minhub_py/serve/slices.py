@@ -61,7 +61,7 @@ class Turns:
             return value
 
 
-def run_slice(slices: Slices[Any]) -> None:
+def run_slice(slices: Slices[object]) -> None:
     """Run a slice. StopIteration: it was the last one."""
     with without_collection():
         next(slices)
@@ -90,12 +90,12 @@ def write_list(elements: Iterable[object], cost: int = 1) -> Slices[str]:
     return f"[{','.join(parts)}]"
 
 
-def read_json(text: str, most: int) -> Slices[Any]:
+def read_json(text: str, most: int) -> Slices[object]:
     """A JSON text. ValueError: as in `json_text.parse`.    TooManyError.
 
     most: maximum number of lists, objects and members of objects.
     """
-    reader = _Reader(text)
+    reader = _SliceReader(text)
     count = total = 0
     while not reader.complete:
         size = reader.advance()
@@ -108,7 +108,7 @@ def read_json(text: str, most: int) -> Slices[Any]:
     return reader.result
 
 
-class _Reader:
+class _SliceReader:
     """The state of a text that is being read. The end of the text is read at once."""
 
     def __init__(self, text: str) -> None:
@@ -150,7 +150,7 @@ class _Reader:
             self._read_key()
         return 1
 
-    def _elements(self, run: str, start: int) -> list[Any]:
+    def _elements(self, run: str, start: int) -> list[object]:
         """The values of elements with their commas."""
         try:
             values: list[object] = self.decoder.decode(f"[{run[:-1]}]")

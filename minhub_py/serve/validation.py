@@ -45,7 +45,7 @@ class Fields:
     the wrong type.
     """
 
-    def __init__(self, values: Any, path: str = "") -> None:
+    def __init__(self, values: object, path: str = "") -> None:
         if not isinstance(values, Mapping):
             raise invalid(
                 f"{path or 'the body'} must be a JSON object, not {brief(values)}", path or None
@@ -85,9 +85,9 @@ class Fields:
     def get(self, name: str, shape: type[T]) -> T | None: ...
 
     @overload
-    def get(self, name: str, shape: Any = Any) -> Any: ...
+    def get(self, name: str, shape: object = Any) -> Any: ...
 
-    def get(self, name: str, shape: Any = Any) -> Any:
+    def get(self, name: str, shape: object = Any) -> Any:
         """The value of a field in the types of a shape; see system/shapes.py."""
         self.read.add(name)
         value = self.values.get(name)

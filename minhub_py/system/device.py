@@ -25,7 +25,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Probe:
+class DeviceProbe:
     """The result of probing one device: its name in PyTorch, whether it works, and its memory in
     bytes.
     """
@@ -42,7 +42,7 @@ class Probe:
 class Devices(Result):
     """All probes and the device that "auto" selects; prints as a table."""
 
-    probes: tuple[Probe, ...]
+    probes: tuple[DeviceProbe, ...]
     device: str
     reason: str
 
@@ -87,7 +87,7 @@ def devices() -> Devices:
     return Devices(tuple(probe for probes in by_type for probe in probes), best.name, reason)
 
 
-def probe_cuda() -> list[Probe]:
+def probe_cuda() -> list[DeviceProbe]:
     """One probe per CUDA (or ROCm) device; without a device, a single probe with the reason."""
     if not torch.backends.cuda.is_built():
         hint = ""
@@ -97,20 +97,24 @@ def probe_cuda() -> list[Probe]:
                 " pytorch.org)"
             )
         return [
-            Probe("cuda", False, f"this PyTorch ({torch.__version__}) is built without CUDA{hint}")
+            DeviceProbe(
+                "cuda", False, f"this PyTorch ({torch.__version__}) is built without CUDA{hint}"
+            )
         ]
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     try:
         torch.cuda.init()
         count = torch.cuda.device_count()
     except (RuntimeError, AssertionError) as error:  # no driver, or one too old for this build
-        return [Probe("cuda", False, f"PyTorch is built for {build}, but: {first_line(error)}")]
+        return [
+            DeviceProbe("cuda", False, f"PyTorch is built for {build}, but: {first_line(error)}")
+        ]
     if count == 0:
-        return [Probe("cuda", False, f"PyTorch is built for {build}, but there is no GPU")]
+        return [DeviceProbe("cuda", False, f"PyTorch is built for {build}, but there is no GPU")]
     return [probe_cuda_device(index, build) for index in range(count)]
 
 
-def probe_cuda_device(index: int, build: str) -> Probe:
+def probe_cuda_device(index: int, build: str) -> DeviceProbe:
     """Probe one CUDA device: its name, compute capability and memory, and whether a kernel runs on
     it.
     """
@@ -120,7 +124,7 @@ def probe_cuda_device(index: int, build: str) -> Probe:
         run_kernel(name)
         free, total = torch.cuda.mem_get_info(index)
     except (RuntimeError, AssertionError) as error:
-        return Probe(name, False, first_line(error))
+        return DeviceProbe(name, False, first_line(error))
     detail = (
         f"{about.name}, capability {about.major}.{about.minor}, {free / 2**30:.1f} of"
         f" {total / 2**30:.1f} GiB free"
@@ -128,28 +132,28 @@ def probe_cuda_device(index: int, build: str) -> Probe:
     # bfloat16 is emulated, slowly, before Ampere.
     bf16 = about.major >= 8 or torch.version.hip is not None
     dtypes = ("float32", "float16", *(["bfloat16"] if bf16 else []), "float64")
-    return Probe(name, True, f"{detail}, {build}", total, free, dtypes)
+    return DeviceProbe(name, True, f"{detail}, {build}", total, free, dtypes)
 
 
-def probe_xpu() -> list[Probe]:
+def probe_xpu() -> list[DeviceProbe]:
     """Probe Intel GPUs."""
     if not torch.xpu.is_available():
-        return [Probe("xpu", False, "no Intel GPU, or PyTorch is built without XPU")]
+        return [DeviceProbe("xpu", False, "no Intel GPU, or PyTorch is built without XPU")]
     return probe_by_kernel("xpu", torch.xpu.get_device_name(0), ("float32", "float16", "bfloat16"))
 
 
-def probe_mps() -> list[Probe]:
+def probe_mps() -> list[DeviceProbe]:
     """Probe Apple GPUs."""
     if not torch.backends.mps.is_available():
-        return [Probe("mps", False, "no Apple GPU, or PyTorch is built without Metal")]
+        return [DeviceProbe("mps", False, "no Apple GPU, or PyTorch is built without Metal")]
     return probe_by_kernel("mps", "Apple GPU", ("float32", "float16", "bfloat16"))
 
 
-def probe_cpu() -> list[Probe]:
+def probe_cpu() -> list[DeviceProbe]:
     """The CPU, which always works."""
     threads = torch.get_num_threads()
     detail = f"{threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
-    return [Probe("cpu", True, detail, dtypes=tuple(DTYPES))]
+    return [DeviceProbe("cpu", True, detail, dtypes=tuple(DTYPES))]
 
 
 def has_onednn_bfloat16() -> bool:
@@ -161,13 +165,13 @@ def has_onednn_bfloat16() -> bool:
     return supported is not None and bool(supported())
 
 
-def probe_by_kernel(name: str, detail: str, dtypes: tuple[str, ...]) -> list[Probe]:
+def probe_by_kernel(name: str, detail: str, dtypes: tuple[str, ...]) -> list[DeviceProbe]:
     """Probe a device by running a kernel alone."""
     try:
         run_kernel(name)
     except RuntimeError as error:
-        return [Probe(name, False, first_line(error))]
-    return [Probe(name, True, detail, dtypes=dtypes)]
+        return [DeviceProbe(name, False, first_line(error))]
+    return [DeviceProbe(name, True, detail, dtypes=dtypes)]
 
 
 def run_kernel(device: str) -> None:
@@ -182,7 +186,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def choose_device(device: str | torch.device = "auto") -> Probe:
+def choose_device(device: str | torch.device = "auto") -> DeviceProbe:
     """The probe of the device given by `device=`. ValueError: the device is unknown or does not
     work.
     """
@@ -217,7 +221,7 @@ def choose_device(device: str | torch.device = "auto") -> Probe:
 
 
 def choose_dtype(
-    dtype: str | torch.dtype, device: Probe, stored: Iterable[torch.dtype]
+    dtype: str | torch.dtype, device: DeviceProbe, stored: Iterable[torch.dtype]
 ) -> torch.dtype:
     """The torch.dtype given by `dtype=`, for weights stored in the dtypes `stored`.
 

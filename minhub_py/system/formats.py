@@ -61,7 +61,7 @@ def import_pyarrow() -> Any:
 
 
 @dataclass
-class Batch:
+class RowBatch:
     """Consecutive rows of a file: dicts, or an Arrow RecordBatch for .parquet files."""
 
     dicts: list[Row] = field(default_factory=list)
@@ -96,7 +96,7 @@ LONE_RETURN = (
 
 def read_batches(
     path: Path, columns: Sequence[str] | None = None, na: Sequence[str] = NA
-) -> Iterator[Batch]:
+) -> Iterator[RowBatch]:
     """Read a file in batches of rows. columns: the required columns; .parquet files are read
     without the rest.
 
@@ -108,11 +108,11 @@ def read_batches(
         with open_parquet(path) as file, arrow_errors(path):
             for table in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 check_values(path, table)
-                yield Batch(table=table)
+                yield RowBatch(table=table)
         return
     rows = (row for _, row in read_rows(path, na))
     while dicts := list(islice(rows, BATCH_ROWS)):
-        yield Batch(dicts)
+        yield RowBatch(dicts)
 
 
 def read_rows(path: Path, na: Sequence[str] = NA) -> Iterator[tuple[int, Row]]:
@@ -322,13 +322,15 @@ def check_separator(path: Path, header: str, separator: str, quote: str = "") ->
     header: the name of the only column, or the first line.    quote: a character before the
     separator.
     """
-    other = next((mark for mark in ";\t|," if mark != separator and quote + mark in header), None)
-    if other is not None:
+    alternative = next(
+        (mark for mark in ";\t|," if mark != separator and quote + mark in header), None
+    )
+    if alternative is not None:
         names = {";": "semicolons", "\t": "tabs", "|": "vertical bars", ",": "commas"}
-        ending = {"\t": ".tsv", ",": ".csv"}.get(other)
+        ending = {"\t": ".tsv", ",": ".csv"}.get(alternative)
         rename = f"rename it to {ending}" if ending else f"write it with {names[separator]}"
         raise ValueError(
-            f"{path}: {names[other]} instead of {names[separator]} separate its columns"
+            f"{path}: {names[alternative]} instead of {names[separator]} separate its columns"
             f" ({brief(header.strip())}): {rename}, or rename the column if this is its name"
         )
 

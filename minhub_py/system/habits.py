@@ -85,7 +85,7 @@ def with_hints(function: F) -> F:
     names = inspect.signature(function).parameters
 
     @functools.wraps(function)
-    def call(*arguments: Any, **settings: Any) -> Any:
+    def call(*arguments: object, **settings: object) -> Any:
         for name in settings:
             if name not in names and (hint := argument_hint(name)):
                 raise TypeError(f"{call.__name__}() has no argument {name}: {hint}")

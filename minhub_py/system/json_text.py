@@ -12,10 +12,13 @@ import json
 import math
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-JsonObject = dict[str, Any]  # an object as `json.loads` returns it
+# Objects as `json.loads` returns them: config.json, schemas, tools. shapes.py checks their values.
+JsonObject = dict[str, Any]
+JsonMapping = Mapping[str, Any]  # read only
 
 # of lists and objects, as in serde_json; functions that recurse into a value use several frames
 # each

@@ -48,7 +48,7 @@ from minhub_py.system.json_text import check_depth
 from minhub_py.system.printable import printable
 
 T = TypeVar("T")
-Reader = Callable[[Any], Any]
+Reader = Callable[[object], object]
 TITLES = {
     str: "a string",
     int: "an integer",
@@ -89,9 +89,9 @@ class ShapeError(ValueError):
         )
 
 
-def joined(path: str, rest: str) -> str:
+def joined(path: str, tail: str) -> str:
     """The path of a member or an element."""
-    return f"{path}{'' if not (path and rest) or rest.startswith('[') else '.'}{rest}"
+    return f"{path}{'' if not (path and tail) or tail.startswith('[') else '.'}{tail}"
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def fits(value: object, shape: object) -> bool:
 
 
 @cache
-def reader(shape: Any) -> Reader:
+def reader(shape: object) -> Reader:
     """A function that returns a value in the types of a shape, or raises ShapeError."""
     origin, arguments = get_origin(shape), get_args(shape)
     if shape in (Any, object):
@@ -204,7 +204,7 @@ def reader(shape: Any) -> Reader:
     )
 
 
-def _scalar(kind: Any, value: Any) -> Any:
+def _scalar(kind: object, value: Any) -> object:
     if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         return value if abs(value) < 2**53 else float(value)  # PyTorch's integers have 64 bits
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
@@ -216,13 +216,13 @@ def _scalar(kind: Any, value: Any) -> Any:
     return value
 
 
-def _unchecked(kind: type, value: object) -> Any:
+def _unchecked(kind: type, value: object) -> object:
     if not isinstance(value, Mapping if kind is dict else list | tuple):
         raise _wrong(value, kind)
     return value
 
 
-def _within(read: Reader, shape: Any, value: object) -> Any:
+def _within(read: Reader, shape: Any, value: object) -> object:
     result = read(value)
     number = len(result) if isinstance(result, Sequence) else result
     if isinstance(number, int | float) and not all(
@@ -232,7 +232,7 @@ def _within(read: Reader, shape: Any, value: object) -> Any:
     return result
 
 
-def _alternative(readers: Sequence[Reader], shape: object, value: object) -> Any:
+def _alternative(readers: Sequence[Reader], shape: object, value: object) -> object:
     """The value in the first of several shapes that fits. The error of a part of it is more precise
     than its own.
     """
@@ -248,19 +248,19 @@ def _alternative(readers: Sequence[Reader], shape: object, value: object) -> Any
     )
 
 
-def _choice(choices: Sequence[object], shape: object, value: object) -> Any:
+def _choice(choices: Sequence[object], shape: object, value: object) -> object:
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise _wrong(value, shape)
     return value
 
 
-def _list(read: Reader, kind: type, shape: object, value: object) -> Any:
+def _list(read: Reader, kind: type, shape: object, value: object) -> object:
     if not isinstance(value, list | tuple):
         raise _wrong(value, shape)
     return kind([_item(read, index, item) for index, item in enumerate(value)])
 
 
-def _tuple(readers: Sequence[Reader], shape: object, value: object) -> Any:
+def _tuple(readers: Sequence[Reader], shape: object, value: object) -> object:
     if not isinstance(value, list | tuple) or len(value) != len(readers):
         raise _wrong(value, shape)
     return tuple(
@@ -269,7 +269,7 @@ def _tuple(readers: Sequence[Reader], shape: object, value: object) -> Any:
     )
 
 
-def _object(read: Reader, shape: object, value: object) -> Any:
+def _object(read: Reader, shape: object, value: object) -> object:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise _wrong(value, shape)
     if not all(map(is_unicode, value)):
@@ -277,7 +277,7 @@ def _object(read: Reader, shape: object, value: object) -> Any:
     return {key: _item(read, key, item) for key, item in value.items()}
 
 
-def _members(readers: Mapping[str, Reader], shape: Any, value: object) -> Any:
+def _members(readers: Mapping[str, Reader], shape: Any, value: object) -> object:
     """An object in the form of a TypedDict or a dataclass."""
     if not isinstance(value, Mapping):
         raise _wrong(value, shape)
@@ -293,7 +293,7 @@ def _members(readers: Mapping[str, Reader], shape: Any, value: object) -> Any:
     return shape(**result) if is_record else result
 
 
-def _item(read: Reader, key: str | int, item: object) -> Any:
+def _item(read: Reader, key: str | int, item: object) -> object:
     """An item of a container in the types of its shape."""
     try:
         return read(item)
@@ -302,18 +302,18 @@ def _item(read: Reader, key: str | int, item: object) -> Any:
 
 
 @cache
-def members(shape: Any) -> tuple[dict[str, Any], frozenset[str]]:
+def members(shape: Any) -> tuple[dict[str, object], frozenset[str]]:
     """The shapes of the members of a TypedDict or a dataclass, and the names of those that it
     requires.
     """
     shapes = get_type_hints(shape, include_extras=True)
     if is_typeddict(shape):
         return shapes, shape.__required_keys__
-    fields, missing = dataclasses.fields(shape), dataclasses.MISSING
+    fields, absent = dataclasses.fields(shape), dataclasses.MISSING
     required = {
         field.name
         for field in fields
-        if field.default is missing and field.default_factory is missing
+        if field.default is absent and field.default_factory is absent
     }
     return {field.name: shapes[field.name] for field in fields}, frozenset(required)
 

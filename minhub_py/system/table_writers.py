@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minhub_py.system.csv_values import NA, Missing, quoted, without_missing
-from minhub_py.system.formats import SEPARATORS, Batch, Row, import_pyarrow
+from minhub_py.system.formats import SEPARATORS, Row, RowBatch, import_pyarrow
 
 # size of a row group in .parquet files: waits in memory, and again while it is encoded
 ROW_GROUP_BYTES = 2**23
@@ -40,7 +40,7 @@ class TextWriter:
         self,
         path: Path,
         file_format: str,
-        columns: Mapping[str, Any],
+        columns: Mapping[str, object],
         results: Sequence[Column],
         na: Sequence[str] = NA,
     ) -> None:
@@ -57,7 +57,7 @@ class TextWriter:
                 names += vector if column.type == "vector" else [column.name]
             self._write_line(names)
 
-    def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
+    def write(self, batch: RowBatch, indices: Sequence[int], results: Sequence[Row]) -> None:
         """Write one row per result: the batch's row at the corresponding index, and the result's
         columns.
 
@@ -98,7 +98,9 @@ class TextWriter:
 class ParquetWriter:
     """Writes .parquet files in row groups of at least `ROW_GROUP_BYTES`."""
 
-    def __init__(self, path: Path, columns: Mapping[str, Any], results: Sequence[Column]) -> None:
+    def __init__(
+        self, path: Path, columns: Mapping[str, object], results: Sequence[Column]
+    ) -> None:
         self.pa = import_pyarrow()
         self.path, self.columns, self.results = path, list(columns), results
         types = [*columns.items(), *((column.name, column.type) for column in results)]
@@ -115,7 +117,7 @@ class ParquetWriter:
             return self.pa.list_(self.pa.float32())
         return self.pa.type_for_alias(kind) if isinstance(kind, str) else kind
 
-    def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
+    def write(self, batch: RowBatch, indices: Sequence[int], results: Sequence[Row]) -> None:
         """Write rows. See `TextWriter.write`."""
         table = batch.table
         stored = {} if table is None else dict(zip(table.schema.names, table.columns, strict=True))
@@ -132,7 +134,7 @@ class ParquetWriter:
             self._flush()
 
     def _input_array(
-        self, batch: Batch, name: str, kind: Any, column: Any, indices: Sequence[int]
+        self, batch: RowBatch, name: str, kind: Any, column: Any, indices: Sequence[int]
     ) -> Any:
         """The rows' values of an input column. column: the batch's Arrow array, if there is one."""
         is_string = self.pa.types.is_string(kind)
@@ -184,11 +186,11 @@ class NpyWriter:
         )
         return b"\x93NUMPY\x01\x00\xf6\x00" + description.ljust(245).encode() + b"\n"
 
-    def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
+    def write(self, batch: RowBatch, indices: Sequence[int], results: Sequence[Row]) -> None:
         """Write rows. See `TextWriter.write`."""
-        missing = [self.np.nan] * self.column.width
+        empty = [self.np.nan] * self.column.width
         vectors = [
-            missing if result[self.column.name] is None else result[self.column.name]
+            empty if result[self.column.name] is None else result[self.column.name]
             for result in results
         ]
         self.file.write(self.np.array(vectors, "<f4").tobytes())

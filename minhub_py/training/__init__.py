@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from tokenizers import Tokenizer
 
@@ -116,9 +116,9 @@ def train(
     if type(lora) is int:
         settings["lora"] = {"r": lora}
     checked = Settings(**settings)
-    given = frozenset(settings)
+    requested = frozenset(settings)
     return _run(
-        lambda events: start_run(RunFolder(Path(out)), checked, texts, events, given),
+        lambda events: start_run(RunFolder(Path(out)), checked, texts, events, requested),
         out,
         listener,
         progress,
@@ -308,7 +308,7 @@ class Run(Result):
         return Columns({name: [row[name] for row in rows] for name in columns_of(rows)})
 
     def _repr_html_(self) -> str:
-        rows: list[Mapping[str, Any]] = list(self.losses)
+        rows: list[Mapping[str, object]] = list(self.losses)
         names = ("step", "train_loss", "held_out_loss", "learning_rate", "tokens_per_second")
         columns = {name: [row[name] for row in rows[-html.MAX_ROWS :]] for name in names}
         return html.note([repr(self), f"{len(rows)} evaluations, the last ones:"]) + html.table(

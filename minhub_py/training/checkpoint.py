@@ -48,7 +48,7 @@ LossColumn = Literal[
 Measure = Literal["accuracy", "f1_macro", "r_squared"]
 
 
-class Measures(TypedDict, total=False):
+class HeldOutMeasures(TypedDict, total=False):
     """Measures of the held-out examples with labels; NaN where undefined."""
 
     accuracy: float  # of a classification, as f1_macro
@@ -56,7 +56,7 @@ class Measures(TypedDict, total=False):
     r_squared: float  # of a regression
 
 
-class LossRow(Measures):
+class LossRow(HeldOutMeasures):
     """A row of losses.csv, one per evaluation. Unknown values are NaN.
 
     train_loss and gradient_norm are means over the steps since the previous row. units.py defines
@@ -77,7 +77,7 @@ COLUMNS: tuple[LossColumn, ...] = get_args(LossColumn)
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Literal[LossColumn, Measure], ...]:
+def columns_of(rows: Sequence[Mapping[str, object]]) -> tuple[Literal[LossColumn, Measure], ...]:
     """The columns of losses.csv for these rows: measures only if a row has them."""
     return (*COLUMNS, *(name for name in MEASURES if any(name in row for row in rows)))
 
@@ -224,7 +224,7 @@ class RunFolder:
         for older in self.all_checkpoints()[:-1]:
             shutil.rmtree(older)
 
-    def write_row(self, row: Mapping[str, Any]) -> None:
+    def write_row(self, row: Mapping[str, object]) -> None:
         """Add a row to losses.csv. The first row with a measure adds its column, also to the file
         of an old run.
         """

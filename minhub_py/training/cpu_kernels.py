@@ -48,7 +48,7 @@ class CPUKernels(TorchFunctionMode):
         CPUKernels.active += 1
         return super().__enter__()
 
-    def __exit__(self, *details: Any) -> Any:
+    def __exit__(self, *details: object) -> Any:
         CPUKernels.active -= 1
         return super().__exit__(*details)
 
@@ -56,8 +56,8 @@ class CPUKernels(TorchFunctionMode):
         self,
         func: Callable[..., Any],
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
         return REPLACEMENTS.get(func, func)(*args, **kwargs or {})
 

@@ -95,7 +95,9 @@ def read_corpus(folder: Path) -> Corpus | ExampleCorpus:
         return ExampleCorpus.read(folder, metadata)
 
 
-def prepare(text: "Text", tokenizer: Tokenizer, folder: Path, start: str | None = None) -> None:
+def prepare(
+    text: "CorpusText", tokenizer: Tokenizer, folder: Path, start: str | None = None
+) -> None:
     """Encode a text and write train.bin, held_out.bin and tokens.json.
 
     start: the fingerprint of the model that the run fine-tunes.
@@ -188,7 +190,7 @@ def is_space(character: str) -> bool:
     return character.isspace() and not "\x1c" <= character <= "\x1f"
 
 
-class Text:
+class CorpusText:
     """Text files read as one unchanged text, and split into a training part and a held-out part.
 
     The files are read several times: to count characters, to train a tokenizer, and to encode.

@@ -23,7 +23,7 @@ from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import setting
 from minhub_py.training.adapter_run import invocation_of
 from minhub_py.training.checkpoint import RunFolder
-from minhub_py.training.examples import Encoder, is_table, labels_in, prepare_examples
+from minhub_py.training.examples import ExampleEncoder, is_table, labels_in, prepare_examples
 from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
 from minhub_py.training.rows import form_of
@@ -92,7 +92,7 @@ def encode_examples(
             "config, tokenizer and chat template have no token that ends a reply, so that the "
             "model does not learn to stop: set eos_token in tokenizer_config.json"
         )
-    encoder = Encoder(
+    encoder = ExampleEncoder(
         tokenizer,
         template,
         eos,
@@ -143,7 +143,7 @@ def eos_of(config: ModelConfig, template: ChatTemplate) -> int | None:
 
 
 def with_defaults(
-    settings: Settings, given: Collection[str], examples: JsonObject, most: int
+    settings: Settings, requested: Collection[str], examples: JsonObject, most: int
 ) -> Settings:
     """Defaults that depend on the examples, for settings that are not given.
 
@@ -152,13 +152,13 @@ def with_defaults(
     """
     batch = (
         settings.batch
-        if {"batch", "accumulate"} & set(given)
+        if {"batch", "accumulate"} & set(requested)
         else min(BATCH, max(1, examples["train"]))
     )
     changes: dict[str, Any] = {"batch": batch}
-    if "accumulate" not in given:
+    if "accumulate" not in requested:
         changes["accumulate"] = parts_of(batch, examples["length"], most)
-    if "steps" not in given:
+    if "steps" not in requested:
         epochs = settings.epochs or EPOCHS
         changes |= {
             "steps": max(1, math.ceil(epochs * examples["train"] / batch)),
@@ -170,9 +170,9 @@ def with_defaults(
         ("evaluate_every", steps // 4),
         ("checkpoint_every", steps // 4),
     ):
-        if name not in given:
+        if name not in requested:
             changes[name] = min(getattr(settings, name), max(1, value))
-    if "weight_decay" not in given:
+    if "weight_decay" not in requested:
         changes["weight_decay"] = 0.0 if settings.lora else 0.01
     return dataclasses.replace(settings, **changes)
 

@@ -149,8 +149,8 @@ class ExampleCorpus:
     @property
     def unit(self) -> LossUnit:
         """The unit of losses."""
-        kept = bool(self.train.keep.any() or self.held_out.keep.any())
-        return loss_unit(self.objective, classes=len(self.labels), kept=kept)
+        has_kept_rows = bool(self.train.keep.any() or self.held_out.keep.any())
+        return loss_unit(self.objective, classes=len(self.labels), kept=has_kept_rows)
 
     @classmethod
     def read(cls, folder: Path, metadata: Mapping[str, Any]) -> "ExampleCorpus":
@@ -205,7 +205,7 @@ def describing(path: Path, number: int) -> Iterator[None]:
         raise ValueError(f"{path}, row {number}: {error}") from error
 
 
-class Encoder:
+class ExampleEncoder:
     """Encodes examples.
 
     eos: appended to completions.    context: maximum number of tokens.    invocation: of an
@@ -237,11 +237,15 @@ class Encoder:
         if self.invocation is None:
             return [sequences]
         replies = [sequence.replies() for sequence in sequences]
-        if len(sequences) > 1 and any(len(each) > 1 for each in replies):
+        if len(sequences) > 1 and any(len(variants) > 1 for variants in replies):
             raise ValueError("an activated adapter needs preference pairs with one reply each")
-        for reply in [reply for each in replies for reply in each]:
+        for reply in [reply for variants in replies for reply in variants]:
             self.check_invocation(reply.prompt)
-        return [list(each) for each in zip(*replies, strict=True)] if all(replies) else [sequences]
+        return (
+            [list(variants) for variants in zip(*replies, strict=True)]
+            if all(replies)
+            else [sequences]
+        )
 
     def check_invocation(self, prompt: Sequence[int]) -> None:
         """ValueError: a prompt does not contain the invocation."""
@@ -354,25 +358,25 @@ def value(row: Row, name: str) -> Any:
 
 def text(row: Row, name: str) -> str:
     """A text of a row. ValueError: it is missing or has another type."""
-    found = value(row, name)
-    if not isinstance(found, str):
-        raise ValueError(f"{name} must be a text, not {type(found).__name__}")
-    return found
+    text = value(row, name)
+    if not isinstance(text, str):
+        raise ValueError(f"{name} must be a text, not {type(text).__name__}")
+    return text
 
 
 def is_kept(row: Row) -> bool:
     """The value of `keep` in a row. ValueError: it is not true or false."""
-    found = str(row.get("keep") or "false").lower()
-    if found not in ("true", "false", "1", "0"):
-        raise ValueError(f"keep must be true or false, not {found}")
-    return found in ("true", "1")
+    flag = str(row.get("keep") or "false").lower()
+    if flag not in ("true", "false", "1", "0"):
+        raise ValueError(f"keep must be true or false, not {flag}")
+    return flag in ("true", "1")
 
 
 def prepare_examples(
     paths: Sequence[Path],
     names: Sequence[str],
     folder: Path,
-    encoder: Encoder,
+    encoder: ExampleEncoder,
     objective: str,
     held_out: float,
     seed: int,
@@ -391,7 +395,7 @@ def prepare_examples(
     """
     rows: list[list[Encoded]] = []
     values: list[float] = []
-    kept: list[bool] = []
+    keep_flags: list[bool] = []
     size = sum(path.stat().st_size for path in paths)
     # nothing predicts the first token of a text
     first = 0 if objective in ("labels", "masked") else 1
@@ -409,7 +413,7 @@ def prepare_examples(
             if all(any(sequence.targets[first:]) for sequence in sequences):
                 rows.append(sequences)
                 values.append(label)
-                kept.append(keep)
+                keep_flags.append(keep)
             elif any(sequence.truncated for sequence in sequences):  # the prompt fills the context
                 dropped += 1
             else:
@@ -429,10 +433,10 @@ def prepare_examples(
     count = min(max(1, round(len(rows) * held_out)), len(rows) - 1)
     parts = {"held_out": sorted(order[:count].tolist()), "train": sorted(order[count:].tolist())}
     # About the longest example of a batch, which determines the memory of its part.
-    counts = {"length": int(np.quantile([sum(len(each.ids) for each in row) for row in rows], 0.9))}
+    counts = {"length": int(np.quantile([sum(len(part.ids) for part in row) for row in rows], 0.9))}
     for name, numbers in parts.items():
         tensors = stack([rows[number] for number in numbers])
-        tensors["keep"] = torch.tensor([kept[number] for number in numbers])
+        tensors["keep"] = torch.tensor([keep_flags[number] for number in numbers])
         if objective == "labels":
             tensors["labels"] = torch.tensor(
                 [values[number] for number in numbers], dtype=torch.float64
@@ -443,7 +447,7 @@ def prepare_examples(
         "objective": objective,
         "labels": list(labels),
         **counts,
-        "kept": sum(kept),
+        "kept": sum(keep_flags),
         "dropped": dropped,
         "empty": empty,
         "truncated": sum(sequence.truncated for row in rows for sequence in row),
@@ -456,17 +460,17 @@ def prepare_examples(
 
 def label_of(row: Row, labels: Sequence[str]) -> float:
     """The number of a row's label, or its value for regression. ValueError: it is missing or empty."""
-    found = value(row, "label")
-    if found == "":
+    text = value(row, "label")
+    if text == "":
         raise ValueError("label is an empty text: name the class, or remove the row")
-    return float(labels.index(str(found))) if labels else float(found)
+    return float(labels.index(str(text))) if labels else float(text)
 
 
 def labels_in(paths: Sequence[Path], na: Sequence[str] = NA) -> list[str]:
     """The classes of files, sorted; an empty list if all labels are numbers with a decimal point
     (regression).
     """
-    found = {
+    labels = {
         str(label)
         for _, _, row in read_examples(paths, "labels", na)
         if (label := row["label"]) not in (None, "")
@@ -478,10 +482,10 @@ def labels_in(paths: Sequence[Path], na: Sequence[str] = NA) -> list[str]:
         except ValueError:
             return False
 
-    if all(map(is_decimal, found)):
+    if all(map(is_decimal, labels)):
         return []
     return sorted(
-        found, key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label)
+        labels, key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label)
     )
 
 

@@ -29,8 +29,8 @@ from minhub_py.system.heap import release_free_pages
 from minhub_py.system.spelling import setting
 from minhub_py.training import adapter_run, trainer_state
 from minhub_py.training.checkpoint import (
+    HeldOutMeasures,
     LossRow,
-    Measures,
     Progress,
     RunFolder,
     progress_json,
@@ -45,7 +45,7 @@ from minhub_py.training.estimate import estimate, is_representative
 from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.listener import Listener, StoppedError
 from minhub_py.training.memory import checkpoint_blocks
-from minhub_py.training.objectives import Batch, ExampleTask, example_task
+from minhub_py.training.objectives import ExampleBatch, ExampleTask, example_task
 from minhub_py.training.optimizer import create_optimizer, learning_rate, random_seed
 from minhub_py.training.outputs import sample_text, write_model
 from minhub_py.training.settings import CONTEXT, Settings
@@ -260,7 +260,7 @@ class Trainer:
         """
         self.model.train(self.corpus.objective != "preference")
 
-    def micro_batches(self, step: int) -> tuple[Sequence[Tensor] | Sequence[Batch], bool]:
+    def micro_batches(self, step: int) -> tuple[Sequence[Tensor] | Sequence[ExampleBatch], bool]:
         """The micro-batches of a step, and whether an LSTM's state is reset before it."""
         if self.task is not None:
             return [
@@ -294,7 +294,7 @@ class Trainer:
         )
 
     @torch.no_grad()
-    def validate(self) -> tuple[float, Measures]:
+    def validate(self) -> tuple[float, HeldOutMeasures]:
         """The mean loss on the held-out data, and the measures of examples with labels.
 
         StoppedError: the run stopped between two batches.
@@ -327,7 +327,7 @@ class Trainer:
         total_loss, total_tokens = self.group.all_reduce([loss, float(tokens)], self.device)
         return total_loss / total_tokens, {}
 
-    def validate_examples(self, task: ExampleTask) -> tuple[float, Measures]:
+    def validate_examples(self, task: ExampleTask) -> tuple[float, HeldOutMeasures]:
         """`validate` of examples; the loss is per target."""
         loss, targets = 0.0, 0.0
         scored: list[tuple[Tensor, Tensor]] = []

@@ -49,7 +49,7 @@ def checkpointed(forward: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def recomputed(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def recomputed(function: Callable[..., T], *args: object, **kwargs: Any) -> T:
     """The result of a function that is computed again in the backward pass, with the same kernels."""
     kernels = CPUKernels if CPUKernels.active else nullcontext
     return checkpoint(

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from minhub_py.models.base import LanguageModel
@@ -32,7 +32,7 @@ from minhub_py.models.lora import Invocation, starting_at
 from minhub_py.models.steps import Logits
 from minhub_py.system.confusion import confusion_of, f1_of
 from minhub_py.system.spelling import setting
-from minhub_py.training.checkpoint import Measures
+from minhub_py.training.checkpoint import HeldOutMeasures
 from minhub_py.training.examples import ExampleCorpus, Examples
 from minhub_py.training.memory import groups_of, recomputed
 from minhub_py.training.optimizer import random_seed
@@ -49,7 +49,7 @@ MASKED = 0.15  # fraction of the tokens of a text
 
 
 @dataclass(frozen=True)
-class Batch:
+class ExampleBatch:
     """Padded sequences. weights: of each token as a target.    scale: 1 / the number of targets of
     the step.
 
@@ -68,10 +68,10 @@ class Batch:
     adapter_starts: list[int] | None = None
     scale: float = 1.0
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> "ExampleBatch":
         """The batch on a device."""
         labels = None if self.labels is None else self.labels.to(device)
-        return Batch(
+        return ExampleBatch(
             self.idx.to(device),
             self.weights.to(device),
             self.mask.to(device),
@@ -139,7 +139,7 @@ class ExampleTask:
             for number in range(first, first + self.batch)
         ]
 
-    def step_batches(self, step: int, shard: slice) -> list[Batch]:
+    def step_batches(self, step: int, shard: slice) -> list[ExampleBatch]:
         """The micro-batches of a step. Examples of similar lengths share one, which needs less
         padding.
         """
@@ -163,12 +163,12 @@ class ExampleTask:
             for first in range(0, len(numbers), self.micro_batch)
         ]
 
-    def held_out_batch(self, numbers: Sequence[int]) -> Batch:
+    def held_out_batch(self, numbers: Sequence[int]) -> ExampleBatch:
         """A batch of an evaluation."""
         [batch] = self.batches(self.held_out, numbers, 0)
         return batch
 
-    def batches(self, examples: Examples, numbers: Sequence[int], step: int) -> list[Batch]:
+    def batches(self, examples: Examples, numbers: Sequence[int], step: int) -> list[ExampleBatch]:
         """Micro-batches of examples in the order of their lengths, as many as for `micro_batch`
         examples each.
         """
@@ -177,7 +177,7 @@ class ExampleTask:
         )
         return [self.collate(examples, numbers[part], [step, part.start]) for part in parts]
 
-    def collate(self, examples: Examples, numbers: Sequence[int], seeds: list[int]) -> Batch:
+    def collate(self, examples: Examples, numbers: Sequence[int], seeds: list[int]) -> ExampleBatch:
         """Pad examples at their end."""
         sequences = examples.sequences(numbers)
         length = max(len(ids) for ids, _ in sequences)
@@ -204,7 +204,9 @@ class ExampleTask:
                 self.invocation.start(ids[: int(weight.argmax())].tolist())
                 for ids, weight in sequences
             ]
-        return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts)
+        return ExampleBatch(
+            idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts
+        )
 
     def mask_words(
         self, idx: Tensor, weights: Tensor, seeds: list[int]
@@ -222,7 +224,10 @@ class ExampleTask:
         return torch.where(chosen, changed, idx), idx, chosen.float()
 
     def loss(
-        self, model: LanguageModel, batch: Batch, scored: list[tuple[Tensor, Tensor]] | None = None
+        self,
+        model: LanguageModel,
+        batch: ExampleBatch,
+        scored: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
         """The sum of the losses of a batch's targets, float32. units.py defines their unit.
 
@@ -248,7 +253,7 @@ class ExampleTask:
         importance = torch.where(batch.keep, self.keep_weight, 1.0).unsqueeze(1)
         return -(self.logprobs(model, batch) * batch.weights[:, 1:] * importance).sum()
 
-    def measures(self, scored: Sequence[tuple[Tensor, Tensor]]) -> Measures:
+    def measures(self, scored: Sequence[tuple[Tensor, Tensor]]) -> HeldOutMeasures:
         """Accuracy and macro F1, or R² of a regression, of the examples that `loss` has scored."""
         if not scored:
             return {}
@@ -266,7 +271,7 @@ class ExampleTask:
         [f1] = f1_of(confusion_of(pair, self.classes, np.ones((1, len(labels)))))
         return {"accuracy": float((pair[0] == pair[1]).mean()), "f1_macro": float(np.nanmean(f1))}
 
-    def logprobs(self, model: LanguageModel, batch: Batch) -> Tensor:
+    def logprobs(self, model: LanguageModel, batch: ExampleBatch) -> Tensor:
         """The log-probability of each target after the first token, (B, T - 1); 0 for other tokens.
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
@@ -274,18 +279,21 @@ class ExampleTask:
         hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
         chosen = batch.weights[:, 1:] > 0
         head = next(step.layer for step in model.steps() if isinstance(step, Logits))
+        assert isinstance(head, nn.Module)
         frozen = model.base is not None and not any(
             parameter.requires_grad for parameter in head.parameters()
         )
         result = torch.zeros(chosen.shape, device=hidden.device)
         keep = batch.keep
         if self.objective != "preference" and keep.any():
-            kept, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
+            kept_targets, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
             with torch.no_grad():
                 assert model.base is not None
-                reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[kept[keep]]
+                reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[
+                    kept_targets[keep]
+                ]
             result = result.masked_scatter(
-                kept, token_logprobs(model.logits, hidden[kept], reference, frozen)
+                kept_targets, token_logprobs(model.logits, hidden[kept_targets], reference, frozen)
             )
         return result.masked_scatter(
             chosen, token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
@@ -311,7 +319,7 @@ class ExampleTask:
             )
             return F.pad(hidden, (0, 0, 0, idx.size(1) - hidden.size(1)))
 
-    def preference_loss(self, model: LanguageModel, batch: Batch) -> Tensor:
+    def preference_loss(self, model: LanguageModel, batch: ExampleBatch) -> Tensor:
         """DPO: -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))); the reference is
         the base.
         """
@@ -436,6 +444,6 @@ def example_task(
 def mask_token(tokenizer: Tokenizer) -> int:
     """The ID of the mask token. ValueError: the tokenizer has none."""
     for token in ("[MASK]", "<mask>"):
-        if (found := tokenizer.token_to_id(token)) is not None:
-            return int(found)
+        if (token_id := tokenizer.token_to_id(token)) is not None:
+            return int(token_id)
     raise ValueError("the tokenizer has no mask token: masked words need an encoder")

@@ -23,7 +23,7 @@ class Preparation:
 
     settings: Settings
     texts: Sequence[tuple[Path, int, int]]
-    given: Sequence[str] = ()  # the settings that have no default
+    requested: Sequence[str] = ()  # the settings that have no default
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Preparation | None":
@@ -43,7 +43,7 @@ class Preparation:
         content = {
             "settings": json.loads(self.settings.to_json()),
             "texts": texts,
-            "given": list(self.given),
+            "given": list(self.requested),
         }
         folder.write(folder.preparation, json.dumps(content, indent=2) + "\n")
 

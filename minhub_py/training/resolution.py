@@ -24,7 +24,7 @@ from minhub_py.system.processor import has_bfloat16
 from minhub_py.system.spelling import setting
 from minhub_py.training import adapter_run, example_run, memory
 from minhub_py.training.checkpoint import RunFolder
-from minhub_py.training.data import Text, split_at_words
+from minhub_py.training.data import CorpusText, split_at_words
 from minhub_py.training.errors import read_object
 from minhub_py.training.examples import KEEPING
 from minhub_py.training.settings import CONTEXT, Settings
@@ -111,7 +111,7 @@ def resolve_settings(settings: Settings, start: ModelFiles | None) -> Settings:
     )
 
 
-def check_effect(settings: Settings, given: Collection[str], *, kept: bool = True) -> None:
+def check_effect(settings: Settings, requested: Collection[str], *, kept: bool = True) -> None:
     """ValueError: a given setting has no effect on this run. settings: with the objective.    kept:
     rows are kept.
     """
@@ -125,14 +125,14 @@ def check_effect(settings: Settings, given: Collection[str], *, kept: bool = Tru
         "na": (settings.start is not None, "files with examples, such as .csv"),
         "vocab_size": (settings.tokenizer == "bpe", setting("tokenizer", "bpe")),
     }
-    for name in given:
+    for name in requested:
         met, requirement = requirements.get(name, (True, ""))
         if not met:
             raise ValueError(f"{setting(name)} has no effect without {requirement}: remove it")
 
 
 def with_example_defaults(
-    folder: RunFolder, settings: Settings, start: ModelFiles | None, given: Collection[str]
+    folder: RunFolder, settings: Settings, start: ModelFiles | None, requested: Collection[str]
 ) -> Settings:
     """The settings with the defaults for fine-tuning, which depend on the examples and on the size
     of the model.
@@ -146,9 +146,9 @@ def with_example_defaults(
             "length": settings.context,
             "train": examples["train"] // (settings.context or CONTEXT),
         }
-    check_effect(settings, given, kept=bool(examples.get("kept")))
+    check_effect(settings, requested, kept=bool(examples.get("kept")))
     most = tokens_in_memory(settings, start, memory.activation_memory(), sliced=has_examples)
-    return example_run.with_defaults(settings, given, examples, most)
+    return example_run.with_defaults(settings, requested, examples, most)
 
 
 def tokens_in_memory(settings: Settings, start: ModelFiles, size: int, *, sliced: bool) -> int:
@@ -161,7 +161,7 @@ def tokens_in_memory(settings: Settings, start: ModelFiles, size: int, *, sliced
     return min(tokens, memory.MICRO_BATCH_TOKENS)
 
 
-def tokenizer_of(settings: Settings, start: ModelFiles | None, text: Text) -> Tokenizer:
+def tokenizer_of(settings: Settings, start: ModelFiles | None, text: CorpusText) -> Tokenizer:
     """The tokenizer of a run. Raises the errors of `tokenizer_from_pretrained`."""
     if settings.tokenizer == "characters":
         return characters(text.alphabet)

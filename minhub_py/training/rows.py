@@ -84,17 +84,21 @@ def message_of(turn: Any) -> JsonObject:
         raise ValueError("a message of conversations needs from and value")
     if "from" not in turn:
         return dict(turn)
-    role, text, rest = ROLES.get(str(turn["from"])), turn["value"], without(turn, "from", "value")
+    role, text, unknown = (
+        ROLES.get(str(turn["from"])),
+        turn["value"],
+        without(turn, "from", "value"),
+    )
     if role is None:
         raise ValueError(f"from must be one of {', '.join(ROLES)}, not {turn['from']!r}")
     if role != "function_call":
-        return {"role": role, "content": text, **rest}
+        return {"role": role, "content": text, **unknown}
     calls = parse(text) if isinstance(text, str) else text
     functions = calls if isinstance(calls, list) else [calls]
     return {
         "role": "assistant",
         "content": "",
-        **rest,
+        **unknown,
         "tool_calls": [{"type": "function", "function": function} for function in functions],
     }
 
@@ -148,7 +152,7 @@ def form_of(columns: Sequence[str], source: Path, objective: str | None = None) 
         if set(form.required) <= set(columns):
             return form
     purpose = "training" if objective is None else f"the objective {objective}"
-    found = f"the columns {', '.join(columns)}" if columns else "no rows"
+    content = f"the columns {', '.join(columns)}" if columns else "no rows"
     raise ValueError(
-        f"{source} has {found}: {purpose} needs {'; '.join(form.title for form in forms)}"
+        f"{source} has {content}: {purpose} needs {'; '.join(form.title for form in forms)}"
     )

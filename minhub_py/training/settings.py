@@ -391,7 +391,7 @@ def record_change(
     return old, history
 
 
-def check_type(name: str, value: object, annotation: Any) -> Any:
+def check_type(name: str, value: object, annotation: object) -> Any:
     """The value, with an int converted where the annotation is float. ValueError: the type is
     wrong.
     """

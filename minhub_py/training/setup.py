@@ -28,7 +28,7 @@ from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call
 from minhub_py.training import example_run, memory
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
-from minhub_py.training.data import Text, prepare, read_corpus
+from minhub_py.training.data import CorpusText, prepare, read_corpus
 from minhub_py.training.data_parallel import DataParallelGroup, data_parallel_group
 from minhub_py.training.errors import CorruptError, reading
 from minhub_py.training.examples import ExampleCorpus, is_table
@@ -69,7 +69,7 @@ def start_run(
     settings: Settings,
     texts: Sequence[Path | BinaryIO],
     listener: Listener,
-    given: Collection[str] = (),
+    requested: Collection[str] = (),
 ) -> None:
     """Start a new run and train to its end. given: the settings that have no default.
 
@@ -86,7 +86,7 @@ def start_run(
             settings = dataclasses.replace(settings, revision=commit)
         start = start if group.is_main else open_start(settings)
         settings = resolve_settings(example_run.with_objective(settings, texts, start), start)
-        check_effect(settings, given)
+        check_effect(settings, requested)
         with new_folder(folder) if group.is_main else nullcontext():
             if group.is_main:
                 paths = [
@@ -94,10 +94,10 @@ def start_run(
                     for text in texts
                 ]
                 states = [(path.absolute(), *size_and_time(path)) for path in paths]
-                Preparation(settings, states, sorted(given)).write(folder)
+                Preparation(settings, states, sorted(requested)).write(folder)
                 encode_texts(folder, settings, start, paths, listener)
             group.barrier()
-            settings = with_example_defaults(folder, settings, start, given)
+            settings = with_example_defaults(folder, settings, start, requested)
             run(folder, settings, start, group, listener)
 
 
@@ -140,7 +140,7 @@ def continue_preparation(
                     encode_texts(folder, settings, start, preparation.unchanged_texts(), listener)
                 dataclasses.replace(preparation, settings=settings).write(folder)
             group.barrier()
-            settings = with_example_defaults(folder, settings, start, preparation.given)
+            settings = with_example_defaults(folder, settings, start, preparation.requested)
             run(folder, settings, start, group, listener)
 
 
@@ -162,7 +162,7 @@ def encode_texts(
             )
         return
     stream_copy = folder.tokens / STREAM_COPY
-    text = Text(
+    text = CorpusText(
         paths,
         settings.held_out,
         listener.preparing,
@@ -326,13 +326,13 @@ def update_folder(folder: RunFolder, trainer: Trainer, newest: Path | None) -> N
         and all(row["step"] != best_step for row in folder.read_rows())
     ):
         tokens = best_step * settings.batch * trainer.context
-        row = {
+        row: dict[str, float] = {
             "step": best_step,
             "tokens": tokens,
             "held_out_loss": best_loss,
             "seconds": progress.seconds,
         }
-        folder.write_row(dict.fromkeys(COLUMNS, math.nan) | row)
+        folder.write_row({**dict.fromkeys(COLUMNS, math.nan), **row})
         listener.note("losses.csv was missing: the only earlier loss is the best model's")
     if step and settings.steps != old.steps:
         listener.note(

@@ -34,7 +34,7 @@ INK, GREY = "#30343b", "#70757d"
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """Summary of a run. The losses are the best model's validation losses."""
 
     name: str
@@ -93,7 +93,7 @@ class Summary:
         }
 
 
-def read(path: Path) -> Summary:
+def read(path: Path) -> RunSummary:
     """Summarize a run.
 
     FileNotFoundError: the folder is not a run.    ValueError: it is corrupt, or has no evaluation
@@ -108,7 +108,7 @@ def read(path: Path) -> Summary:
         corpus = read_corpus(folder.tokens)
     speeds = sorted(row["tokens_per_second"] for row in rows[1:]) or [0.0]
     family, parameters, vocab_size = facts(path, settings)
-    return Summary(
+    return RunSummary(
         name=path.resolve().name,
         folder=str(path),
         family=family,
@@ -135,9 +135,9 @@ def read(path: Path) -> Summary:
     )
 
 
-def group_comparable(runs: Sequence[Summary]) -> list[list[Summary]]:
+def group_comparable(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
     """Groups of runs with the same unit, each sorted by loss."""
-    groups: dict[str, list[Summary]] = {}
+    groups: dict[str, list[RunSummary]] = {}
     for run in sorted(runs, key=lambda run: run.compared_loss):
         groups.setdefault(run.compared_unit, []).append(run)
     return [groups[unit] for unit in dict.fromkeys(run.compared_unit for run in runs)]
@@ -178,7 +178,7 @@ def parameters_title(total: int, trained: int) -> str:
     return f"{total:,} parameters" + (f", {trained:,} of them trained" if trained != total else "")
 
 
-def commands(summary: Summary, out: str) -> list[str]:
+def commands(summary: RunSummary, out: str) -> list[str]:
     """Shell commands that reproduce a run: one for the start, and one for each change of settings.
 
     A comment states where the user has to stop the run in between.
@@ -209,7 +209,7 @@ def commands(summary: Summary, out: str) -> list[str]:
     return lines
 
 
-def model_card(summary: Summary) -> str:
+def model_card(summary: RunSummary) -> str:
     """The model card, in Markdown."""
     settings = summary.settings
     tokenizer = {
@@ -277,7 +277,7 @@ def about(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600):,} h"
 
 
-def draw(runs: Sequence[Summary], path: Path, *, compared: bool = False) -> "Figure":
+def draw(runs: Sequence[RunSummary], path: Path, *, compared: bool = False) -> "Figure":
     """Draw the loss curves of runs: validation losses as lines with markers, training losses thin
     and dotted.
 

@@ -169,7 +169,7 @@ class Embedded:
         lib.Rf_unprotect(6)
         return evaluation
 
-    def _try(self, expression: object) -> Any:
+    def _try(self, expression: object) -> object:
         failed = self.ffi.new("int *")
         value = self.lib.R_tryEval(expression, self.lib.R_GlobalEnv, failed)
         if failed[0]:
@@ -217,16 +217,16 @@ class Embedded:
 
     # Called by R: exceptions are not allowed
 
-    def _take(self) -> Any:
+    def _take(self) -> object:
         """The length of the request. Lets R handle Ctrl-C."""
         self.ctrl_c.to_r()
         return self._offer([self.request])
 
-    def _offer(self, buffers: list[convert.Buffer]) -> Any:
+    def _offer(self, buffers: list[convert.Buffer]) -> object:
         self.outbox.append((self.lib.RAW, buffers))
         return self.lib.Rf_ScalarReal(sum(map(len, buffers)))
 
-    def _fill(self, vector: object) -> Any:
+    def _fill(self, vector: object) -> object:
         """Copy the last offered content into R's raw or double vector."""
         data, buffers = self.outbox.pop()
         target = self.ffi.cast("char *", data(vector))
@@ -238,13 +238,13 @@ class Embedded:
     def _bytes(self, vector: object) -> bytes:
         return bytes(self.ffi.buffer(self.lib.RAW(vector), self.lib.Rf_xlength(vector)))
 
-    def _respond(self, vector: object) -> Any:
+    def _respond(self, vector: object) -> object:
         """Receive the response. Lets Python handle Ctrl-C."""
         self.ctrl_c.to_python()
         self.response = self._bytes(vector)
         return self.lib.R_NilValue
 
-    def _send(self, vector: Any) -> Any:
+    def _send(self, vector: object) -> object:
         """Start a request from minhubpy, which `_step` runs. An empty vector cancels the current
         request.
         """
@@ -269,7 +269,7 @@ class Embedded:
         service.thread.submit(int).result()
         return service
 
-    def _step(self) -> Any:
+    def _step(self) -> object:
         """The length of the request's next frame, which is ("interrupted", None) after Ctrl-C.
 
         For a large array, the frame contains only the shape, and R allocates a second vector for
@@ -303,7 +303,7 @@ class Embedded:
         frames, self.frames = self.frames, no_request()
         frames.close()
 
-    def _exit(self) -> Any:
+    def _exit(self) -> object:
         """Run Python's exit handlers before R exits the process, for example in q()."""
         if not self.python_exits:
             self.python_exits = True

@@ -81,7 +81,7 @@ class RSession:
     def __exit__(self, *_: object) -> None:
         """Do nothing: R runs as long as the process."""
 
-    def eval(self, code: str) -> Any:
+    def eval(self, code: str) -> object:
         """Evaluate R code in R's global environment. Returns the value, converted to Python."""
         return self._call(
             "function(code) eval(parse(text = code, keep.source = FALSE), globalenv())", code
@@ -109,11 +109,11 @@ class RSession:
             raise KeyError(name)
         return result[0]
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         """Assign a variable in R's global environment."""
         self._call("function(name, value) { assign(name, value, globalenv()); NULL }", name, value)
 
-    def call(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, function: str, /, *args: object, **kwargs: object) -> Any:
         """Call an R function by its name, such as "paste" or "stats::sd", or by its code."""
         return self._call(function, *args, **kwargs)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from r_bridge.arguments import character, id_rows, scalar
-from r_bridge.convert import Frame, as_array
+from r_bridge.convert import Character, Frame, as_array
 from r_bridge.methods.text import find_tokenizer, is_text, is_text_or_missing, token_texts
 from r_bridge.objects import Lens, Model, Session, Tokenizer
 
@@ -138,7 +138,7 @@ def tuned_lens(
     }
 
 
-def _single_text(model: Model, tokenizer: Tokenizer | None, text: Any) -> tuple[Any, list[Any]]:
+def _single_text(model: Model, tokenizer: Tokenizer | None, text: Character) -> tuple[Any, list[Any]]:
     """The tokenizer, and a list that contains the text as a string or as token IDs."""
     tok = find_tokenizer(model, tokenizer, needed=is_text(text))
     return tok, list(text) if is_text(text) else id_rows(text, model.module.config.vocab_size)

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from r_bridge.arguments import character, frame
-from r_bridge.convert import Frame
+from r_bridge.convert import Character, Frame
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
 
 def masked_tokens(
-    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, n: int, targets: Any
+    session: Session, model: Model, texts: list[str], tokenizer: Tokenizer | None, n: int, targets: list[str]
 ) -> Frame:
     """The columns of minhub_py.masked_tokens, with texts and masks that count from 1. Missing texts
     have no rows.
@@ -32,9 +32,9 @@ def masked_tokens(
 def masked_logprobs(
     session: Session,
     model: Model,
-    contexts: Any,
-    targets: Any,
-    after: Any,
+    contexts: Character,
+    targets: Character,
+    after: Character,
     tokenizer: Tokenizer | None,
 ) -> Frame:
     """The columns of minhub_py.masked_logprobs, and the surprisal in bits. NA for missing targets."""
@@ -51,7 +51,7 @@ def masked_logprobs(
 
 
 def pseudo_logprobs(
-    session: Session, model: Model, texts: Any, masking: str, tokenizer: Tokenizer | None
+    session: Session, model: Model, texts: Character, masking: str, tokenizer: Tokenizer | None
 ) -> Frame:
     """The columns of minhub_py.pseudo_logprobs, with texts that count from 1."""
     from minhub_py.analysis.masked import score_tokens
@@ -64,8 +64,8 @@ def pseudo_logprobs(
 def classify(
     session: Session,
     model: Model,
-    texts: Any,
-    labels: Any,
+    texts: Character,
+    labels: list[str],
     hypothesis: str,
     multi_label: bool,
     tokenizer: Tokenizer | None,
@@ -92,9 +92,9 @@ def classify(
 def classify_tokens(
     session: Session,
     model: Model,
-    texts: Any,
+    texts: Character,
     aggregation: str,
-    ignore: Any,
+    ignore: Character,
     tokenizer: Tokenizer | None,
     stride: int | None = None,
 ) -> dict[str, object]:
@@ -122,8 +122,8 @@ def classify_tokens(
 def answer_questions(
     session: Session,
     model: Model,
-    question: Any,
-    texts: Any,
+    question: Character,
+    texts: Character,
     n: int,
     no_answer: bool,
     max_answer: int,
@@ -158,7 +158,7 @@ def rerank(
     session: Session,
     model: Model,
     query: str,
-    texts: Any,
+    texts: list[str],
     instruction: str | None,
     raw_scores: bool,
     tokenizer: Tokenizer | None,

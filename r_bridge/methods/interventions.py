@@ -17,11 +17,11 @@ from r_bridge.objects import Model, Session, Tokenizer
 def activations(
     session: Session,
     model: Model,
-    texts: Any,
+    texts: object,
     tokenizer: Tokenizer | None,
-    at: Any,
+    at: list[str],
     pool: str,
-    targets: Any = None,
+    targets: object = None,
 ) -> dict[str, object]:
     """The matrices of each point, and a frame that describes their rows."""
     from minhub_py.analysis.activations import activations as compute
@@ -51,7 +51,7 @@ def activations(
 
 
 def intervene(
-    session: Session, model: Model, at: Any, how: str, value: Any, scale: float, positions: Any
+    session: Session, model: Model, at: list[str], how: str, value: Any, scale: float, positions: object
 ) -> dict[str, object]:
     """A model with interventions. value: a vector or matrix, or a named list of them by point; or
     None.
@@ -145,10 +145,10 @@ def patching(
     model: Model,
     clean: object,
     corrupted: object,
-    answers: Any,
-    kinds: Any,
+    answers: list[str],
+    kinds: list[str],
     position: int | None,
-    target: Any,
+    target: object,
     tokenizer: Tokenizer | None,
 ) -> dict[str, object]:
     """The table of minhub_py.patching, and the metrics of both runs."""

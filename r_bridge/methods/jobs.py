@@ -1,5 +1,6 @@
 """Jobs with a manifest, and their replay."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,12 @@ def replay(session: Session, manifest: str, rows: int | None) -> dict[str, objec
 def run_job(
     session: Session,
     identifier: str,
-    loading: Any,
+    loading: Mapping[str, object],
     task: str,
     column: str,
-    extra_columns: Any,
-    data: Any,
-    settings: Any,
+    extra_columns: Mapping[str, object],
+    data: Mapping[str, object],
+    settings: Mapping[str, object],
     manifest: str,
 ) -> dict[str, object]:
     """Run a job on columns, and write its manifest. Returns the columns of the results.
@@ -123,7 +124,7 @@ def setting_of(name: str, value: object) -> Any:
     return values if name in LISTS or len(values) != 1 else values[0]
 
 
-def results_column(values: list[Any], kind: str) -> Any:
+def results_column(values: list[Any], kind: str) -> object:
     """A column of results for R."""
     if kind == "string":
         return character(values)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from r_bridge.arguments import character, frame, scalar, vector_values
-from r_bridge.convert import Frame
+from r_bridge.convert import Character, Frame, Numeric
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -13,13 +13,13 @@ from r_bridge.objects import Model, Session, Tokenizer
 def annotate(
     session: Session,
     model: Model,
-    texts: Any,
-    labels: Any,
-    definitions: Any,
+    texts: Character,
+    labels: Character,
+    definitions: Character,
     codebook: str | None,
     instruction: str | None,
-    example_texts: Any,
-    example_labels: Any,
+    example_texts: Character,
+    example_labels: Character,
     calibrate: str | None,
     length: str,
     template: str | None,
@@ -54,7 +54,7 @@ def annotate(
 def decide(
     session: Session,
     model: Model,
-    texts: Any,
+    texts: Character,
     questions: Any,
     orders: int,
     seed: int,
@@ -99,7 +99,7 @@ def question_of(question: dict[str, object]) -> dict[str, object]:
 
 def label_agreement(
     session: Session,
-    raters: Any,
+    raters: Character,
     level: str,
     categories: object,
     bootstrap: int,
@@ -123,7 +123,7 @@ def label_agreement(
 
 
 def choose_for_coding(
-    session: Session, margin: Any, n: int, minimum: float, uncertainty: Any, seed: int
+    session: Session, margin: Numeric, n: int, minimum: float, uncertainty: Numeric, seed: int
 ) -> Frame:
     """The columns of minhub_py.choose_for_coding."""
     from minhub_py.analysis.estimate import choose_for_coding as choose
@@ -133,15 +133,15 @@ def choose_for_coding(
 
 def corrected_estimate(
     session: Session,
-    human: Any,
-    predicted: Any,
-    design: Any,
+    human: object,
+    predicted: object,
+    design: object,
     terms: Any,
     family: str,
     estimator: str,
-    probability: Any,
+    probability: Numeric,
     confidence: float,
-    cluster: Any = None,
+    cluster: object = None,
     cross_fit: int = 0,
     splits: int = 10,
     seed: int = 0,

@@ -3,7 +3,7 @@
 import importlib.metadata
 import platform
 import sys
-from typing import Any
+from collections.abc import Mapping
 
 from minhub_py.system import extras
 from r_bridge.arguments import frame, scalar
@@ -53,7 +53,7 @@ def require_extra(session: Session, name: str) -> None:
     extras.require(name)
 
 
-def doctor(session: Session, facts: Any) -> Frame:
+def doctor(session: Session, facts: Mapping[str, object]) -> Frame:
     """The findings of minhub doctor: columns what, found, fits, advice. facts: about R, from
     probe.FACTS.
     """

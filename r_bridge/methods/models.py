@@ -1,5 +1,6 @@
 """Models: load, create, inspect, move, save, and compute logits."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def fresh(session: Session, family: str, config: object, seed: int) -> dict[str,
     return about(model, session.add(model)) | {"commit": None}
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _settings(config: Any) -> dict[str, object]:
     """Settings that R has sent, with the names of config.json."""
     return {name: setting(value) for name, value in dict(config or {}).items()}
 
@@ -169,7 +170,7 @@ def parameters(session: Session, model: Model) -> dict[str, object]:
     """The name, shape and dtype of each weight. ValueError: the model is quantized."""
     from minhub_py.inference.quantize import refuse_quantized
 
-    refuse_quantized(model.module, "taken apart into its weights")
+    refuse_quantized(model.module, "split into its weights")
     named = dict(model.module.named_parameters())
     return {
         "name": character(named),
@@ -195,7 +196,7 @@ def save_pretrained(
     save(model.module, folder, tokenizer.tokenizer if tokenizer else model.optional_tokenizer())
 
 
-def new_adapter(session: Session, model: Model, lora: Any, seed: int) -> dict[str, object]:
+def new_adapter(session: Session, model: Model, lora: Mapping[str, object], seed: int) -> dict[str, object]:
     """The model with a new adapter for training in R torch. lora: settings as in minhub_train()."""
     from minhub_py.inference.arguments import model_of
     from minhub_py.loading.adapters import attach

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from r_bridge.arguments import frame, scalar, vector_values
-from r_bridge.convert import Frame
+from r_bridge.convert import Character, Frame
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -31,7 +31,7 @@ def read_pairs(session: Session, path: str, by: str | None) -> dict[str, object]
 
 
 def pair_logprobs(
-    session: Session, model: Model, good: Any, bad: Any, bos: object, tokenizer: Tokenizer | None
+    session: Session, model: Model, good: Character, bad: Character, bos: object, tokenizer: Tokenizer | None
 ) -> Frame:
     """The log-probabilities of the sentences of each pair, with NA for missing sentences."""
     from minhub_py.analysis.minimal_pairs import sentence_logprobs
@@ -66,7 +66,7 @@ def suite_results(
     return frame(columns | changed, "phenomenon", "item", "formula", "correct")
 
 
-def pair_accuracies(session: Session, phenomenon: Any, correct: Any) -> Frame:
+def pair_accuracies(session: Session, phenomenon: list[str], correct: Any) -> Frame:
     """The accuracy of each phenomenon with its interval."""
     from minhub_py.analysis.minimal_pairs import accuracies
 

@@ -1,5 +1,6 @@
 """Training runs: start, resume, read. training.py converts settings and results."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from r_bridge.objects import Session
 
 
 def train_model(
-    session: Session, texts: Any, out: str, settings: Any, copy: bool = False
+    session: Session, texts: list[str], out: str, settings: Any, copy: bool = False
 ) -> dict[str, object]:
     """Train a model on text files, and store it in the folder `out`. Returns the results.
 
@@ -44,7 +45,7 @@ def train_on_examples(
         raise ValueError(str(error).replace(path, "text")) from error  # the file is not the user's
 
 
-def resume_training(session: Session, out: str, settings: Any) -> dict[str, object]:
+def resume_training(session: Session, out: str, settings: Mapping[str, object]) -> dict[str, object]:
     """Resume a run, with changes to its settings. Returns the results."""
     from minhub_py.training import resume
     from r_bridge import training

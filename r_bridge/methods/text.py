@@ -1,6 +1,6 @@
 """Text generation, next tokens and scores. Prompts and texts are strings or token IDs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ def biases(columns: Any) -> dict[int, float] | None:
 def generate(
     session: Session,
     model: Model,
-    prompts: Any,
+    prompts: object,
     tokenizer: Tokenizer | None,
     max_new_tokens: int,
     temperature: float,
@@ -33,14 +33,14 @@ def generate(
     top_p: float | None,
     repetition_penalty: float,
     seeds: Any,
-    eos_id: Any,
-    stop: Any,
+    eos_id: object,
+    stop: list[str],
     stream: bool,
     speculate: int = 0,
     min_p: float | None = None,
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
-    logit_bias: Any = None,
+    logit_bias: object = None,
     draft: Model | None = None,
     mtp: bool = False,
 ) -> dict[str, object]:
@@ -150,7 +150,7 @@ def next_tokens(
 def score(
     session: Session,
     model: Model,
-    texts: Any,
+    texts: list[str],
     tokenizer: Tokenizer | None,
     targets: Any = None,
     bits: bool = False,
@@ -217,7 +217,9 @@ def score(
     )
 
 
-def perplexity(session: Session, model: Model, texts: object, tokenizer: Tokenizer | None) -> Any:
+def perplexity(
+    session: Session, model: Model, texts: object, tokenizer: Tokenizer | None
+) -> object:
     """The perplexity of each text: exp of the mean surprisal (nats) of its tokens after the first,
     or NA.
     """
@@ -235,7 +237,7 @@ def perplexity(session: Session, model: Model, texts: object, tokenizer: Tokeniz
     return np.ma.MaskedArray(perplexities, [len(values) == 0 for values in scores], np.float64)
 
 
-def score_nonempty(session: Session, model: Model, rows: list[list[int]]) -> list[Any]:
+def score_nonempty(session: Session, model: Model, rows: list[list[int]]) -> list[object]:
     """The result of minhub_py.score for each text, with an empty tensor for a text without tokens."""
     import torch
 
@@ -247,7 +249,7 @@ def score_nonempty(session: Session, model: Model, rows: list[list[int]]) -> lis
     return [next(scores) if row else torch.empty(0) for row in rows]
 
 
-def concatenate(scores: list[Any]) -> Any:
+def concatenate(scores: Sequence[object]) -> object:
     """Concatenate tensors to one array."""
     return np.concatenate([as_array(values) for values in scores]) if scores else np.empty(0)
 
@@ -298,7 +300,7 @@ def encode_texts(
     return rows
 
 
-def prompt_ids(model: Model, tokenizer: Any, prompts: Any) -> list[list[int]]:
+def prompt_ids(model: Model, tokenizer: Any, prompts: object) -> list[list[int]]:
     """The token IDs of prompts that the model continues. ValueError: a prompt is empty."""
     from minhub_py.checkpoints.tokenizers.tokenizer import without_end
 

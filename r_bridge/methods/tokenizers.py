@@ -35,7 +35,7 @@ def tokenizer_from_file(session: Session, path: str) -> int:
 
 
 def encode_batch(
-    session: Session, tokenizer: Tokenizer, texts: Any, add_special_tokens: bool
+    session: Session, tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool
 ) -> dict[str, object]:
     """The concatenated token IDs of all texts, and the number of tokens of each text."""
     from minhub_py.checkpoints.tokenizers.tokenizer import working
@@ -55,7 +55,7 @@ def encode_batch(
 
 def decode_batch(
     session: Session, tokenizer: Tokenizer, ids: object, skip_special_tokens: bool
-) -> Any:
+) -> object:
     """The text of each sequence of token IDs."""
     rows = id_rows(ids, tokenizer.size)
     return character(
@@ -63,13 +63,13 @@ def decode_batch(
     )
 
 
-def id_to_token(session: Session, tokenizer: Tokenizer, ids: object) -> Any:
+def id_to_token(session: Session, tokenizer: Tokenizer, ids: object) -> object:
     """The vocabulary's token for each ID; NA for an unknown ID."""
     [row] = id_rows(ids, 2**31 - 1)
     return character(tokenizer.tokenizer.id_to_token(id) for id in row)
 
 
-def token_to_id(session: Session, tokenizer: Tokenizer, tokens: Any) -> Any:
+def token_to_id(session: Session, tokenizer: Tokenizer, tokens: list[str]) -> Any:
     """The ID of each token; NA for an unknown token."""
     ids = [tokenizer.tokenizer.token_to_id(token) for token in tokens]
     return np.ma.MaskedArray([id or 0 for id in ids], [id is None for id in ids], np.int32)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weights_map.engine import Table
 
 
-def check_state_dict(session: Session, model: Model, names: Any, shapes: Any) -> None:
+def check_state_dict(session: Session, model: Model, names: list[str], shapes: Any) -> None:
     """Check names and shapes before R sends the weights. ValueError: they do not match the model."""
     import torch
 

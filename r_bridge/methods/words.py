@@ -1,11 +1,11 @@
 """Log-probabilities of words and targets, and the matrix of log-probabilities."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from r_bridge.arguments import frame, scalar
-from r_bridge.convert import Frame, as_array
+from r_bridge.convert import Frame, Numeric, as_array
 from r_bridge.methods.text import encode_texts, find_tokenizer, is_text, nonempty, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 def word_logprobs(
     session: Session,
     model: Model,
-    words: Any,
-    by: Any,
-    word_n: Any,
-    context: Any,
+    words: object,
+    by: Numeric,
+    word_n: Numeric,
+    context: object,
     sep: str,
-    ignored: Any,
-    bos: Any,
+    ignored: object,
+    bos: object,
     tokenizer: Tokenizer | None,
     correct: str | None = None,
-    renyi: Any = None,
+    renyi: object = None,
     premise: str | None = None,
     lags: int = 0,
 ) -> Frame:
@@ -102,7 +102,7 @@ def vocabulary(session: Session, model: Model, tokenizer: Tokenizer | None) -> F
 
 def logprob_matrix(
     session: Session, model: Model, texts: object, tokenizer: Tokenizer | None, out: str | None
-) -> Any:
+) -> object:
     """The matrix of minhub_py.logprob_matrix, and a frame that describes its rows; with `out`, the
     frame only.
     """

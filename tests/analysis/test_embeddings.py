@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5EncoderModel
 import minhub_py
 from minhub_py import embed
 from minhub_py.analysis import embeddings as module
-from minhub_py.analysis.hidden_states import HiddenStates
+from minhub_py.analysis.hidden_states import LayerStates
 from minhub_py.inference.quantize import quantize
 from minhub_py.models.attention import Past
 
@@ -226,7 +226,7 @@ def test_the_model_is_not_changed() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert torch.equal(vectors, embed(model.eval(), None, texts))
     ran = []
-    states = HiddenStates(model, "embed()")
+    states = LayerStates(model, "embed()")
     for block in states.model.h:
         forward = block.mlp.forward
         block.mlp.forward = lambda x, forward=forward, block=block: (ran.append(block), forward(x))[

@@ -12,7 +12,7 @@ from random_weights import draw
 from transformers import AutoConfig
 
 import minhub_py
-from minhub_py.analysis.hidden_states import HiddenStates
+from minhub_py.analysis.hidden_states import LayerStates
 
 CASES = {name: cases for cases in ENCODERS.values() for name in cases.cases}
 NAMES = ["albert", "albert:groups", "bert", "deberta", "deberta-v2:conv", "deberta-v2:separate"]
@@ -38,7 +38,7 @@ def pair(
 def test_hidden_states_and_attention_equal_transformers(pair: tuple[Any, Any]) -> None:
     reference, model = pair
     expected = reference(IDS, output_hidden_states=True, output_attentions=True)
-    states = HiddenStates(model, "test")
+    states = LayerStates(model, "test")
     assert states.count == len(expected.attentions)
     result = states.compute(IDS, range(states.count + 1))
     # The embeddings of ALBERT are recorded after their projection, which transformers applies

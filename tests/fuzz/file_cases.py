@@ -291,7 +291,10 @@ CASES: Mapping[str, Case] = {
     ),
     "dense": Case("2_Dense/config.json", st.DenseSettings, sentences, st.read_embedding_settings),
     "prompts": Case(
-        "config_sentence_transformers.json", st.Settings, sentences, st.read_embedding_settings
+        "config_sentence_transformers.json",
+        st.SentenceTransformersSettings,
+        sentences,
+        st.read_embedding_settings,
     ),
     "transformer": Case(
         "sentence_bert_config.json", st.TransformerSettings, sentences, st.read_embedding_settings

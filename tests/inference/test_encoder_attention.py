@@ -117,7 +117,9 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     layer.weight.data.fill_(1)
     runner = NativeEncoder(model_of("bert-32"))
     program = Program()
-    operations = (library.Operation * 1)(*program.operations(Linear([layer], activation="gelu")))
+    operations = (library.DecoderOperation * 1)(
+        *program.operations(Linear([layer], activation="gelu"))
+    )
     buffers = runner._new_buffers(len(x))
     buffers[1, :, 0] = x
     call = runner._new_call([], torch.float32, buffers)

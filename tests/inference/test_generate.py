@@ -584,7 +584,7 @@ def test_a_model_of_transformers_is_named() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "gptneo"])
 def test_too_many_positions_are_rejected(family: str) -> None:
     model = MODELS[family]
-    with pytest.raises(ValueError, match=f"{CONTEXT + 1} positions; this model has {CONTEXT}"):
+    with pytest.raises(ValueError, match=f"{CONTEXT + 1} positions, but this model has {CONTEXT}"):
         model(torch.zeros(1, CONTEXT + 1, dtype=torch.long))
     cache = model.new_cache(1, 4)
     model(torch.zeros(1, 3, dtype=torch.long), cache)

@@ -11,7 +11,14 @@ from needs import compiler, need
 from paths import ROOT
 
 from minhub_py.inference.native import library
-from minhub_py.inference.native.library import BLOCKS, DTYPES, KINDS, Call, Matrix, Operation
+from minhub_py.inference.native.library import (
+    BLOCKS,
+    DTYPES,
+    KINDS,
+    DecoderCall,
+    DecoderOperation,
+    Matrix,
+)
 
 NATIVE = ROOT / "minhub_py" / "inference" / "native"
 # other fields of C are pointers
@@ -59,7 +66,8 @@ def fields(structure: Any, prefix: str = "", offset: int = 0) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize(
-    ("name", "structure"), [("matrix", Matrix), ("operation", Operation), ("call", Call)]
+    ("name", "structure"),
+    [("matrix", Matrix), ("operation", DecoderOperation), ("call", DecoderCall)],
 )
 def test_structures_have_the_offsets_of_c(tmp_path: Path, name: str, structure: Any) -> None:
     """Also the sizes and types."""

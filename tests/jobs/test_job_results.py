@@ -32,7 +32,7 @@ from minhub_py.analysis.surprisal import target_logprobs, word_logprobs
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.main import main
 from minhub_py.jobs.chunks import Parts
-from minhub_py.jobs.tasks import TASKS, Text, memory_batches
+from minhub_py.jobs.tasks import TASKS, RowText, memory_batches
 
 
 def test_results_match_single_texts(tmp_path: Path, model: str) -> None:
@@ -335,7 +335,7 @@ def test_no_special_tokens_around_the_target_of_a_causal_model(model: str) -> No
         single="a $A b", special_tokens=[("a", 0), ("b", 1)]
     )
     network = from_pretrained(model)
-    text = Text(0, "cd", tokenizer.encode("cd").ids, "ef")
+    text = RowText(0, "cd", tokenizer.encode("cd").ids, "ef")
     [[result]] = TASKS["score_targets"].run(network, tokenizer, [text], sep="")
     context, target = (
         tokenizer.encode(part, add_special_tokens=False).ids for part in ("acd", "ef")
@@ -379,7 +379,7 @@ def test_a_target_that_shares_a_token_with_its_context_has_no_result(model: str)
         UserWarning, match="1 word has no log-probability, because a token.*'abc' and 'd'"
     ):
         assert TASKS["score_targets"].run(
-            network, tokenizer, [Text(0, "abc", [0], "d")], sep=""
+            network, tokenizer, [RowText(0, "abc", [0], "d")], sep=""
         ) == [[]]
 
 
@@ -500,7 +500,7 @@ def test_activations_of_a_point_match_the_function(tmp_path: Path, model: str) -
 
 def test_memory_batches_limit_the_number_of_tokens() -> None:
     texts = [
-        Text(row, "", [0] * length)
+        RowText(row, "", [0] * length)
         for row, length in enumerate([10, 20_000, 4000, 4000, 4000, 4000, 1])
     ]
     batches = list(memory_batches(texts, 90))

@@ -456,7 +456,7 @@ def test_runners_refuse_invalid_texts(load) -> None:
     _, model, _ = load("bert")
     for runner in (encoder_runner(model), TorchEncoder(model)):
         with pytest.raises(
-            ValueError, match="BERT: a text has 51 tokens; this model has 50 positions"
+            ValueError, match="BERT: a text has 51 tokens, but this model has 50 positions"
         ):
             runner.hidden_states([[7], [8] * 51])
         with pytest.raises(
@@ -487,7 +487,7 @@ def test_masks_and_types_must_fit(load) -> None:
         model(ids, torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"BERT: token_type_ids must be \(1, 3\), not \(3,\)"):
         model(ids, token_type_ids=torch.zeros(3).long())
-    with pytest.raises(ValueError, match="51 positions; this model has 50"):
+    with pytest.raises(ValueError, match="51 positions, but this model has 50"):
         model(torch.full((1, 51), 7))
 
 

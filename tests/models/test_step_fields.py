@@ -17,7 +17,7 @@ from references import random_model
 
 import minhub_py
 from minhub_py.distributed.process_group import ProcessGroup
-from minhub_py.distributed.tensor_parallel import Plan
+from minhub_py.distributed.tensor_parallel import ShardingPlan
 from minhub_py.export.torchscript_code import CodeWriter
 from minhub_py.inference.native.program import Program
 from minhub_py.models import steps
@@ -127,5 +127,5 @@ def test_tensor_parallelism_keeps_the_fields_of_a_variant() -> None:
     model = minhub_py.from_config("bloom", hidden_size=32, n_layer=1, n_head=4, vocab_size=61)
     slopes = model.alibi.slopes
     model.alibi = Variant(slopes, 3.0)
-    Plan(model, ProcessGroup(1, 2, torch.device("cpu")))
+    ShardingPlan(model, ProcessGroup(1, 2, torch.device("cpu")))
     assert model.alibi == Variant(slopes[2:], 3.0)

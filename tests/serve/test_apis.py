@@ -14,7 +14,7 @@ from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.serve import ollama
-from minhub_py.serve.engine import Delta, Token
+from minhub_py.serve.engine import Delta, GeneratedToken
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.openai import DeltaWriter
 
@@ -192,7 +192,9 @@ def test_deltas_never_equal_the_previous_text() -> None:
         for number, text in enumerate(texts):
             end = "stop" if number == len(texts) - 1 else None
             for part, part_tokens in writer.add(
-                Delta((ReplyEvent("content", text),), (Token(number, text, None, ()),), end)
+                Delta(
+                    (ReplyEvent("content", text),), (GeneratedToken(number, text, None, ()),), end
+                )
             ):
                 sent.append(part["content"])
                 tokens += part_tokens

@@ -14,7 +14,7 @@ from needs import needs
 from pages import messages, open_page, say, show
 from served_models import WRONG, alone, connected, served, serving, wait
 
-from minhub_py.serve.catalog import Models, Source
+from minhub_py.serve.catalog import Models, ModelSource
 from minhub_py.serve.loading import sources_in_cache
 from minhub_py.system.duration import parse_duration
 
@@ -39,8 +39,8 @@ class Folder:
             raise self.error
         return served(name, self.folder)
 
-    def sources(self) -> dict[str, Source]:
-        return {name: Source(partial(self.load, name), 1000) for name in self.names}
+    def sources(self) -> dict[str, ModelSource]:
+        return {name: ModelSource(partial(self.load, name), 1000) for name in self.names}
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from needs import need
 from minhub_py import gpt2, gptneo, lstm
 from minhub_py.inference import quantize as quantization
 from minhub_py.inference.native import library
-from minhub_py.inference.native.library import Operation
+from minhub_py.inference.native.library import DecoderOperation
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.inference.quantize import KINDS, quantize
 from minhub_py.models.steps import Linear
@@ -202,7 +202,7 @@ def product(layer, x):
     call = runner._new_call([[torch.zeros(1, 1, 1, 1)] * 2], torch.float32, buffers)
     call.tokens = tokens
     buffers[1, :, :columns] = x
-    operations = (Operation * 1)(*runner.program.operations(Linear([layer])))
+    operations = (DecoderOperation * 1)(*runner.program.operations(Linear([layer])))
     library.library().decode(operations, 1, ctypes.byref(call))
     return buffers[2, :, : layer.weight.size(0)]
 

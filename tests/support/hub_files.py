@@ -30,7 +30,7 @@ INDEX = json.dumps(
 SHARDED = {**SMALL, **SHARDS, "model.safetensors.index.json": INDEX}
 
 
-def names(plan: minhub.Plan) -> list[str]:
+def names(plan: minhub.DownloadPlan) -> list[str]:
     return [file.name for file in plan.files]
 
 

@@ -26,8 +26,8 @@ import minhub_py
 from minhub_py.inference.native.library import (
     BLOCKS,
     INTERFACE,
-    Call,
-    Operation,
+    DecoderCall,
+    DecoderOperation,
     library,
     parameters_of,
 )
@@ -63,7 +63,7 @@ class RecordingRunner(NativeRunner):
         self.calls: list[tuple[int, int, int, int, int]] = []
         self.found: list[Tensor] = []
 
-    def _new_call(self, layers: Any, dtype: Any, buffers: Any, workspace: int = 0) -> Call:
+    def _new_call(self, layers: Any, dtype: Any, buffers: Any, workspace: int = 0) -> DecoderCall:
         # a state may be one tensor
         self.live = [tensor for layer in layers for tensor in (layer[0], layer[-1])]
         self.used = buffers  # an encoder does not store its buffers elsewhere
@@ -74,9 +74,9 @@ class RecordingRunner(NativeRunner):
         call = by_reference._obj
         where, logits = self.put(bytes(operations)), 0
         for number in range(count):
-            at = where + number * ctypes.sizeof(Operation)
+            at = where + number * ctypes.sizeof(DecoderOperation)
             self.point_at_parameters(
-                at + Operation.parameters.offset, parameters_of(operations[number])
+                at + DecoderOperation.parameters.offset, parameters_of(operations[number])
             )
         at = self.put(bytes(call))
         for name in ("ids", "rows", "positions", "encoder_lengths"):
@@ -90,10 +90,10 @@ class RecordingRunner(NativeRunner):
             first = self.put(bytes(8 * layers))
             for layer in range(layers):
                 self.point(first + 8 * layer, array[layer])
-            self.point(at + getattr(Call, name).offset, first, inside=True)
-        for name in [name for name, kind in Call._fields_ if kind is ctypes.c_void_p]:
-            self.point(at + getattr(Call, name).offset, getattr(call, name))
-        result = struct.unpack_from("q", self.memory, at + Call.logits.offset)[0]
+            self.point(at + getattr(DecoderCall, name).offset, first, inside=True)
+        for name in [name for name, kind in DecoderCall._fields_ if kind is ctypes.c_void_p]:
+            self.point(at + getattr(DecoderCall, name).offset, getattr(call, name))
+        result = struct.unpack_from("q", self.memory, at + DecoderCall.logits.offset)[0]
         self.compiled.decode(operations, count, by_reference)
         logits = call.output_count * self.vocab_size
         first = (call.logits - self.logits.data_ptr()) // 4 if logits else 0
@@ -107,7 +107,7 @@ class RecordingRunner(NativeRunner):
 
     def point_at_numbers(self, at: int, name: str, array: Any, count: int) -> None:
         where = self.put(struct.pack(f"{count}q", *array[:count]))
-        self.point(at + getattr(Call, name).offset, where, inside=True)
+        self.point(at + getattr(DecoderCall, name).offset, where, inside=True)
 
     def point_at_parameters(self, at: int, parameters: Any) -> None:
         """The pointers of a structure at offset `at`, and of the structures in it."""

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from minhub_py import devices, from_pretrained
-from minhub_py.system.device import Probe, choose_device, choose_dtype
+from minhub_py.system.device import DeviceProbe, choose_device, choose_dtype
 from r_bridge.probe import R, find_r, rpy2_range
 
 CPU = choose_device("cpu")
-OLD_GPU = Probe("cuda:0", True, "before Ampere", dtypes=("float32", "float16"))
+OLD_GPU = DeviceProbe("cuda:0", True, "before Ampere", dtypes=("float32", "float16"))
 
 
 def test_devices_reports_all_device_types() -> None:

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
 from types import MappingProxyType
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -37,8 +36,9 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
 )
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 from minhub_py.system.files import read_text
+from minhub_py.system.json_text import JsonMapping
 
-BERT: Mapping[str, Any] = MappingProxyType(
+BERT: Mapping[str, object] = MappingProxyType(
     {
         "unk_token": "[UNK]",
         "cls_token": "[CLS]",
@@ -47,7 +47,7 @@ BERT: Mapping[str, Any] = MappingProxyType(
         "mask_token": "[MASK]",
     }
 )
-ROBERTA: Mapping[str, Any] = MappingProxyType(
+ROBERTA: Mapping[str, object] = MappingProxyType(
     {
         "unk_token": "<unk>",
         "cls_token": "<s>",
@@ -67,7 +67,7 @@ class EncoderFamily:
     """
 
     file: str
-    tokens: Mapping[str, Any] = field(default_factory=lambda: ROBERTA)
+    tokens: JsonMapping = field(default_factory=lambda: ROBERTA)
 
 
 MASK = {"content": "[MASK]", "lstrip": True}
@@ -212,7 +212,7 @@ def unigram_tokenizer(
     )
 
 
-def deberta_steps(settings: Mapping[str, object], charsmap: list[Any]) -> Iterator[Any]:
+def deberta_steps(settings: Mapping[str, object], charsmap: list[object]) -> Iterator[object]:
     """DeBERTa's normalizers, version 2 and 3."""
     if flag(settings, "do_lower_case"):
         yield normalizers.Lowercase()
@@ -220,7 +220,7 @@ def deberta_steps(settings: Mapping[str, object], charsmap: list[Any]) -> Iterat
     yield from charsmap
 
 
-def albert_steps(settings: Mapping[str, object], charsmap: list[Any]) -> Iterator[Any]:
+def albert_steps(settings: Mapping[str, object], charsmap: list[object]) -> Iterator[object]:
     """ALBERT's normalizers."""
     yield from (normalizers.Replace("``", '"'), normalizers.Replace("''", '"'))
     if not flag(settings, "keep_accents"):
@@ -251,7 +251,7 @@ def normalized_unigram(
     tokenizer = Tokenizer(models.Unigram(entries, unknown, False))
     steps = NORMALIZERS[family](settings, [normalizers.Precompiled(charsmap)] if charsmap else [])
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
-    splits: list[Any] = [pre_tokenizers.WhitespaceSplit()] if family == "albert" else []
+    splits: list[object] = [pre_tokenizers.WhitespaceSplit()] if family == "albert" else []
     if family == "deberta-v2" and flag(settings, "split_by_punct"):
         splits = [pre_tokenizers.Punctuation("isolated")]
     scheme = "always" if flag(settings, "add_prefix_space") is not False else "never"

@@ -47,6 +47,7 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
 from minhub_py.checkpoints.tokenizers.tiktoken import WORDS
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_charsmap
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 # The word pattern of OpenAI's o200k; its fields are endings and the number of digits in a word.
 # Mistral's tekken.json has it without endings.
@@ -142,7 +143,7 @@ def encoder_family(metadata: Mapping[str, object]) -> str | None:
     return next((family for key, family in ENCODERS.items() if key == names), None)
 
 
-def special_tokens(metadata: Mapping[str, object], defaults: Mapping[str, int]) -> dict[str, Any]:
+def special_tokens(metadata: Mapping[str, object], defaults: Mapping[str, int]) -> JsonObject:
     """The special tokens by their names in tokenizer_config.json. ValueError: an ID is invalid."""
     tokens = strings(metadata, "tokens")
     settings = {}
@@ -170,7 +171,7 @@ def words_of(metadata: Mapping[str, object]) -> Words:
     return PRE[name]
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+def gguf_tokenizer(metadata: JsonMapping) -> Tokenizer:
     """The tokenizer, without bos and eos. Call `tokenizer_settings` first, which checks its type.
 
     ValueError: the metadata is corrupt.
@@ -301,7 +302,7 @@ def set_words(tokenizer: Tokenizer, words: Words, prefix: bool = False) -> None:
     tokenizer.decoder = decoders.ByteLevel()
 
 
-def character_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
+def character_bpe(metadata: JsonMapping, tokens: list[str], kinds: list[int]) -> Tokenizer:
     """Build the tokenizer of Gemma 4. Characters without a token become bytes; lines and line
     breaks are words.
     """
@@ -320,7 +321,7 @@ def character_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[in
     return tokenizer
 
 
-def sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
+def sentencepiece(metadata: JsonMapping, tokens: list[str], kinds: list[int]) -> Tokenizer:
     """Build a SentencePiece BPE, or the unigram model of T5."""
     scores = numbers(metadata, "scores", len(tokens))
     # Gemma 3's files list it as a control token; Phi-3's, also IDs without a token

@@ -225,7 +225,7 @@ def sentencepiece_tokenizer(model: SentencePiece) -> Tokenizer:
     return tokenizer
 
 
-def normalization(model: SentencePiece) -> Iterator[Any]:
+def normalization(model: SentencePiece) -> Iterator[object]:
     """The normalizers in order."""
     if model.charsmap:
         yield normalizers.Precompiled(model.charsmap)

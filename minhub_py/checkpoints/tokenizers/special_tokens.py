@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
 from minhub_py.checkpoints.storage import read_settings
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.shapes import TokenID, is_unicode, read_json
 
 ID = re.compile("[0-9]{1,9}")
@@ -153,7 +153,7 @@ def token_id(text: str, folder: Path) -> int:
     return int(text)
 
 
-def added_token(entry: Mapping[str, Any]) -> AddedToken:
+def added_token(entry: JsonMapping) -> AddedToken:
     """A token with the properties of its entry in the Hub's JSON."""
     names = ("single_word", "lstrip", "rstrip", "normalized", "special")
     properties = {name: entry[name] for name in names if isinstance(entry.get(name), bool)}
@@ -170,7 +170,7 @@ def model_vocabulary(folder: Path) -> int | None:
     return size if type(size) is int else None
 
 
-def content(token: Any) -> str | None:
+def content(token: object) -> str | None:
     """The text of a token in the Hub's JSON, which is a string or an object with `content`; None if
     invalid.
     """

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths, cuts
 from minhub_py.system.files import read_bytes
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import gist
 from minhub_py.system.shapes import Within, convert, read_json
 
@@ -142,7 +143,7 @@ class Tekken(RequiredTekken, total=False):
 
 def read_tekken(path: Path) -> Ranks:
     """Read Mistral's tekken.json. ValueError: it is corrupt."""
-    content = read_json(path, dict[str, Any])
+    content = read_json(path, JsonObject)
     try:
         content = convert(content, Tekken)
         config, vocabulary = content["config"], content["vocab"]

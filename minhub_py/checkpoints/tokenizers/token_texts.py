@@ -18,8 +18,8 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     Each token is decoded once; the GIL is released meanwhile if there are many. ValueError: the
     tokenizer is corrupt.
     """
-    known = _known.setdefault(tokenizer, {})
-    new = [id for id in dict.fromkeys(ids) if id not in known]
+    texts_by_id = _known.setdefault(tokenizer, {})
+    new = [id for id in dict.fromkeys(ids) if id not in texts_by_id]
     with working(tokenizer):
         once, twice = ([[id] * count for id in new] for count in (1, 2))
         if len(new) <= FEW:
@@ -31,5 +31,7 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
             texts = [
                 tokenizer.decode_batch(rows, skip_special_tokens=False) for rows in (once, twice)
             ]
-    known.update((id, both[len(one) :]) for id, one, both in zip(new, *texts, strict=True))
-    return [known[id] for id in ids]
+    texts_by_id.update(
+        (id, both[len(single) :]) for id, single, both in zip(new, *texts, strict=True)
+    )
+    return [texts_by_id[id] for id in ids]

@@ -14,7 +14,6 @@ import base64
 import json
 import re
 from reprlib import repr as brief
-from typing import Any
 
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 
@@ -31,7 +30,7 @@ def check_tokenizer_json(text: str) -> None:
     prefixes: set[str] = set()
     right_sides: set[str] = set()
 
-    def collect(pairs: list[tuple[str, Any]]) -> None:
+    def collect(pairs: list[tuple[str, object]]) -> None:
         """Collect from each object of the file: where a key occurs twice, the library may use
         either value.
         """

@@ -137,7 +137,7 @@ def structure(**fields: object) -> type[ctypes.Structure]:
 
 
 int32, int64, float32, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-LinearLayer = structure(weight=Matrix, low_a=Matrix, low_b=Matrix, bias=pointer)
+LinearArguments = structure(weight=Matrix, low_a=Matrix, low_b=Matrix, bias=pointer)
 
 
 class Parameters(ctypes.Union):
@@ -147,13 +147,13 @@ class Parameters(ctypes.Union):
         ("embed", structure(tokens=Matrix, positions=Matrix, scale=float32)),
         ("rows", structure(table=Matrix)),
         ("norm", structure(weight=pointer, bias=pointer, size=int64, epsilon=float32)),
-        ("linear", LinearLayer),
-        ("add", structure(linear=LinearLayer, norm=pointer, epsilon=float32, scale=float32)),
-        ("logits", structure(linear=LinearLayer, scale=float32, cap=float32)),
+        ("linear", LinearArguments),
+        ("add", structure(linear=LinearArguments, norm=pointer, epsilon=float32, scale=float32)),
+        ("logits", structure(linear=LinearArguments, scale=float32, cap=float32)),
         (
             "route",
             structure(
-                linear=LinearLayer,
+                linear=LinearArguments,
                 top=int32,
                 normalize=int32,
                 sigmoid=int32,
@@ -270,7 +270,7 @@ SHARED = {
 }
 
 
-class Operation(ctypes.Structure):
+class DecoderOperation(ctypes.Structure):
     _anonymous_ = ("parameters",)
     _fields_ = [
         ("kind", int32),
@@ -285,19 +285,19 @@ def new_operation(
     kind: str, activation: int = 0, layer: int = 0, flags: int = 0, **parameters: object
 ) -> Any:
     """An operation with the parameters of its kind."""
-    operation = Operation(KINDS[kind], activation, layer, flags)
+    operation = DecoderOperation(KINDS[kind], activation, layer, flags)
     for name, value in parameters.items():
         setattr(parameters_of(operation), name, value)
     return operation
 
 
-def parameters_of(operation: Operation) -> Any:
+def parameters_of(operation: DecoderOperation) -> Any:
     """The member of the union for the operation's kind; None for a kind without parameters."""
     kind = next(name for name, number in KINDS.items() if number == operation.kind)
     return getattr(operation, SHARED.get(kind, kind), None)
 
 
-class Call(ctypes.Structure):
+class DecoderCall(ctypes.Structure):
     _fields_ = [
         ("tokens", ctypes.c_int64), ("ids", integer_array), ("rows", integer_array), ("positions", integer_array),
         ("encoder_lengths", integer_array), ("types", integer_array), ("adapted", integer_array),
@@ -313,7 +313,7 @@ class Call(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 30 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 30 + 1000 * (ctypes.sizeof(DecoderOperation) + 1000 * ctypes.sizeof(DecoderCall))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")
@@ -371,7 +371,7 @@ def load(path: Path) -> Any:
     if not interface or interface() != INTERFACE:
         raise UnsupportedError("of another version of the package")
     library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
-    library.decode.argtypes = [ctypes.POINTER(Operation), int64, ctypes.POINTER(Call)]
+    library.decode.argtypes = [ctypes.POINTER(DecoderOperation), int64, ctypes.POINTER(DecoderCall)]
     library.decode.restype = None
     library.pack_nf4.argtypes = [pointer, int64, int64, pointer, int64, pointer, pointer, pointer]
     library.pack_nf4.restype = None

@@ -37,9 +37,9 @@ from minhub_py.inference.native.library import (
     REPLACES,
     TO_QUERIES,
     TO_STREAM,
-    LinearLayer,
+    DecoderOperation,
+    LinearArguments,
     Matrix,
-    Operation,
     UnsupportedError,
     code_of,
     int32_array,
@@ -51,7 +51,9 @@ from minhub_py.models.experts import ExpertWeights
 from minhub_py.models.layers import (
     ALiBi,
     Disentangled,
+    EmbeddingLayer,
     HeadLayerNorm,
+    LinearLayer,
     RMSNorm,
     distance_buckets,
     sinusoidal_positions,
@@ -141,16 +143,16 @@ class Program(Weights):
         """An array of operations."""
         self.layers = 0
         operations = [operation for step in steps for operation in self.operations(step)]
-        return (Operation * len(operations))(*operations)
+        return (DecoderOperation * len(operations))(*operations)
 
-    def operations(self, step: PredictionStep) -> list[Operation]:
+    def operations(self, step: PredictionStep) -> list[DecoderOperation]:
         """The operations of a step."""
         if type(step) not in TRANSLATORS:
             raise UnsupportedError(f"an operation {type(step).__name__}")
         operations = TRANSLATORS[type(step)](self, step)
         return operations if isinstance(operations, list) else [operations]
 
-    def embed(self, step: Embed) -> Operation:
+    def embed(self, step: Embed) -> DecoderOperation:
         tokens = self.matrix(step.tokens)
         positions = Matrix() if step.positions is None else self.matrix(step.positions)
         scale = 0 if step.scale is None else rounded(step.scale, step.tokens)
@@ -160,18 +162,18 @@ class Program(Weights):
             raise UnsupportedError("an embedding whose rows are not contiguous")
         return new_operation("embed", tokens=tokens, positions=positions, scale=scale)
 
-    def add_positions(self, step: AddPositions) -> Operation:
+    def add_positions(self, step: AddPositions) -> DecoderOperation:
         return new_operation("positions", table=self.matrix(step.positions.weight[step.first :]))
 
-    def add_sinusoids(self, step: AddSinusoids) -> Operation:
+    def add_sinusoids(self, step: AddSinusoids) -> DecoderOperation:
         positions = torch.arange(step.first, step.first + step.count, device=CPU)
         self.references.append(sinusoidal_positions(positions, list(step.frequencies)))
         return new_operation("positions", table=self.matrix(self.references[-1]))
 
-    def add_types(self, step: AddTypes) -> Operation:
+    def add_types(self, step: AddTypes) -> DecoderOperation:
         return new_operation("types", table=self.matrix(step.types))
 
-    def prediction_inputs(self, step: PredictionInputs) -> Operation:
+    def prediction_inputs(self, step: PredictionInputs) -> DecoderOperation:
         tokens = self.matrix(step.tokens)
         self.width = max(self.width, 2 * tokens.columns)
         return new_operation(
@@ -182,25 +184,25 @@ class Program(Weights):
             epsilon=step.token_norm.eps,
         )
 
-    def store_residual(self, step: StoreResidual) -> Operation:
+    def store_residual(self, step: StoreResidual) -> DecoderOperation:
         return new_operation("store")
 
-    def hidden_states(self, step: HiddenStates) -> Operation:
+    def hidden_states(self, step: HiddenStates) -> DecoderOperation:
         return new_operation("hidden_states", size=step.size)
 
-    def save_residual(self, step: SaveResidual) -> Operation:
+    def save_residual(self, step: SaveResidual) -> DecoderOperation:
         return new_operation("save")
 
-    def add_to_saved(self, step: AddToSaved) -> Operation:
+    def add_to_saved(self, step: AddToSaved) -> DecoderOperation:
         norm = step.norm
         return new_operation(
             "join", weight=self.factor(norm), size=norm.weight.numel(), epsilon=norm.eps
         )
 
-    def load_residual(self, step: LoadResidual) -> Operation:
+    def load_residual(self, step: LoadResidual) -> DecoderOperation:
         return new_operation("copy")
 
-    def norm(self, step: Norm) -> Operation:
+    def norm(self, step: Norm) -> DecoderOperation:
         layer = step.layer
         flags = FROM_SAVED * step.saved | TO_STREAM * step.to_residual
         if isinstance(layer, RMSNorm):
@@ -217,7 +219,7 @@ class Program(Weights):
             "norm", flags=flags, weight=weight, bias=bias, size=math.prod(shape), epsilon=layer.eps
         )
 
-    def linear(self, step: Linear) -> list[Operation]:
+    def linear(self, step: Linear) -> list[DecoderOperation]:
         layers = [self.product(layer, layer.bias) for layer in step.layers]
         self.outputs = sum(layer.weight.rows for layer in layers)
         self.width = max(self.width, self.outputs)
@@ -237,7 +239,7 @@ class Program(Weights):
             return self.outputs // step.heads
         return self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
 
-    def rotate(self, step: Rotate) -> Operation:
+    def rotate(self, step: Rotate) -> DecoderOperation:
         rope = step.rope or Rope(())
         if rope not in self.ropes:
             self.ropes.append(rope)
@@ -264,7 +266,7 @@ class Program(Weights):
             epsilon=0 if step.q_norm is None else step.q_norm.eps,
         )
 
-    def norm_values(self, step: NormValues) -> Operation:
+    def norm_values(self, step: NormValues) -> DecoderOperation:
         size = self.head_size(step)
         return new_operation(
             "norm_values",
@@ -275,7 +277,9 @@ class Program(Weights):
             epsilon=step.eps,
         )
 
-    def update_angles(self, count: int, operations: Iterable[Operation], size: int = 0) -> None:
+    def update_angles(
+        self, count: int, operations: Iterable[DecoderOperation], size: int = 0
+    ) -> None:
         """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then
         for k.
 
@@ -297,7 +301,7 @@ class Program(Weights):
             if operation.kind == KINDS["rotate"]:
                 operation.rotate.angles = pointers[operation.layer]
 
-    def attend(self, step: Attend) -> Operation | list[Operation]:
+    def attend(self, step: Attend) -> DecoderOperation | list[DecoderOperation]:
         """Scores and softmax are always in float32, so `upcast` has no effect."""
         size = self.head_size(step)
         operation = new_operation(
@@ -313,7 +317,7 @@ class Program(Weights):
             cap=step.softcap or 0,
             window=step.window or 0,
         )
-        before: list[Operation] = []
+        before: list[DecoderOperation] = []
         if isinstance(step.bias, Disentangled):
             before = self.distances_of(step.bias)
             assert self.distances is not None
@@ -339,7 +343,7 @@ class Program(Weights):
             self.text_head_size = max(self.text_head_size, size)
         return [*before, operation]
 
-    def distances_of(self, bias: Disentangled) -> list[Operation]:
+    def distances_of(self, bias: Disentangled) -> list[DecoderOperation]:
         """The operations that compute the keys and queries of distances for a layer; first, the
         embeddings for all.
         """
@@ -359,7 +363,7 @@ class Program(Weights):
                 operations[-1].linear = self.product(layer, layer.bias)
         return operations
 
-    def convolution(self, step: Convolution) -> list[Operation]:
+    def convolution(self, step: Convolution) -> list[DecoderOperation]:
         """The inputs of each position side by side, and a product with all taps."""
         channels, size, taps = step.conv.weight.shape
         check_memory(step.conv.weight)
@@ -370,14 +374,14 @@ class Program(Weights):
                 group * len(part) : (group + 1) * len(part), group * size : (group + 1) * size
             ] = part
         self.references.append(dense.transpose(1, 2).reshape(channels, -1))
-        linear = LinearLayer(
+        linear = LinearArguments(
             weight=self.matrix(self.references[-1]), bias=self.floats(step.conv.bias)
         )
         product = new_operation("add", code_of(step.activation), linear=linear)
         self.width = max(self.width, taps * step.conv.in_channels)
         return [new_operation("neighbors", count=taps, size=step.conv.in_channels), product]
 
-    def cross_attend(self, step: CrossAttend) -> Operation:
+    def cross_attend(self, step: CrossAttend) -> DecoderOperation:
         self.layers += 1
         return new_operation(
             "cross_attend",
@@ -388,7 +392,7 @@ class Program(Weights):
             scale=step.scale,
         )
 
-    def cache_encoder(self, step: CacheEncoder) -> Operation:
+    def cache_encoder(self, step: CacheEncoder) -> DecoderOperation:
         keys, values = map(self.matrix, step.layers)
         self.layers += 1
         self.width = max(self.width, keys.rows)
@@ -401,7 +405,7 @@ class Program(Weights):
             head_size=keys.rows // step.heads,
         )
 
-    def delta_rule(self, step: DeltaRule) -> Operation:
+    def delta_rule(self, step: DeltaRule) -> DecoderOperation:
         self.layers += 1
         channels, size = len(step.conv.weight), step.norm.weight.numel()
         decay = torch.cat((-step.decay.float().exp(), step.bias.float()))
@@ -419,7 +423,7 @@ class Program(Weights):
             epsilon=step.norm.eps,
         )
 
-    def short_convolution(self, step: ShortConvolution) -> Operation:
+    def short_convolution(self, step: ShortConvolution) -> DecoderOperation:
         self.layers += 1
         bias = self.floats(step.conv.bias)
         return new_operation(
@@ -437,12 +441,12 @@ class Program(Weights):
             "channels": channels,
         }
 
-    def gate(self, step: Gate) -> Operation:
+    def gate(self, step: Gate) -> DecoderOperation:
         return new_operation(
             "gate", code_of(step.activation), width=self.outputs // 2, sigmoid=step.sigmoid
         )
 
-    def add(self, step: Add) -> Operation:
+    def add(self, step: Add) -> DecoderOperation:
         linear = self.product(step.layer, step.layer.bias)
         operation = new_operation(
             "add", linear=linear, norm=self.factor(step.norm), scale=step.scale
@@ -452,7 +456,7 @@ class Program(Weights):
             self.width = max(self.width, linear.weight.rows)
         return operation
 
-    def layer_inputs(self, step: LayerInputs) -> Operation:
+    def layer_inputs(self, step: LayerInputs) -> DecoderOperation:
         return new_operation(
             "layer_inputs",
             tokens=self.matrix(step.tokens),
@@ -464,15 +468,15 @@ class Program(Weights):
             epsilon=step.norm.eps,
         )
 
-    def gate_layer_input(self, step: GateLayerInput) -> Operation:
+    def gate_layer_input(self, step: GateLayerInput) -> DecoderOperation:
         return new_operation(
             "gate_input", code_of(step.activation), layer=step.layer, size=step.size
         )
 
-    def scale_residual(self, step: ScaleResidual) -> Operation:
+    def scale_residual(self, step: ScaleResidual) -> DecoderOperation:
         return new_operation("scale", factor=self.floats(step.factor), size=self.channels)
 
-    def experts(self, step: Experts) -> list[Operation]:
+    def experts(self, step: Experts) -> list[DecoderOperation]:
         routing = step.routing
         if step.router_norm is not None and not step.replaces:
             raise UnsupportedError("a router with its own norm, whose experts are added")
@@ -508,7 +512,7 @@ class Program(Weights):
 
     def expert_weights(
         self, kind: str, weights: Sequence[ExpertWeights], biases: Tensor | None
-    ) -> Operation:
+    ) -> DecoderOperation:
         """The matrices of experts, one or two of the same shape and format, with pointers to each
         expert's part.
         """
@@ -541,7 +545,7 @@ class Program(Weights):
             )
         return operation
 
-    def recurrent(self, step: Recurrent) -> list[Operation]:
+    def recurrent(self, step: Recurrent) -> list[DecoderOperation]:
         operations = []
         for number in range(step.layer.num_layers):
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -559,30 +563,30 @@ class Program(Weights):
             self.layers += 1
         return operations
 
-    def logits(self, step: Logits) -> Operation:
+    def logits(self, step: Logits) -> DecoderOperation:
         linear = self.product(step.layer, step.bias)
         # rounding matters most in the last product (benchmarks/rounding.py)
         linear.weight.int8_inputs = 0
         return new_operation("logits", linear=linear, scale=step.scale, cap=step.softcap or 0)
 
-    def product(self, layer: Any, bias: Tensor | None) -> Any:
+    def product(self, layer: LinearLayer | EmbeddingLayer, bias: Tensor | None) -> Any:
         """A product with the weight of a layer, and one with the factors of its adapter.
 
         DoRA multiplies each output by a factor: the scales of quantized weights include it, other
         weights are merged.
         """
         if not isinstance(layer, LoRALinear):
-            return LinearLayer(weight=self.matrix(layer), bias=self.floats(bias))
+            return LinearArguments(weight=self.matrix(layer), bias=self.floats(bias))
         factors, base = layer.factors, layer.base
         check_memory(factors.lora_A)
-        has_scales = isinstance(base, Quantized) and base.kind not in BLOCKS
-        if factors.magnitude is not None and not has_scales:
-            return LinearLayer(weight=self.matrix(layer), bias=self.floats(bias))
-        linear = LinearLayer(weight=self.matrix(base), bias=self.floats(bias))
+        scales = base.scales if isinstance(base, Quantized) and base.kind not in BLOCKS else None
+        if factors.magnitude is not None and scales is None:
+            return LinearArguments(weight=self.matrix(layer), bias=self.floats(bias))
+        linear = LinearArguments(weight=self.matrix(base), bias=self.floats(bias))
         b = layer.of_rows(factors.lora_B.detach()).float() * factors.scale
-        if factors.magnitude is not None:
+        if factors.magnitude is not None and scales is not None:
             gain = layer.gain().detach().float()
-            linear.weight.scales, b = self.floats(base.scales * gain), b * gain.unsqueeze(1)
+            linear.weight.scales, b = self.floats(scales * gain), b * gain.unsqueeze(1)
         padding = -len(factors.lora_A) % RANK_UNIT
         linear.low_a = self.matrix(F.pad(factors.lora_A.detach().float(), (0, 0, 0, padding)))
         linear.low_b = self.matrix(F.pad(b, (0, padding)).contiguous())
@@ -594,7 +598,7 @@ class Program(Weights):
         return linear
 
 
-TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] = {
+TRANSLATORS: dict[type, Callable[[Program, Any], DecoderOperation | list[DecoderOperation]]] = {
     Embed: Program.embed, AddPositions: Program.add_positions, AddSinusoids: Program.add_sinusoids,
     AddTypes: Program.add_types, AddToSaved: Program.add_to_saved,
     StoreResidual: Program.store_residual, HiddenStates: Program.hidden_states, SaveResidual: Program.save_residual,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from minhub_py.inference.native.library import BLOCKS, DTYPES, MXFP4, Matrix, UnsupportedError
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import ExpertMatrices, ExpertWeights, Packed
-from minhub_py.models.layers import HeadLayerNorm, RMSNorm
+from minhub_py.models.layers import EmbeddingLayer, HeadLayerNorm, RMSNorm
 from minhub_py.models.lora import LoRALinear
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -150,6 +150,7 @@ class Weights:
             )
             matrix = Matrix(None, None, rows, columns, columns // 2, MXFP4, 0)
             return matrix, (pointers_into(blocks), pointers_into(scales))
+        assert isinstance(weights, Tensor)
         floats = self.contiguous(weights, *FLOATS)
         matrix = Matrix(
             None, None, rows, columns, rows * floats.element_size(), DTYPES[floats.dtype], 1
@@ -177,7 +178,7 @@ def check_memory(tensor: Tensor) -> None:
         )
 
 
-def rounded(scale: float, layer: Any) -> float:
+def rounded(scale: float, layer: EmbeddingLayer) -> float:
     """The factor of an embedding's rows, in their dtype."""
     dtype = layer.dtype if isinstance(layer, Quantized) else layer.weight.dtype
     return torch.tensor(scale, dtype=dtype).item()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minhub_py.inference.quantize import QuantizedLinear
 from minhub_py.loading.adapters.config import AdapterConfig
 from minhub_py.loading.adapters.files import Adapter, write_adapter
 from minhub_py.loading.adapters.heads import SEQUENCE_TASK, labels_of
@@ -44,18 +45,15 @@ def attach(base: LanguageModel, adapter: Adapter) -> LanguageModel:
     targets = targets_of(bare_model(model))
     if adapter.config.alora_invocation_tokens is not None:
         model.invocation = Invocation(invocation_tokens(base, adapter, targets))
-        decoder: Any = type(base)
+        decoder: Any = type(base)  # mypy: not Hashable
         model.__class__ = activated(decoder)
     device = next(iter(base.buffers()), next(iter(base.parameters()), torch.empty(0))).device
     for module, factors in adapter.factors.items():
         factors.to(device)
         for name, rows in targets[module].layers:
-            layer = LoRALinear(
-                (model if name in placed else base).get_submodule(name),
-                factors,
-                rows,
-                model.invocation,
-            )
+            target = (model if name in placed else base).get_submodule(name)
+            assert isinstance(target, nn.Linear | QuantizedLinear)
+            layer = LoRALinear(target, factors, rows, model.invocation)
             replace_module(model, name, layer.to(device))
     model._base, model.attached, model.adapters = (base,), adapter, {}
     return model.train(base.training)

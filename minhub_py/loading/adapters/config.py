@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from reprlib import repr as brief
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from minhub_py.loading.adapters.patterns import full_match, parse
 from minhub_py.system.shapes import TokenID, Within, convert, members
@@ -265,7 +265,7 @@ def read_config(values: Mapping[str, object], source: str) -> AdapterConfig:
     return config
 
 
-def normal(name: str, value: object) -> Any:
+def normal(name: str, value: object) -> object:
     """A setting in one form: lists of names and of layers are sorted; a single layer and pattern
     are lists.
     """

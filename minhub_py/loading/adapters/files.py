@@ -70,8 +70,8 @@ class Adapter:
             ),
         ]
         trained = tied if self.model_config.tie_word_embeddings else [name]
-        values = [self.saved[each] for each in trained if each in self.saved]
-        values += [self.base[each] for each in tied if each in self.base]
+        values = [self.saved[key] for key in trained if key in self.saved]
+        values += [self.base[key] for key in tied if key in self.base]
         return values[0] if values else None
 
     def replaces(self, name: str) -> bool:

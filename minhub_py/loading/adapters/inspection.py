@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from minhub_py.checkpoints.local import locate
 from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
@@ -15,9 +14,10 @@ from minhub_py.loading.adapters.loading import base_in, is_adapter
 from minhub_py.loading.inspection import tokenizer_problems, value_problems
 from minhub_py.loading.pretrained import read_config as read_model_config
 from minhub_py.models.skeleton import skeleton
+from minhub_py.system.json_text import JsonObject
 
 
-def inspect_adapter(identifier: str) -> dict[str, Any] | None:
+def inspect_adapter(identifier: str) -> JsonObject | None:
     """The base, or None, the settings and the tensors of an adapter; None if `identifier` is not
     such a folder.
 
@@ -54,7 +54,7 @@ def inspect_adapter(identifier: str) -> dict[str, Any] | None:
     }
 
 
-def verify_adapter(identifier: str) -> dict[str, Any] | None:
+def verify_adapter(identifier: str) -> JsonObject | None:
     """The report of `inspection.verify` about an adapter; None if `identifier` is not the folder of
     an adapter.
 

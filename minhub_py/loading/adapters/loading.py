@@ -49,13 +49,13 @@ def adapter_folders(
 
 def fetch(identifier: str | os.PathLike[str], revision: str, **access: Any) -> Path:
     """The local folder of an adapter, downloaded if necessary. Raises the errors of `hub.fetch`."""
-    missing: list[FileNotFoundError] = []
+    errors: list[FileNotFoundError] = []
     for weights in (WEIGHTS, PICKLE, MLX_WEIGHTS):
         try:
             return hub.fetch(identifier, revision, files=(CONFIG, weights), **access)
         except FileNotFoundError as error:
-            missing.append(error)
-    raise missing[0]
+            errors.append(error)
+    raise errors[0]
 
 
 def is_adapter(path: Path) -> bool:

@@ -31,6 +31,7 @@ def merge(model: LanguageModel) -> LanguageModel:
     merged: LanguageModel = copy_structure(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, LoRALinear):
+            assert isinstance(layer.base, nn.Linear)  # not quantized
             linear = nn.Linear(
                 layer.base.in_features,
                 layer.base.out_features,
@@ -78,9 +79,7 @@ class MergedTensors(Mapping[str, Tensor]):
     def like(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """The tensor in the checkpoint whose dtype a merged tensor has."""
         names = (name, self.base.ties.get(name, name))
-        return next(
-            (tensors[each] for each in names if each in tensors), next(iter(tensors.values()))
-        )
+        return next((tensors[key] for key in names if key in tensors), next(iter(tensors.values())))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)

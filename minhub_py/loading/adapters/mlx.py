@@ -18,14 +18,14 @@ WEIGHTS = "adapters.safetensors"
 PARTS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}
 
 
-class Factors(TypedDict):
+class MLXFactors(TypedDict):
     """The required settings of the factors."""
 
     rank: Annotated[int, Within(1, 2**24)]
     scale: float
 
 
-class Parameters(Factors, total=False):
+class MLXParameters(MLXFactors, total=False):
     """The settings of the factors."""
 
     dropout: float
@@ -34,7 +34,7 @@ class Parameters(Factors, total=False):
 class Required(TypedDict):
     """The required members of adapter_config.json."""
 
-    lora_parameters: Parameters
+    lora_parameters: MLXParameters
 
 
 class MLXFile(Required, total=False):

@@ -63,7 +63,7 @@ def parse(pattern: str) -> Any:
     return tree
 
 
-def operations(tree: Any) -> Iterator[Any]:
+def operations(tree: Any) -> Iterator[object]:
     """The operations of a syntax tree and its subtrees."""
     for operation, argument in tree:
         yield operation
@@ -71,7 +71,7 @@ def operations(tree: Any) -> Iterator[Any]:
             yield from operations(subtree)
 
 
-def subtrees(argument: object) -> Iterator[Any]:
+def subtrees(argument: object) -> Iterator[object]:
     """The syntax trees in the argument of an operation."""
     if isinstance(argument, parser.SubPattern):
         yield argument
@@ -102,11 +102,11 @@ class Match:
 
     def characters(self, fits: Callable[[str], bool], starts: Positions) -> Positions:
         """The positions after one character that fits."""
-        found = 0
+        positions = 0
         for position, character in enumerate(self.name):
             if starts >> position & 1 and self.fits(fits, character):
-                found |= 2 << position
-        return found
+                positions |= 2 << position
+        return positions
 
     def fits(self, fits: Callable[[str], bool], character: str) -> bool:
         """Whether a character fits, in any case if case is ignored."""
@@ -126,7 +126,7 @@ class Match:
             lambda character: character != "\n" or self.flags & re.DOTALL > 0, starts
         )
 
-    def among(self, items: list[tuple[Any, Any]], starts: Positions) -> Positions:
+    def among(self, items: list[tuple[object, object]], starts: Positions) -> Positions:
         """One character of a class."""
         negated = bool(items) and str(items[0][0]) == "NEGATE"
         included = self.characters(
@@ -134,13 +134,13 @@ class Match:
         )
         return (starts << 1) & self.all & ~included if negated else included
 
-    def branch(self, argument: tuple[None, list[Any]], starts: Positions) -> Positions:
+    def branch(self, argument: tuple[None, list[object]], starts: Positions) -> Positions:
         ends = 0
         for alternative in argument[1]:
             ends |= self.after(alternative, starts)
         return ends
 
-    def group(self, argument: tuple[Any, int, int, Any], starts: Positions) -> Positions:
+    def group(self, argument: tuple[object, int, int, object], starts: Positions) -> Positions:
         _, added, removed, tree = argument
         before = self.flags
         self.flags = (before | added) & ~removed
@@ -148,7 +148,7 @@ class Match:
         self.flags = before
         return ends
 
-    def repeat(self, argument: tuple[int, int, Any], starts: Positions) -> Positions:
+    def repeat(self, argument: tuple[int, int, object], starts: Positions) -> Positions:
         """Repetitions, greedy or not. After len(name) + 1 repetitions, the positions do not change
         any more.
         """
@@ -185,14 +185,14 @@ class Match:
         }
         return starts & sets[str(where)]
 
-    def ahead(self, argument: tuple[int, Any], starts: Positions) -> Positions:
+    def ahead(self, argument: tuple[int, object], starts: Positions) -> Positions:
         """The positions where a look-around succeeds."""
         direction, tree = argument
         if direction < 0:
             return starts & self.after(tree, self.all)
         return sum(start for start in bits(starts) if self.after(tree, start))
 
-    def not_ahead(self, argument: tuple[int, Any], starts: Positions) -> Positions:
+    def not_ahead(self, argument: tuple[int, object], starts: Positions) -> Positions:
         return starts & ~self.ahead(argument, starts)
 
 

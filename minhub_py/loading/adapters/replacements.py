@@ -153,7 +153,7 @@ def own_module(model: LanguageModel, bare: LanguageModel, name: str) -> nn.Modul
     path, _, leaf = name.rpartition(".")
     new, old = bare.get_submodule(path), dict(model.named_modules()).get(path)
     parameters = {} if old is None else old._parameters
-    shapes = {each: value.shape for each, value in new._parameters.items() if value is not None}
+    shapes = {key: value.shape for key, value in new._parameters.items() if value is not None}
     if old is not None and getattr(parameters.get(leaf), "shape", None) == shapes[leaf]:
         return old
     for other, value in parameters.items():

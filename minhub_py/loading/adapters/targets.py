@@ -4,7 +4,6 @@ adapter select.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +51,7 @@ def conversions_of(bare: LanguageModel) -> list[Conversion]:
 
 def hub_tensors(bare: LanguageModel) -> Mapped:
     """The tensors of an unmodified model without weights, in Hub layout."""
-    config: Any = bare.config
+    config = bare.config
     architecture = architecture_of(config.to_hub()["model_type"])
     return weights_map.to_hub(architecture.model_type, bare.state_dict(), config)
 

@@ -95,7 +95,7 @@ REFUSED = (
     ({"model_type": "gemma2", "sliding_window": None}, "sliding_window is null"),
     (
         {"model_type": "gemma2", "layer_types": ["chunked_attention"] * 2},
-        "layer_types must hold full_attention or",
+        "layer_types must contain full_attention or",
     ),
     ({"model_type": "gemma3_text", "layer_types": MIXED[:1]}, "for each of 2 layers"),
     (

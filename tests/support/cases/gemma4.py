@@ -72,13 +72,16 @@ REFUSED = (
     ({"vocab_size_per_layer_input": 60}, "cannot be less than vocab_size"),
     (
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
-        "must hold settings for full_attention and",
+        "must contain settings for full_attention and",
     ),
     (
         {"rope_parameters": {SLIDING: {"rope_type": "default", "partial_rotary_factor": 0.5}}},
         "has 'partial_rotary",
     ),
-    ({"per_layer_config": {"0": {"head_dim": 12}}}, "per_layer_config must hold the same head_dim"),
+    (
+        {"per_layer_config": {"0": {"head_dim": 12}}},
+        "per_layer_config must contain the same head_dim",
+    ),
     ({"layer_types": [SLIDING]}, "for each of 4 layers"),
 )
 PUBLISHED = {

@@ -44,7 +44,7 @@ CASES = {
 REFUSED = (
     (
         {"layer_types": ["conv", "mamba", "conv", "conv"]},
-        "layer_types must hold full_attention or conv",
+        "layer_types must contain full_attention or conv",
     ),
     (
         {"num_key_value_heads": 3},

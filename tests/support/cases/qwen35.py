@@ -58,7 +58,7 @@ REFUSED = (
     ({"head_dim": None}, "head_dim cannot be None"),
     (
         {"layer_types": ["sliding_attention"] * 2},
-        "layer_types must hold full_attention or linear_attention",
+        "layer_types must contain full_attention or linear_attention",
     ),
     ({"layer_types": ["full_attention"]}, "for each of 4 layers"),
     ({"partial_rotary_factor": 0.1}, "rotates 1 of a head's 16 numbers"),

@@ -155,7 +155,7 @@ REFUSED = (
     ),
     (
         {"model_type": "olmo3", "layer_types": ["full"]},
-        "layer_types must hold full_attention or sliding_att",
+        "layer_types must contain full_attention or sliding_att",
     ),
     (
         {"model_type": "exaone4", "sliding_window_pattern": "LLX"},

@@ -52,7 +52,7 @@ REFUSED = (
     ({"no_rope_layers": [1, 0]}, "no_rope_layers must have a number for each of 4 layers"),
     (
         {"layer_types": ["full_attention"]},
-        "layer_types must hold full_attention or sliding_attention",
+        "layer_types must contain full_attention or sliding_attention",
     ),
 )
 PUBLISHED = {"HuggingFaceTB/SmolLM3-3B": 3_075_098_624}

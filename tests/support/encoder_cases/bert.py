@@ -114,7 +114,11 @@ REFUSED = (
         {"n_heads": 3},
         r"hidden_size \(32\) must be a multiple of num_attention_heads \(3\)",
     ),
-    ("distilbert", {"layer_norm_eps": 1e-5}, "a distilbert model has layer_norm_eps 1e-12"),
+    (
+        "distilbert",
+        {"layer_norm_eps": 1e-5},
+        "layer_norm_eps must be 1e-12 for distilbert, not 1e-05",
+    ),
     ("electra", {"is_decoder": True}, "sets is_decoder to True"),
     (
         "albert",
