@@ -168,7 +168,7 @@ $(VENV)/.installed-test: $(VENV)/.created $(BUILT_FROM)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-wheels: $(VENV)/.installed-test
-	$(call install,build twine ziglang auditwheel lief)
+	$(call install,build twine auditwheel lief)
 	@touch $@
 
 # Which rpy2 fits depends on the R that is there. Without R, its tests are skipped.

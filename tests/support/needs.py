@@ -63,9 +63,13 @@ def starts_browser() -> bool:
 
 @cache
 def compiler() -> list[str] | None:
-    """The command of a C compiler: the system's, or that of ziglang."""
-    if path := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"):
-        return [path]
+    """The command of a C compiler, as setup.py finds it: the first one that works, then ziglang."""
+    for path in filter(None, map(shutil.which, ("cc", "clang", "gcc"))):
+        program = ["-x", "c", "-", "-o", os.devnull]
+        source = b"#include <math.h>\nint main(void) { return 0; }\n"
+        result = subprocess.run([path, *program], input=source, capture_output=True, check=False)
+        if not result.returncode:  # Debian's gcc alone lacks the C library's headers
+            return [path]
     return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else None
 
 

@@ -9,6 +9,9 @@ state <- function() list(
 )
 library(minhubpy)
 options(minhubpy.quiet = TRUE) # as helper.R does
+# Without the garbage collection before each load, which takes three quarters of R's time here: testthat's heap is large.
+# test_models_are_released_at_once in test_r_processes.py tests it.
+utils::assignInNamespace("collect_handles", function() NULL, "minhubpy")
 before <- state()
 results <- list()
 for (file in commandArgs(TRUE)[-1]) {
