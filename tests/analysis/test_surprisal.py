@@ -539,17 +539,6 @@ def test_failed_logprob_matrix_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_unsupported_encoders_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "nomic_bert", "vocab_size": 10})
-    )
-    with pytest.raises(
-        ValueError,
-        match="model_type is 'nomic_bert', .* it is an encoder, of which bert, roberta, .* are supp",
-    ):
-        minhub_py.from_pretrained(tmp_path)
-
-
 def test_special_tokens_of_the_tokenizer_belong_to_no_word() -> None:
     """The tokenizers of Llama and T5 add tokens before and after a text."""
     from minhub_py.checkpoints.tokenizers.tokenizer import Convention, surround
