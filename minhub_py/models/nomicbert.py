@@ -295,9 +295,9 @@ class NomicBertConfig(HeadSettings):
             "layer_norm_epsilon": "layer_norm_eps",
             "resid_pdrop": "hidden_dropout_prob",
             "attn_pdrop": "attention_probs_dropout_prob",
+            "rotary_emb_base": "rope_theta",
         },
     }
-    ROPE_NAMES: ClassVar = {"rotary_emb_base": "rope_theta"}
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "nomic_bert": {},
         "gte": {"vocab_size": 250048, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "type_vocab_size": 1,

@@ -348,7 +348,7 @@ def test_a_missing_classification_head_is_refused_by_name(
         minhub_py.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", [name for name in TYPES if name != "eurobert"])  # a single tensor
 def test_an_incomplete_masked_lm_head_is_refused_by_name(load, name: str, tmp_path: Path) -> None:
     reference, _, folder = load(name, "masked_lm")
     prefix = reference.base_model_prefix + "."
