@@ -91,7 +91,9 @@ def bert_heads(prefix: str, norm: str = "LayerNorm", biases: str | None = None) 
         *layer(f"{prefix}pooler.dense", "head.dense", head="sequence"),
         *layer("pooler.dense", "head.dense", head="pooler"),
         Row(f"{transform}.dense.weight", "head.transform.weight", same, head="masked_lm"),
-        Row(f"{transform}.dense.bias", "head.transform.bias", same, head="masked_lm", layers=biases),
+        Row(
+            f"{transform}.dense.bias", "head.transform.bias", same, head="masked_lm", layers=biases
+        ),
         *layer(f"{transform}.{norm}", "head.norm", head="masked_lm"),
         Row("cls.predictions.bias", "head.bias", same, head="masked_lm", layers=biases),
         Row(

@@ -167,7 +167,10 @@ jina_v3 = Table(
             "encoder.layers",
             {"mixer.out_proj": "attention.o", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2", **NORMS},
         ),
-        *(Row(f"roberta.pooler.dense.{name}", (), drop, head="pooler") for name in ("weight", "bias")),
+        *(
+            Row(f"roberta.pooler.dense.{name}", (), drop, head="pooler")
+            for name in ("weight", "bias")
+        ),
         *(Row(f"pooler.dense.{name}", (), drop, head="pooler") for name in ("weight", "bias")),
         *roberta_heads("roberta."),
     ),
@@ -191,7 +194,9 @@ jina = Table(
             "encoder.layer",
             {**JINA_ATTENTION, "mlp.wo": "mlp.fc2", "mlp.layernorm": "mlp_norm"},
         ),
-        Row("encoder.layer.{}.mlp.gated_layers.weight", (f"{GATE}.weight", f"{UP}.weight"), split(2)),
+        Row(
+            "encoder.layer.{}.mlp.gated_layers.weight", (f"{GATE}.weight", f"{UP}.weight"), split(2)
+        ),
         *bert_heads("bert."),
     ),
 )
@@ -213,7 +218,11 @@ jina_code = Table(
                 "layer_norm_2": "mlp_norm",
             },
         ),
-        Row("encoder.layer.{}.mlp.up_gated_layer.weight", (f"{UP}.weight", f"{GATE}.weight"), split(2)),
+        Row(
+            "encoder.layer.{}.mlp.up_gated_layer.weight",
+            (f"{UP}.weight", f"{GATE}.weight"),
+            split(2),
+        ),
         *bert_heads("bert."),
     ),
 )

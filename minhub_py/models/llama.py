@@ -188,9 +188,7 @@ class Llama(LanguageModel):
             yield Norm(block.input_layernorm)
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
             yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm)
-            yield Attend(
-                *heads, attn.scale, attn.window, causal=attn.causal, dropout=attn.dropout
-            )
+            yield Attend(*heads, attn.scale, attn.window, causal=attn.causal, dropout=attn.dropout)
             yield Add(attn.o_proj)
             yield Norm(block.post_attention_layernorm)
             yield Linear([mlp.gate_proj, mlp.up_proj])
@@ -301,7 +299,9 @@ class LlamaConfig(HeadSettings, GroupedHeads):
         windows = [kinds[name] for name in self.layer_types]
         # Only Ministral and Qwen read layer_types; for the others it must equal their pattern.
         if windows != pattern and kind in ("llama", "mistral", "ministral3"):
-            raise ValueError(f"{self.TITLE}: a {kind} model has no layer_types, but config.json sets it")
+            raise ValueError(
+                f"{self.TITLE}: a {kind} model has no layer_types, but config.json sets it"
+            )
         return windows
 
     def to_hub(self) -> dict[str, Any]:

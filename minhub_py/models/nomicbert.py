@@ -36,7 +36,7 @@ from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
 from minhub_py.models.layers import ALiBi
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import SUMMARY, unavailable
+from minhub_py.models.settings import SUMMARY, Positions, unavailable
 from minhub_py.models.steps import (
     Add,
     AddToSaved,
@@ -55,13 +55,12 @@ from minhub_py.models.steps import (
 NAMES = {
     "nomic_bert": "NomicBert",
     "gte": "Gte",
-    "new": "Gte",
     "jina_embeddings_v3": "JinaEmbeddingsV3",
     "jina_bert": "JinaBert",
     "jina_bert_code": "JinaBert",
 }
-GTE, JINA_BERT = ("gte", "new"), ("jina_bert", "jina_bert_code")
-ROTARY = ("nomic_bert", *GTE, "jina_embeddings_v3")
+JINA_BERT = ("jina_bert", "jina_bert_code")
+ROTARY = ("nomic_bert", "gte", "new", "jina_embeddings_v3")
 # The repository with the code of JinaBERT, which other packages run.
 CODE = {
     "jina_bert": "jinaai/jina-bert-implementation",
@@ -116,7 +115,7 @@ class MLP(nn.Module):
         self.fc1 = nn.Linear(C, inner, bias=not gated)
         self.fc2 = nn.Linear(inner, C, bias=kind != "nomic_bert")
         self.act = ACTIVATIONS[config.mlp_act]
-        has_dropout = kind in (*GTE, *JINA_BERT)
+        has_dropout = kind in ("gte", *JINA_BERT)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if has_dropout else 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -228,7 +227,7 @@ def head_of(config: "NomicBertConfig") -> nn.Module | None:
     p = config.classifier_dropout
     p = config.hidden_dropout_prob if p is None else p
     if config.head == "masked_lm":
-        act = F.gelu if kind in (*GTE, "jina_embeddings_v3") else ACTIVATIONS[config.act]
+        act = F.gelu if kind in ("gte", "jina_embeddings_v3") else ACTIVATIONS[config.hidden_act]
         biases = bool(config.head_biases)
         return MaskedLMHead(
             C,
@@ -238,7 +237,7 @@ def head_of(config: "NomicBertConfig") -> nn.Module | None:
             norm_of(config),
             biases,
             config.tie_word_embeddings,
-            own_bias=kind not in GTE and biases,
+            own_bias=kind != "gte" and biases,
             output_bias=biases,
         )
     if config.head == "sequence":
@@ -250,7 +249,7 @@ def head_of(config: "NomicBertConfig") -> nn.Module | None:
 
 
 @dataclass(frozen=True)
-class NomicBertConfig(HeadSettings):
+class NomicBertConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: nomic-embed-text-v1.5."""
 
     TITLE: ClassVar = "NomicBERT"
@@ -316,7 +315,7 @@ class NomicBertConfig(HeadSettings):
     }  # fmt: skip
     THETAS: ClassVar = {"nomic_bert": 1e3, "gte": 1.6e5, "new": 1e4, "jina_embeddings_v3": 2e4}
     POSITIONS: ClassVar = {
-        **dict.fromkeys(GTE, "rope"),
+        "gte": "rope",
         **dict.fromkeys(JINA_BERT, "alibi"),
         "jina_embeddings_v3": "rotary",
     }
@@ -351,7 +350,6 @@ class NomicBertConfig(HeadSettings):
     rope_parameters: dict | None = field(  # type: ignore[type-arg]
         default=None, metadata={"model_types": ROTARY}
     )
-    # Texts beyond max_trained_positions would have other angles, which depend on their length.
     rotary_scaling_factor: float | None = field(
         default=None, metadata={"range": (1, 1e6), "model_types": ("nomic_bert",)}
     )
@@ -367,12 +365,13 @@ class NomicBertConfig(HeadSettings):
     pad_token_id: int | None = 0
 
     def __post_init__(self) -> None:
-        kind = self.model_type
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"NomicBERT: hidden_size ({self.hidden_size}) must be a multiple of"
                 f" num_attention_heads ({self.num_attention_heads})"
             )
+        self.replace_older_settings()
+        kind = self.model_type
         positions = self.POSITIONS.get(kind)
         if self.position_embedding_type not in (None, positions):
             raise ValueError(
@@ -386,8 +385,34 @@ class NomicBertConfig(HeadSettings):
                     " rotate pairs"
                 )
             rotary.check("NomicBERT", self.rope)
-        if self.head == "questions" and kind in ("nomic_bert", *GTE):
+        if self.head == "questions" and kind in ("nomic_bert", "gte"):
             raise ValueError(f"NomicBERT: a {kind} model has no question answering head")
+
+    def replace_older_settings(self) -> None:
+        """Replace settings of the repositories' own code by those of transformers."""
+        rope: dict[str, Any] = rotary.completed(
+            self.rope_parameters, self.context_length, self.THETAS.get(self.model_type, 1e4)
+        )
+        settings: dict[str, object] = {}
+        if self.rotary_scaling_factor is not None:
+            # Longer texts would have other angles, which depend on their length.
+            scaled = {**rope, "rope_type": "dynamic", "factor": self.rotary_scaling_factor}
+            length = min(self.max_position_embeddings, self.max_trained_positions)
+            settings = {"rope_parameters": scaled, "max_position_embeddings": length}
+        if self.model_type == "new":
+            if rope["rope_type"] == "ntk":
+                rotary.check("NomicBERT", {**rope, "rope_type": "linear"})
+                # Peng & Quesnelle (2023): a larger theta, and all frequencies divided by a root.
+                factor = rope["factor"]
+                root = factor ** (2 / self.head_size)
+                theta = rope["rope_theta"] * factor
+                rope = {"rope_type": "linear", "rope_theta": theta, "factor": root}
+            settings = {"rope_parameters": rope, "model_type": "gte"}
+        if self.activation_function is not None:
+            settings["hidden_act"] = GATES[self.activation_function]
+        settings |= {"rotary_scaling_factor": None, "activation_function": None}
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
 
     @property
     def head_size(self) -> int:
@@ -410,53 +435,30 @@ class NomicBertConfig(HeadSettings):
         return int(self.mlp_fc1_bias is None)
 
     @property
-    def act(self) -> str:
-        """The activation of the masked-LM head; without another setting, of the MLP, too."""
-        return self.hidden_act if self.activation_function is None else GATES[self.activation_function]
-
-    @property
     def mlp_act(self) -> str:
         """The activation of the MLP."""
-        return GATES[self.feed_forward_type] if self.model_type in JINA_BERT else self.act
+        is_jina = self.model_type in JINA_BERT
+        return GATES[self.feed_forward_type] if is_jina else self.hidden_act
 
     @property
     def rope(self) -> dict[str, Any]:
-        """rope_parameters with defaults, as transformers has them."""
+        """rope_parameters with defaults."""
         theta = self.THETAS[self.model_type]
-        rope: dict[str, Any] = rotary.completed(self.rope_parameters, self.context_length, theta)
-        if self.rotary_scaling_factor is not None:
-            rope |= {"rope_type": "dynamic", "factor": self.rotary_scaling_factor}
-        if self.model_type == "new" and rope["rope_type"] == "ntk":
-            rotary.check("NomicBERT", {**rope, "rope_type": "linear"})
-            # Peng & Quesnelle (2023): a larger theta, and all frequencies divided by a root.
-            factor = rope["factor"]
-            rope |= {
-                "rope_type": "linear",
-                "rope_theta": rope["rope_theta"] * factor,
-                "factor": factor ** (2 / self.head_size),
-            }
-        return rope
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        count = self.max_position_embeddings
-        scaled = self.rotary_scaling_factor is not None
-        return min(count, self.max_trained_positions) if scaled else count
+        return rotary.completed(self.rope_parameters, self.max_position_embeddings, theta)
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers; for JinaBERT, of its code."""
-        kind = "gte" if self.model_type in GTE else self.model_type
-        dropped = unavailable(self, kind).keys() | {"rotary_scaling_factor", "max_trained_positions"}
-        dropped |= set() if kind in JINA_BERT else {"position_embedding_type", "activation_function"}
+        kind = self.model_type
+        older = {"rotary_scaling_factor", "max_trained_positions", "activation_function"}
+        dropped = unavailable(self, kind).keys() | older
+        dropped |= set() if kind in JINA_BERT else {"position_embedding_type"}
         settings = {
             name: value
             for name, value in self.hub_settings(NAMES[kind]).items()
             if name not in dropped and not (name == "mlp_fc1_bias" and value is None)
         }
-        settings |= {"model_type": kind, "max_position_embeddings": self.context_length}
         if kind == "nomic_bert":
-            settings |= {"head_dim": self.head_size, "hidden_act": self.act}
+            settings["head_dim"] = self.head_size
         if kind in JINA_BERT:
             code = CODE[kind]
             auto = {

@@ -12,7 +12,6 @@ import pytest
 import torch
 from real_data import real_data
 
-import minhub_py
 from minhub_py import (
     from_config,
     gpt2,

@@ -59,7 +59,10 @@ def heads_of(names: Iterable[str]) -> list[tuple[str, str | None]]:
         not in transformers.MODEL_FOR_QUESTION_ANSWERING_MAPPING
     }
     return [
-        (name, head) for name in names for head in HEADS if head != "questions" or name not in without
+        (name, head)
+        for name in names
+        for head in HEADS
+        if head != "questions" or name not in without
     ]
 
 

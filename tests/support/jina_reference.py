@@ -7,7 +7,7 @@ variant for code norms queries and keys, and has one norm more in each block.
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -168,7 +168,7 @@ class JinaBertModel(BertPreTrainedModel):
 
 class JinaBertForMaskedLM(BertPreTrainedModel):
     config_class = JinaBertConfig
-    _tied_weights_keys = {
+    _tied_weights_keys: ClassVar = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
@@ -181,8 +181,8 @@ class JinaBertForMaskedLM(BertPreTrainedModel):
     def get_output_embeddings(self) -> nn.Module:
         return self.cls.predictions.decoder
 
-    def forward(self, **inputs: Any) -> MaskedLMOutput:
-        return MaskedLMOutput(logits=self.cls(self.bert(**inputs).last_hidden_state))
+    def forward(self, *ids: Tensor, **inputs: Any) -> MaskedLMOutput:
+        return MaskedLMOutput(logits=self.cls(self.bert(*ids, **inputs).last_hidden_state))
 
 
 class JinaBertForSequenceClassification(BertPreTrainedModel):
@@ -194,8 +194,8 @@ class JinaBertForSequenceClassification(BertPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def forward(self, **inputs: Any) -> SequenceClassifierOutput:
-        pooled = self.bert.pooler(self.bert(**inputs).last_hidden_state)
+    def forward(self, *ids: Tensor, **inputs: Any) -> SequenceClassifierOutput:
+        pooled = self.bert.pooler(self.bert(*ids, **inputs).last_hidden_state)
         return SequenceClassifierOutput(logits=self.classifier(pooled))
 
 
@@ -208,8 +208,10 @@ class JinaBertForTokenClassification(BertPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def forward(self, **inputs: Any) -> TokenClassifierOutput:
-        return TokenClassifierOutput(logits=self.classifier(self.bert(**inputs).last_hidden_state))
+    def forward(self, *ids: Tensor, **inputs: Any) -> TokenClassifierOutput:
+        return TokenClassifierOutput(
+            logits=self.classifier(self.bert(*ids, **inputs).last_hidden_state)
+        )
 
 
 class JinaBertForQuestionAnswering(BertPreTrainedModel):
@@ -221,8 +223,8 @@ class JinaBertForQuestionAnswering(BertPreTrainedModel):
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
-    def forward(self, **inputs: Any) -> QuestionAnsweringModelOutput:
-        start, end = self.qa_outputs(self.bert(**inputs).last_hidden_state).unbind(dim=2)
+    def forward(self, *ids: Tensor, **inputs: Any) -> QuestionAnsweringModelOutput:
+        start, end = self.qa_outputs(self.bert(*ids, **inputs).last_hidden_state).unbind(dim=2)
         return QuestionAnsweringModelOutput(start_logits=start, end_logits=end)
 
 

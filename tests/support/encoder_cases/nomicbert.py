@@ -4,8 +4,9 @@ files of their own code.
 
 from typing import Any
 
-from encoder_cases import EncoderCases
 from jina_reference import register
+
+from encoder_cases import EncoderCases
 
 register()
 
@@ -24,8 +25,17 @@ LABELS = {
 }
 THETA = {"rope_type": "default", "rope_theta": 30.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 1.7}
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
-DROPOUT = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.4, "classifier_dropout": 0.3}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+DROPOUT = {
+    "hidden_dropout_prob": 0.5,
+    "attention_probs_dropout_prob": 0.4,
+    "classifier_dropout": 0.3,
+}
 
 NOMIC: dict[str, dict[str, Any]] = {
     "nomic_bert": {},
@@ -51,7 +61,11 @@ GTE: dict[str, dict[str, Any]] = {
 JINA_V3: dict[str, dict[str, Any]] = {
     "jina_embeddings_v3": {"layer_norm_eps": 1e-5},
     "jina_embeddings_v3:theta": {"rope_parameters": THETA, "hidden_act": "relu", **LABELS},
-    "jina_embeddings_v3:untied": {"tie_word_embeddings": False, "type_vocab_size": 2, "num_labels": 1},
+    "jina_embeddings_v3:untied": {
+        "tie_word_embeddings": False,
+        "type_vocab_size": 2,
+        "num_labels": 1,
+    },
     "jina_embeddings_v3:dropout": {**DROPOUT, "num_hidden_layers": 1, "layer_norm_eps": 0.1},
 }
 JINA_BERT: dict[str, dict[str, Any]] = {
