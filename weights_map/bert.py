@@ -80,29 +80,26 @@ def roberta_heads(prefix: str) -> tuple[Row, ...]:
     )
 
 
-bert = Table(
-    model_type="bert",
-    prefix="bert.",
-    aliases=GAMMA_BETA,
-    rows=(
-        *embeddings("word", "position", "token_type"),
-        *blocks("encoder.layer", BERT_BLOCK),
-        # The pooler belongs to the head of sequence classification. Other models ignore it.
-        *(
-            Row(f"bert.pooler.dense.{name}", f"head.dense.{name}", same, head="sequence")
-            for name in ("weight", "bias")
+def bert_heads(prefix: str, norm: str = "LayerNorm", biases: str | None = None) -> tuple[Row, ...]:
+    """BERT's heads. norm: the name of the norm.    biases: a setting that is 0 for a masked-LM head
+    without biases.
+
+    The pooler belongs to the head of sequence classification. Other models ignore it.
+    """
+    transform = "cls.predictions.transform"
+    return (
+        *layer(f"{prefix}pooler.dense", "head.dense", head="sequence"),
+        *layer("pooler.dense", "head.dense", head="pooler"),
+        Row(f"{transform}.dense.weight", "head.transform.weight", same, head="masked_lm"),
+        Row(
+            f"{transform}.dense.bias", "head.transform.bias", same, head="masked_lm", layers=biases
         ),
-        *(
-            Row(f"pooler.dense.{name}", f"head.dense.{name}", same, head="pooler")
-            for name in ("weight", "bias")
-        ),
-        *layer("cls.predictions.transform.dense", "head.transform", head="masked_lm"),
-        *layer("cls.predictions.transform.LayerNorm", "head.norm", head="masked_lm"),
-        Row("cls.predictions.bias", "head.bias", same, head="masked_lm"),
+        *layer(f"{transform}.{norm}", "head.norm", head="masked_lm"),
+        Row("cls.predictions.bias", "head.bias", same, head="masked_lm", layers=biases),
         Row(
             "cls.predictions.decoder.weight",
             "head.decoder.weight",
-            tie("bert.embeddings.word_embeddings.weight"),
+            tie(f"{prefix}embeddings.word_embeddings.weight"),
             head="masked_lm",
         ),
         Row(
@@ -115,6 +112,17 @@ bert = Table(
         *layer("classifier", "head.out", head="tokens"),
         *layer("cls.seq_relationship", "head.next", head="next_sentence"),
         *layer("qa_outputs", "head.out", head="questions"),
+    )
+
+
+bert = Table(
+    model_type="bert",
+    prefix="bert.",
+    aliases=GAMMA_BETA,
+    rows=(
+        *embeddings("word", "position", "token_type"),
+        *blocks("encoder.layer", BERT_BLOCK),
+        *bert_heads("bert."),
     ),
 )
 

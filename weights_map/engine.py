@@ -257,7 +257,9 @@ class Table:
         rows: in the order of the model.
         spellings: alternative prefixes of Hub names, as pairs (alternative, canonical): ("",
             "transformer.") accepts names without that prefix.
-        prefix: precedes the names of an encoder's body in a file with a head.
+        prefix: precedes the names of an encoder's body in a file with a head. `spellings` then
+            apply to names without the prefix.
+        older_prefixes: the prefix in older files.
         aliases: pairs (old, new) of parts of Hub names.
     """
 
@@ -266,6 +268,7 @@ class Table:
     spellings: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
+    older_prefixes: tuple[str, ...] = ()
 
     @cached_property
     def _patterns(self) -> dict[Side, list[tuple[re.Pattern[str], Row]]]:
@@ -324,8 +327,13 @@ class Table:
         used = {template for row in rows for template in row.templates("hub")}
         others = {template for row in self.rows if row.head for template in row.templates("hub")}
         unused = [Row(template, (), drop) for template in sorted(others - used)]
-        spelling = ("", prefix) if prefix else (self.prefix, "")
-        return Table(self.model_type, (*rows, *unused), (spelling,), "", self.aliases)
+        spellings = [
+            (other + old, prefix + new)
+            for other in ("", self.prefix, *self.older_prefixes)
+            for old, new in (("", ""), *self.spellings)
+        ]
+        spellings = [(old, new) for old, new in spellings if old != new]
+        return Table(self.model_type, (*rows, *unused), tuple(spellings), "", self.aliases)
 
     def ties(self) -> dict[str, str]:
         """Native name of each tensor that a config may tie -> native name of the tensor that it is

@@ -152,11 +152,11 @@ class Points:
                     self.sources[f"{start}mlp"] = PointSource(path, "output", size, len(layers))
                     layers[-1].append(path)
                     tail = []
-                case AddToSaved():  # the MLP and the experts
+                case AddToSaved():  # the MLP and the experts, or attention
                     path = paths[id(step.norm)]
-                    self.sources[f"{prefix}layers.{len(layers)}.mlp"] = PointSource(
-                        path, "output", size, len(layers)
-                    )
+                    start = f"{prefix}layers.{len(layers)}."
+                    name = "mlp" if start + "mlp" in self.sources else "attn"
+                    self.sources[start + name] = PointSource(path, "output", size, len(layers))
                     layers[-1].append(path)
                     tail = []
                 case Recurrent():

@@ -415,7 +415,7 @@ class CodeWriter:
             self.lines.append(f"return F.linear(h[:, -1], {self.path(head.out.weight)})")
             return
         if isinstance(head, SequenceHead):
-            pooled = {"cls": "h[:, 0]", "last": "h[:, -1]", "mean": "h.mean(dim=1)"}
+            pooled = {"cls": "h[:, 0]", "last": "h[:, -1]", "mean": "h.mean(dim=1)", "late": "h"}
             self.lines.append(f"h = {pooled[head.pooling]}")
             self.drop(head.input_dropout.p)
         if isinstance(head, MaskedLMHead):
@@ -430,6 +430,8 @@ class CodeWriter:
             if layer is not None:
                 name = next(name for name, function in ACTIVATIONS.items() if function is head.act)
                 self.lines.append(f"h = {self.activation(name)}({self.output(layer)})")
+            if isinstance(head, SequenceHead) and head.pooling == "late":
+                self.lines.append("h = h.mean(dim=1)")
             if head.norm is not None:
                 self.lines.append(f"h = {self.normed('h', head.norm)}")
             self.drop(0.0 if isinstance(head, MaskedLMHead) else head.dropout.p)

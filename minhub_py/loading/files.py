@@ -21,7 +21,14 @@ from minhub_py.loading.adapters.loading import (
 )
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.config import build, check, read
-from minhub_py.models.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of
+from minhub_py.models.registry import (
+    ARCHITECTURES,
+    Architecture,
+    Entry,
+    architecture_of,
+    declared_type,
+    entry_of,
+)
 from minhub_py.system.extras import require
 
 
@@ -143,7 +150,8 @@ def describe(
 ) -> tuple[Architecture, ModelConfig]:
     """The architecture and config of the contents of config.json and generation_config.json."""
     settings = text_settings(settings)
-    architecture = architecture_of(settings.get("model_type"))
+    settings = {**settings, "model_type": declared_type(settings)}
+    architecture = architecture_of(settings["model_type"])
     return architecture, with_token_ids(read(architecture.Config, settings), generation)
 
 

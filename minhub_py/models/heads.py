@@ -46,7 +46,9 @@ class MaskedLMHead(nn.Module):
     """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a
     separate weight.
 
-    own_bias: whether an untied decoder has a separate bias, as in BERT; `bias` then has no effect.
+    act: None for a head without a transform and norm.    own_bias: whether an untied decoder has a
+    separate bias, as in BERT; `bias` then has no effect.    output_bias: False for no bias of the
+    decoder.
     """
 
     def __init__(
@@ -54,24 +56,27 @@ class MaskedLMHead(nn.Module):
         size: int,
         embedding_size: int,
         vocab_size: int,
-        act: Activation,
-        norm: nn.Module,
+        act: Activation | None,
+        norm: nn.Module | None,
         bias: bool,
         tied: bool,
         own_bias: bool = False,
+        output_bias: bool = True,
     ) -> None:
         super().__init__()
-        self.transform = nn.Linear(size, embedding_size, bias=bias)
+        self.transform = None if act is None else nn.Linear(size, embedding_size, bias=bias)
         self.act, self.norm = act, norm
         self.decoder = None if tied else nn.Linear(embedding_size, vocab_size, bias=own_bias)
-        self.bias = nn.Parameter(torch.zeros(vocab_size))
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if output_bias else None
 
     def forward(self, x: Tensor, embedding: EmbeddingLayer, mask: Tensor | None = None) -> Tensor:
-        x = self.norm(self.act(self.transform(x)))  # (B, T, E)
+        if self.transform is not None and self.act is not None:
+            x = self.act(self.transform(x))  # (B, T, E)
+        x = x if self.norm is None else self.norm(x)
         weight, bias = self.output(embedding)
         return F.linear(x, weight, bias)
 
-    def output(self, embedding: EmbeddingLayer) -> tuple[Tensor, Tensor]:
+    def output(self, embedding: EmbeddingLayer) -> tuple[Tensor, Tensor | None]:
         """Weight (V, E) and bias (V,) of the decoder."""
         if self.decoder is None:
             return embedding.weight, self.bias
@@ -81,7 +86,8 @@ class MaskedLMHead(nn.Module):
 class SequenceHead(nn.Module):
     """Scores (B, L) of the labels, from one hidden state per text.
 
-    pooling: the first token's hidden state ("cls"), the last token's, or the mean of all.
+    pooling: the first token's hidden state ("cls"), the last token's, or the mean of all; "late":
+    the mean of the activations of all tokens, which gives the mean of their scores.
     norm: between the activation and the output layer, or None.    input_dropout: before the first
     layer.
     """
@@ -93,7 +99,7 @@ class SequenceHead(nn.Module):
         act: Activation,
         norm: nn.Module | None = None,
         bias: bool = True,
-        pooling: Literal["cls", "last", "mean"] = "cls",
+        pooling: Literal["cls", "last", "mean", "late"] = "cls",
         dropout: float = 0.0,
         input_dropout: float = 0.0,
     ) -> None:
@@ -103,14 +109,17 @@ class SequenceHead(nn.Module):
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
     def forward(self, x: Tensor, embedding: object = None, mask: Tensor | None = None) -> Tensor:
-        x = (
-            mean_of(x, mask)
-            if self.pooling == "mean"
-            else last_of(x, mask)
-            if self.pooling == "last"
-            else x[:, 0]
-        )
-        x = self.act(self.dense(self.input_dropout(x)))  # (B, C)
+        if self.pooling == "late":
+            x = mean_of(self.act(self.dense(self.input_dropout(x))), mask)
+        else:
+            x = (
+                mean_of(x, mask)
+                if self.pooling == "mean"
+                else last_of(x, mask)
+                if self.pooling == "last"
+                else x[:, 0]
+            )
+            x = self.act(self.dense(self.input_dropout(x)))  # (B, C)
         return self.out(self.dropout(x if self.norm is None else self.norm(x)))
 
 
@@ -208,7 +217,7 @@ class HeadSettings(Effective):
         """Reset the settings of a decoder without a classification head, so that they do not
         distinguish configs.
         """
-        if self.head != "sequence":
+        if self.head != "sequence" and not self.IS_ENCODER:
             for setting in HEAD_SETTINGS:
                 object.__setattr__(self, setting, None)
 

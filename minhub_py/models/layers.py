@@ -234,11 +234,11 @@ def relative_bias(
 
 
 def alibi_bias(slopes: list[float], queries: Tensor, keys: Tensor) -> Tensor:
-    """The bias (B or 1, H, T, S) of scores: slope · (key position - query position). Press et al.
+    """The bias (B or 1, H, T, S) of scores: -slope · |key position - query position|. Press et al.
     (2022), "ALiBi".
     """
-    distances = (keys.unsqueeze(1) - queries.unsqueeze(2)).float().unsqueeze(1)
-    return distances * torch.tensor(slopes, dtype=torch.float32, device=keys.device).view(
+    distances = (keys.unsqueeze(1) - queries.unsqueeze(2)).abs().float().unsqueeze(1)
+    return -distances * torch.tensor(slopes, dtype=torch.float32, device=keys.device).view(
         1, -1, 1, 1
     )
 

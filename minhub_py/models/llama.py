@@ -84,6 +84,7 @@ class Attention(nn.Module):
     def __init__(self, config: "LlamaConfig", layer: int) -> None:
         super().__init__()
         C, D = config.hidden_size, config.head_size
+        self.causal = config.CAUSAL
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
         self.scale, self.window, self.dropout = (
             D**-0.5,
@@ -105,8 +106,16 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotation(q, k)
         dropout = self.dropout if self.training else 0.0
-        # (B, H, T, D)
-        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)
+        y = past.attend(
+            self.layer,
+            q,
+            k,
+            v,
+            scale=self.scale,
+            window=self.window,
+            causal=self.causal,
+            dropout=dropout,
+        )  # (B, H, T, D)
         return self.o_proj(merge_heads(y))
 
 
@@ -177,7 +186,7 @@ class Llama(LanguageModel):
             yield Norm(block.input_layernorm)
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
             yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm)
-            yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
+            yield Attend(*heads, attn.scale, attn.window, causal=attn.causal, dropout=attn.dropout)
             yield Add(attn.o_proj)
             yield Norm(block.post_attention_layernorm)
             yield Linear([mlp.gate_proj, mlp.up_proj])
@@ -192,6 +201,7 @@ class LlamaConfig(HeadSettings, GroupedHeads):
     """The settings of config.json that change the result. Defaults: Llama 2 7B."""
 
     TITLE: ClassVar = "Llama"
+    CAUSAL: ClassVar = True
     NO_EFFECT: ClassVar = frozenset({"pretraining_tp", "rope_interleaved", "is_llama_config"})
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "llama": {},
@@ -241,15 +251,15 @@ class LlamaConfig(HeadSettings, GroupedHeads):
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"Llama: without head_dim, hidden_size ({self.hidden_size}) must be a multiple of "
+                f"{self.TITLE}: without head_dim, hidden_size ({self.hidden_size}) must be a multiple of "
                 f"num_attention_heads ({self.num_attention_heads})"
             )
         if self.head_size % 2:
             raise ValueError(
-                f"Llama: head_dim ({self.head_size}) must be even, because rotary embeddings rotate"
+                f"{self.TITLE}: head_dim ({self.head_size}) must be even, because rotary embeddings rotate"
                 " pairs"
             )
-        rotary.check("Llama", self.rope, grows=self.model_type == "ministral3")
+        rotary.check(self.TITLE, self.rope, grows=self.model_type == "ministral3")
         self.windows  # noqa: B018  # checks the pattern
 
     @property
@@ -283,11 +293,13 @@ class LlamaConfig(HeadSettings, GroupedHeads):
         if self.layer_types is None:
             return pattern
         kinds = {"full_attention": None, "sliding_attention": window}
-        check_layer_types("Llama", self.layer_types, kinds, count)
+        check_layer_types(self.TITLE, self.layer_types, kinds, count)
         windows = [kinds[name] for name in self.layer_types]
         # Only Ministral and Qwen read layer_types; for the others it must equal their pattern.
         if windows != pattern and kind in ("llama", "mistral", "ministral3"):
-            raise ValueError(f"Llama: a {kind} model has no layer_types, but config.json sets it")
+            raise ValueError(
+                f"{self.TITLE}: a {kind} model has no layer_types, but config.json sets it"
+            )
         return windows
 
     def to_hub(self) -> JsonObject:

@@ -322,3 +322,88 @@ DEBERTAV2: Sizes = {
     "deberta-v3-large": _deberta(1024, 24, 16, **_DEBERTA3),
     "mdeberta-v3-base": _deberta(768, 12, 12, **_DEBERTA3, vocab_size=251000),
 }
+
+
+def _nomic(**settings: Any) -> dict[str, object]:
+    return {"max_position_embeddings": 8192, "architectures": ["NomicBertModel"], **settings}
+
+
+NOMICBERT: Sizes = {
+    f"nomic-ai/nomic-embed-text-{version}": _nomic() for version in ("v1", "v1.5")
+} | {
+    "Snowflake/snowflake-arctic-embed-m-long": _nomic(),
+    "nomic-ai/CodeRankEmbed": _nomic(),
+}
+
+
+def _gte(model_type: str, theta: float, factor: float | None, **settings: Any) -> dict[str, object]:
+    rope = {"rope_type": "default", "rope_theta": theta}
+    rope |= {} if factor is None else {"rope_type": "ntk", "factor": factor}
+    return {
+        "model_type": model_type,
+        "max_position_embeddings": 8192,
+        "rope_parameters": rope,
+        "architectures": ["NewModel"],
+        **settings,
+    }
+
+
+_LARGE: dict[str, object] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+_MULTILINGUAL: dict[str, object] = {"vocab_size": 250048, "pad_token_id": 1}
+GTE: Sizes = {
+    "Alibaba-NLP/gte-base-en-v1.5": _gte("new", 5e5, 2.0, type_vocab_size=0),
+    "Alibaba-NLP/gte-large-en-v1.5": _gte("new", 1.6e5, 2.0, type_vocab_size=2, **_LARGE),
+    "Alibaba-NLP/gte-multilingual-base": _gte(
+        "new",
+        2e4,
+        8.0,
+        **{
+            **_MULTILINGUAL,
+            "architectures": ["NewForTokenClassification"],
+            "id2label": {"0": "LABEL_0"},
+        },
+    ),
+    "Snowflake/snowflake-arctic-embed-m-v2.0": _gte(
+        "gte", 1.6e5, None, **{**_MULTILINGUAL, "architectures": ["GteModel"]}
+    ),
+}
+JINAV3: Sizes = {
+    "jinaai/jina-embeddings-v3-hf": {"architectures": ["JinaEmbeddingsV3Model"]},
+}
+
+
+def _jina(**settings: Any) -> dict[str, object]:
+    return {"model_type": "jina_bert", "architectures": ["JinaBertModel"], **settings}
+
+
+JINABERT: Sizes = {
+    "jinaai/jina-embeddings-v2-small-en": _jina(
+        hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048
+    ),
+    "jinaai/jina-embeddings-v2-base-en": _jina(),
+    "jinaai/jina-embeddings-v2-base-de": _jina(vocab_size=61056),
+}
+JINABERTCODE: Sizes = {
+    "jinaai/jina-embeddings-v2-base-code": _jina(model_type="jina_bert_code"),
+}
+EUROBERT: Sizes = {
+    f"EuroBERT-{size}": {
+        "hidden_size": C,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": inner,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 2.5e5},
+        "architectures": ["EuroBertForMaskedLM"],
+    }
+    for size, (C, layers, heads, kv_heads, inner) in {
+        "210m": (768, 12, 12, 12, 3072),
+        "610m": (1152, 26, 18, 6, 4096),
+        "2.1B": (2304, 32, 18, 6, 6144),
+    }.items()
+}

@@ -624,6 +624,49 @@ ARCHITECTURES = {
             names={"deberta": ("deberta",)},
             is_encoder=True,
         ),
+        *(
+            Architecture(
+                name,
+                title,
+                model_type,
+                ("NomicBertConfig", "NomicBert"),
+                Training({}),
+                presets=sizes,
+                names={name: model_types},
+                module="nomicbert",
+                is_encoder=True,
+            )
+            for name, title, model_type, sizes, model_types in (
+                ("nomicbert", "NomicBERT", "nomic_bert", published.NOMICBERT, ("nomic_bert",)),
+                ("gte", "GTE", "gte", published.GTE, ("gte", "new")),
+                (
+                    "jinav3",
+                    "jina-embeddings-v3",
+                    "jina_embeddings_v3",
+                    published.JINAV3,
+                    ("jina_embeddings_v3",),
+                ),
+                ("jinabert", "JinaBERT", "jina_bert", published.JINABERT, ("jina_bert",)),
+                (
+                    "jinabertcode",
+                    "JinaBERT",
+                    "jina_bert_code",
+                    published.JINABERTCODE,
+                    ("jina_bert_code",),
+                ),
+            )
+        ),
+        Architecture(
+            "eurobert",
+            "EuroBERT",
+            "eurobert",
+            ("EuroBertConfig", "EuroBert"),
+            Training({}),
+            "EuroBERT",
+            published.EUROBERT,
+            names={"eurobert": ("eurobert",)},
+            is_encoder=True,
+        ),
     )
 }
 
@@ -637,10 +680,6 @@ ENTRIES = {
 }
 
 
-# Encoders without a model file.
-UNSUPPORTED_ENCODERS = ("nomic_bert", "eurobert", "gte")
-
-
 def entry_of(model_type: object) -> Entry:
     """The entry for config.json's model_type. ValueError: it is not supported; the message lists
     supported types.
@@ -651,18 +690,30 @@ def entry_of(model_type: object) -> Entry:
     supported = ", ".join(
         model_type for entry in ENTRIES.values() for model_type in entry.model_types
     )
-    encoders = ", ".join(
-        entry.model_types[0] for entry in ENTRIES.values() if entry.architecture.is_encoder
-    )
-    note = (
-        f"; it is an encoder, of which {encoders} are supported"
-        if model_type in UNSUPPORTED_ENCODERS
-        else ""
-    )
     raise ValueError(
         f"config.json's model_type is {brief(model_type)}, which is not supported; supported types:"
-        f" {supported}{note}"
+        f" {supported}"
     )
+
+
+def declared_type(settings: Mapping[str, object]) -> object:
+    """config.json's model_type. Files of JinaBERT have BERT's, and name their code instead.
+
+    ValueError: the code is unknown.
+    """
+    model_type = settings.get("model_type")
+    if model_type != "bert" or settings.get("position_embedding_type") != "alibi":
+        return model_type
+    code = f"{settings.get('auto_map')} {settings.get('_name_or_path')}"
+    heads = settings.get("num_attention_heads", 12)
+    is_power = isinstance(heads, int) and heads > 0 and heads & (heads - 1) == 0
+    if "ForSequenceClassification" in f"{settings.get('architectures')}" and not is_power:
+        # Its code halves some slopes.
+        raise ValueError(
+            "config.json describes a reranker of Jina with slopes of attention that differ from"
+            " JinaBERT's, which are not supported: use another reranker"
+        )
+    return "jina_bert_code" if "qk-post-norm" in code else "jina_bert"
 
 
 def named_entry(name: str) -> tuple[Entry, str] | None:

@@ -103,7 +103,7 @@ class SaveResidual:
 class AddToSaved:
     """x = the x of `SaveResidual` + norm(x)."""
 
-    norm: RMSNorm
+    norm: nn.LayerNorm | RMSNorm
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,16 +135,17 @@ class Rotate:
     """Norm and rotate the heads of q and k in h, which contains q, k and v, (B, T, (H + 2G) * D).
 
     q_norm, k_norm: norms of each head before the rotation.    all_heads: one norm over all heads of
-    q, and one over all heads of k.    kv_heads: 0 if h contains only q.    norms_last: the norms
-    follow the rotation.    rope: None for norms only.    interleaved: see `layers.rotate`.    gate:
-    each head of q is followed by its gate, which stays as it is: (B, T, (2H + 2G) * D).
+    q, and one over all heads of k; an nn.LayerNorm is such a norm.    kv_heads: 0 if h contains
+    only q.    norms_last: the norms follow the rotation.    rope: None for norms only.
+    interleaved: see `layers.rotate`.    gate: each head of q is followed by its gate, which stays
+    as it is: (B, T, (2H + 2G) * D).
     """
 
     heads: int
     kv_heads: int
     rope: Rope | None
-    q_norm: RMSNorm | HeadLayerNorm | None = None
-    k_norm: RMSNorm | HeadLayerNorm | None = None
+    q_norm: RMSNorm | HeadLayerNorm | nn.LayerNorm | None = None
+    k_norm: RMSNorm | HeadLayerNorm | nn.LayerNorm | None = None
     all_heads: bool = False
     norms_last: bool = False
     interleaved: bool = False

@@ -15,7 +15,17 @@ import minhub_py
 from minhub_py.analysis.hidden_states import LayerStates
 
 CASES = {name: cases for cases in ENCODERS.values() for name in cases.cases}
-NAMES = ["albert", "albert:groups", "bert", "deberta", "deberta-v2:conv", "deberta-v2:separate"]
+NAMES = [
+    "albert",
+    "albert:groups",
+    "bert",
+    "deberta",
+    "deberta-v2:conv",
+    "deberta-v2:separate",
+    "nomic_bert",
+    "gte",
+    "eurobert:kv-heads",
+]
 IDS = torch.arange(7, 37).unsqueeze(0)
 
 

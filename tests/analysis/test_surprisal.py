@@ -12,7 +12,6 @@ import pytest
 import torch
 from real_data import real_data
 
-import minhub_py
 from minhub_py import (
     from_config,
     gpt2,
@@ -537,17 +536,6 @@ def test_failed_logprob_matrix_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="logits are NaN"):
         logprob_matrix(model, TOKENIZER, "The apple", out=tmp_path / "a.npy")
     assert not list(tmp_path.iterdir())
-
-
-def test_unsupported_encoders_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "nomic_bert", "vocab_size": 10})
-    )
-    with pytest.raises(
-        ValueError,
-        match="model_type is 'nomic_bert', .* it is an encoder, of which bert, roberta, .* are supp",
-    ):
-        minhub_py.from_pretrained(tmp_path)
 
 
 def test_special_tokens_of_the_tokenizer_belong_to_no_word() -> None:

@@ -66,11 +66,13 @@ def wordpiece() -> Tokenizer:
     return tokenizer
 
 
-def write_encoder(folder: Path, architecture: str = "BertModel", **settings: Any) -> Path:
+def write_encoder(
+    folder: Path, architecture: str = "BertModel", family: str = "bert", **settings: Any
+) -> Path:
     """A checkpoint of an encoder with a head, such as BertForMaskedLM."""
     tokenizer = wordpiece()
     model = from_config(
-        "bert",
+        family,
         vocab_size=tokenizer.get_vocab_size(),
         architectures=[architecture],
         **{**SETTINGS, **settings},

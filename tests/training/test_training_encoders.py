@@ -1,11 +1,12 @@
-"""Fine-tuning of encoders with shared layers and with disentangled attention: labels, masked words,
-adapters.
+"""Fine-tuning of encoders with shared layers, with disentangled attention, and with a gated MLP:
+labels, masked words, adapters.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+import jina_reference
 import pytest
 import torch
 from click.testing import CliRunner
@@ -16,6 +17,7 @@ import minhub_py
 from minhub_py import classify, from_pretrained, save_pretrained, tokenizer_from_pretrained, train
 from minhub_py.cli.main import main
 
+jina_reference.register()
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -37,6 +39,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_kernel_size": 3,
         },
     ),
+    "nomicbert": ("NomicBert", {}),
+    "gte": ("Gte", {"hidden_dropout_prob": 0.0}),
+    "jinabert": ("JinaBert", {}),
+    "eurobert": ("EuroBert", {}),
 }
 TEXTS = [
     (f"{first} {noun} was {word}", word in ("good", "fine"))

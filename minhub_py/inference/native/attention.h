@@ -91,7 +91,7 @@ static float softmax(const kv_head *kv, const query *q) {
             scores[i] += q->bias[distance < -reach ? -reach : distance > reach ? reach : distance];
         }
     if (kv->slope)
-        for (int64_t i = 0; i < count; i++) scores[i] += kv->slope * (float)(q->first + i - q->position);
+        for (int64_t i = 0; i < count; i++) scores[i] -= kv->slope * fabsf((float)(q->first + i - q->position));
     for (int64_t i = count; i % LANES; i++) scores[i] = -INFINITY;
     vec most = broadcast(-INFINITY);
     for (int64_t i = 0; i < count; i += LANES) {

@@ -93,7 +93,7 @@ static void attend_text(const text_head *h) {
     if (h->distance_keys)
         pack_distances(h, h->first + h->queries - 1, count + h->queries - 1, copies, distance_keys);
     if (h->distance_queries) multiply_distances(h, keys, count, copies, shifted, added);
-    const kv_head kv = {.cap = h->cap, .reach = h->reach};
+    const kv_head kv = {.cap = h->cap, .reach = h->reach, .slope = h->slope};
     for (int64_t t = 0; t < h->queries; t += TILE) {
         const int64_t rows = min64(TILE, h->queries - t);
         float totals[TILE];

@@ -111,7 +111,8 @@ typedef struct {
         } experts;
         struct {                           /* ROTATE */
             const float *angles;           /* by position: cos and sin for queries, then for keys */
-            const float *q_norm, *k_norm;  /* of the heads, or NULL; with LAYER_NORM by head, followed by D zeros */
+            const float *q_norm, *k_norm;  /* of the heads, or NULL; with LAYER_NORM by head, followed by a
+                                              bias: D zeros, with JOINT_NORM of all heads */
             int32_t heads, kv_heads, head_size, gate, rotated; /* gate, rotated: sizes */
             float epsilon;
         } rotate;
@@ -119,7 +120,7 @@ typedef struct {
         struct {                           /* ATTEND, CROSS_ATTEND */
             const float *sinks;            /* of each head, or NULL */
             const float *bias;             /* by head and distance, from -reach to reach; or NULL */
-            const float *slopes;           /* ALiBi: of each head, times the distance; or NULL */
+            const float *slopes;           /* ALiBi: of each head, subtracted times the distance; or NULL */
             const int32_t *rows;           /* CONTENT_KEYS, CONTENT_QUERIES: of DISTANCES, by the query's position minus the
                                               key's; points to distance 0 */
             int64_t window;                /* attended positions, including the own one; 0: all */
@@ -236,7 +237,7 @@ typedef struct { /* the cached keys and values of one sequence and KV head */
     int32_t dtype;
     float scale, cap; /* of the scores; cap 0: none */
     int64_t reach;    /* largest distance in a query's bias */
-    float slope;      /* added to the scores, times the key's position minus the query's; 0: none */
+    float slope;      /* subtracted from the scores, times the distance of key and query; 0: none */
 } kv_head;
 
 typedef struct { /* one token's query of one head */
@@ -255,6 +256,7 @@ typedef struct { /* a block of queries of one head; all its tokens are in the ca
     int64_t first, queries, tokens; /* the first query and their number; tokens of the text */
     int64_t window;         /* attended positions on both sides, including the own one; 0: all */
     float scale, cap;       /* of the scores; cap 0: none */
+    float slope;            /* as in `kv_head` */
     const float *bias;      /* as in `query` */
     const float *sink;
     int64_t reach;

@@ -259,6 +259,7 @@ static void attend_text_chunk(void *context, int64_t chunk, int thread) {
             .q = in + head * queries, .k = k, .v = k + G * D, .stride = c->width, .D = D, .first = position,
             .queries = min64(length - position, TEXT_QUERIES), .tokens = length, .window = op->attend.window,
             .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
+            .slope = op->attend.slopes ? op->attend.slopes[head] : 0,
             .bias = op->attend.bias ? op->attend.bias + head * (2 * R + 1) + R : NULL,
             .sink = op->attend.sinks ? op->attend.sinks + head : NULL, .out = t->out + start * c->width + head * D,
             .distance_keys = op->flags & CONTENT_KEYS ? distances + c->distance_count * c->width : NULL,
@@ -276,9 +277,12 @@ static void norm_head(const operation *op, int64_t head, float *v) {
     const float *norm = head < H ? op->rotate.q_norm : op->rotate.k_norm, epsilon = op->rotate.epsilon;
     const int64_t first = head < H ? 0 : H, heads = head < H ? H : G;
     if (!norm) return;
-    if (op->flags & LAYER_NORM) kernels.norm(v, norm + (head - first) * D, norm + heads * D, epsilon, D, v);
-    else if (!(op->flags & JOINT_NORM)) kernels.rms_norm(v, norm, epsilon, D, v);
-    else if (head == first) kernels.rms_norm(v, norm, epsilon, heads * D, v);
+    if (op->flags & JOINT_NORM) {
+        if (head != first) return;
+        if (op->flags & LAYER_NORM) kernels.norm(v, norm, norm + heads * D, epsilon, heads * D, v);
+        else kernels.rms_norm(v, norm, epsilon, heads * D, v);
+    } else if (op->flags & LAYER_NORM) kernels.norm(v, norm + (head - first) * D, norm + heads * D, epsilon, D, v);
+    else kernels.rms_norm(v, norm, epsilon, D, v);
 }
 
 /* Rotates the pairs (i, i + R/2), or (2i, 2i + 1), of each query and key head of token m by its position, before or after
@@ -355,7 +359,8 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
             if (op->flags & TO_STREAM) memcpy(x, in, op->norm.size * sizeof(float));
             break;
         case JOIN:
-            kernels.rms_norm(x, op->norm.weight, op->norm.epsilon, op->norm.size, in);
+            if (op->norm.bias) kernels.norm(x, op->norm.weight, op->norm.bias, op->norm.epsilon, op->norm.size, in);
+            else kernels.rms_norm(x, op->norm.weight, op->norm.epsilon, op->norm.size, in);
             for (int64_t i = 0; i < op->norm.size; i++) x[i] = c->saved[m * c->width + i] + in[i];
             break;
         case ROTATE: rotate(op, c, t->in, m); break;

@@ -194,10 +194,9 @@ class Program(Weights):
         return new_operation("save")
 
     def add_to_saved(self, step: AddToSaved) -> DecoderOperation:
-        norm = step.norm
-        return new_operation(
-            "join", weight=self.factor(norm), size=norm.weight.numel(), epsilon=norm.eps
-        )
+        operation = self.norm(Norm(step.norm))
+        operation.kind, operation.flags = KINDS["join"], 0
+        return operation
 
     def load_residual(self, step: LoadResidual) -> DecoderOperation:
         return new_operation("copy")
@@ -251,7 +250,7 @@ class Program(Weights):
             | INTERLEAVED * step.interleaved
             | NORM_LAST * step.norms_last
         )
-        flags |= LAYER_NORM * isinstance(step.q_norm, HeadLayerNorm)
+        flags |= LAYER_NORM * isinstance(step.q_norm, HeadLayerNorm | nn.LayerNorm)
         return new_operation(
             "rotate",
             layer=self.ropes.index(rope),
@@ -325,8 +324,6 @@ class Program(Weights):
             operation.flags |= CONTENT_KEYS * (step.bias.keys is not None)
             operation.flags |= CONTENT_QUERIES * (step.bias.queries is not None)
         elif isinstance(step.bias, ALiBi):
-            if not step.causal:
-                raise UnsupportedError("bidirectional attention with ALiBi")
             operation.attend.slopes = self.floats(torch.tensor(step.bias.slopes, device=CPU))
         elif step.bias is not None:
             weight, reach = step.bias.weight, step.bias.max_distance

@@ -40,10 +40,12 @@ class Weights:
         """A pointer to the factor of an RMS norm."""
         return None if norm is None else self.floats(norm.weight.float() + norm.offset)
 
-    def head_factor(self, norm: RMSNorm | HeadLayerNorm | None) -> int | None:
-        """A pointer to the factor of a norm of heads; a layer norm's is followed by zeros, the bias
-        of each head.
+    def head_factor(self, norm: RMSNorm | HeadLayerNorm | nn.LayerNorm | None) -> int | None:
+        """A pointer to the factor of a norm of heads; a layer norm's is followed by its bias, zeros
+        for each head, or the bias of all heads.
         """
+        if isinstance(norm, nn.LayerNorm):
+            return self.floats(torch.cat((norm.weight, norm.bias)).float())
         if not isinstance(norm, HeadLayerNorm):
             return self.factor(norm)
         return self.floats(F.pad(norm.weight.float().flatten(), (0, norm.weight.size(1))))
