@@ -3,16 +3,23 @@
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
+from minhub_py.analysis.tokens import ids_of_texts, is_missing
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import surrounding_ids, working
 from minhub_py.inference.arguments import check_tokenizer
-from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, borrowed_runner
+from minhub_py.inference.encoder_runner import (
+    BATCH_TOKENS,
+    EncoderRunner,
+    TorchEncoder,
+    borrowed_runner,
+)
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Classifier, Encoder
 
@@ -82,6 +89,34 @@ def inputs_of(
                 encoded = without_padding(tokenizer.post_process(encoding, pair), model)
                 check_ids(model, encoded.ids)
                 yield Input(encoded.ids, encoded.type_ids, prompt_tokens, removed)
+
+
+def truncated_inputs(
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    texts: Sequence[Any],
+    settings: EmbeddingSettings,
+    prompt: str,
+) -> list[Input | None]:
+    """The input of each text; None for a missing text."""
+    inputs: list[Input | None] = [None] * len(texts)
+    strings = [number for number, text in enumerate(texts) if isinstance(text, str)]
+    if strings:
+        rows = [
+            texts[number].lower() if settings.lower_case else texts[number] for number in strings
+        ]
+        encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
+        for number, row in zip(strings, encoded, strict=True):
+            inputs[number] = row.packed() if row.ids else None
+    lists = [
+        n for n, text in enumerate(texts) if not isinstance(text, str) and not is_missing(text)
+    ]
+    for number, ids in zip(
+        lists, ids_of_texts(model, tokenizer, [texts[n] for n in lists]), strict=True
+    ):
+        if ids:
+            inputs[number] = Input(ids, [0] * len(ids)).packed()
+    return inputs
 
 
 def windows_of_texts(
@@ -217,13 +252,25 @@ def hidden_states(model: Encoder, inputs: Sequence[Input]) -> Iterator[tuple[int
             yield from zip(batch, run(runner, model, [inputs[i] for i in batch]), strict=True)
 
 
-def run(runner: EncoderRunner, model: Encoder, inputs: Sequence[Input]) -> Sequence[Tensor]:
-    """The hidden states (T, C), float32, of each input of one batch."""
+def run(
+    runner: EncoderRunner,
+    model: Encoder,
+    inputs: Sequence[Input],
+    attended: Sequence[int] | None = None,
+) -> Sequence[Tensor]:
+    """The hidden states (T, C), float32, of each input of one batch. attended: as for
+    `TorchEncoder`.
+    """
     has_types = (
         any(any(row.types) for row in inputs) and getattr(model, "embed_types", None) is not None
     )
     types = [row.types for row in inputs] if has_types else None
-    x = runner.hidden_states([row.ids for row in inputs], types)
+    ids = [row.ids for row in inputs]
+    if attended is None:
+        x = runner.hidden_states(ids, types)
+    else:
+        assert isinstance(runner, TorchEncoder)
+        x = runner.hidden_states(ids, types, attended)
     return x.split([len(row.ids) for row in inputs])
 
 

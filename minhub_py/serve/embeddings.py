@@ -20,8 +20,8 @@ from starlette.responses import Response
 from torch import Tensor
 
 from minhub_py.analysis.classify import rerank as rerank_texts
-from minhub_py.analysis.embeddings import embed, prompt_of, truncated_inputs, truncates
-from minhub_py.analysis.encoders import Input, finished, inputs_of, pooled
+from minhub_py.analysis.embeddings import embed, prompt_of, truncates
+from minhub_py.analysis.encoders import Input, finished, inputs_of, pooled, truncated_inputs
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.serve import known_fields
