@@ -274,6 +274,13 @@ def run(
     return x.split([len(row.ids) for row in inputs])
 
 
+@torch.inference_mode()
+def head_output(model: Encoder, x: Tensor) -> Tensor:
+    """The result of the head for the hidden states (T, C) of a text, float32 on the CPU."""
+    parameter = next(model.parameters())
+    return model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
+
+
 def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Indices of texts in batches of about BATCH_TOKENS tokens, the longest first."""
     batch: list[int] = []

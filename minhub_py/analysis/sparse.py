@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from minhub_py.analysis.encoders import hidden_states, truncated_inputs
+from minhub_py.analysis.encoders import head_output, hidden_states, truncated_inputs
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.tokens import Text
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
@@ -44,7 +44,7 @@ def sparse_embeddings(
     count = settings.dimensions if dimensions is None else dimensions
     processed, total = 0, sum(len(row.ids) for row in rows)
     for i, x in hidden_states(encoder, rows):
-        elements[present[i]] = nonzero(weights(encoder, x, splade), count)
+        elements[present[i]] = nonzero(splade(head_output(encoder, x)), count)
         processed += len(x)
         if progress is not None:
             progress(processed, total)
@@ -60,14 +60,6 @@ def splade_model(model: LanguageModel) -> Encoder:
         "sparse embeddings (SPLADE) need a masked-LM head, which this checkpoint does not have: use"
         f" a checkpoint with an architecture …ForMaskedLM, not {names[0]}"
     )
-
-
-@torch.inference_mode()
-def weights(model: Encoder, x: Tensor, splade: Splade) -> Tensor:
-    """The weight (V,) of each token, float32 on the CPU, from hidden states (T, C)."""
-    parameter = next(p for p in model.parameters() if p.is_floating_point())
-    logits = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0]
-    return splade(logits.float()).cpu()
 
 
 def nonzero(x: Tensor, count: int | None) -> tuple[Tensor, Tensor]:
@@ -109,11 +101,23 @@ def similarity_of_sparse(a: Tensor, b: Tensor, method: str) -> Tensor:
     """Dot products or cosines (N, M), float32, of embeddings of which one or both are sparse."""
     if method == "cosine":
         a, b = (normalized(x) if x.is_sparse else F.normalize(x, dim=1) for x in (a, b))
-    missing = [rows_with_nan(x) for x in (a, b)]
-    result = a @ b.T if a.is_sparse or not b.is_sparse else (b @ a.T).T
-    scores = result.to_dense() if result.is_sparse else result.clone()
-    scores[missing[0]] = torch.nan
-    scores[:, missing[1]] = torch.nan
+    scores = dot_products(a, b) if b.is_sparse else dot_products(b, a).T
+    scores[rows_with_nan(a)] = torch.nan
+    scores[:, rows_with_nan(b)] = torch.nan
+    return scores
+
+
+def dot_products(a: Tensor, b: Tensor) -> Tensor:
+    """Dot products (N, M) of the rows of a, dense or sparse, and of sparse b.
+
+    PyTorch's products of sparse tensors warn about a beta state.
+    """
+    b = b.coalesce()
+    rows, columns = b.indices()
+    scores = torch.zeros(len(a), len(b))
+    for i in range(len(a)):
+        row = a[i].to_dense() if a.is_sparse else a[i]
+        scores[i].index_add_(0, rows, row[columns] * b.values())
     return scores
 
 

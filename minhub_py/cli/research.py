@@ -217,6 +217,14 @@ def plot_words(
     ),
 )
 @click.option(
+    "--sparse",
+    is_flag=True,
+    help=(
+        "Sparse embeddings (SPLADE): the weights of tokens of the vocabulary, in one row per token."
+        " MODEL is a masked language model."
+    ),
+)
+@click.option(
     "--prompt",
     metavar="NAME",
     help=(
@@ -227,7 +235,7 @@ def plot_words(
 @click.option(
     "--dimensions",
     type=click.IntRange(min=1),
-    help="Number of leading dimensions to keep.  [default: all]",
+    help="Number of leading dimensions, or with --sparse of largest weights, to keep.  [default: all]",
 )
 @click.option(
     "--normalize/--no-normalize",
@@ -241,6 +249,7 @@ def embed(
     texts: tuple[str, ...],
     layer: int,
     pool: str | None,
+    sparse: bool,
     prompt: str | None,
     dimensions: int | None,
     normalize: bool | None,
@@ -258,21 +267,24 @@ def embed(
       minhub embed MODEL "A cat." "A dog." --json
       minhub embed gpt2 in.csv --out vectors.parquet
       minhub embed MODEL in.csv --prompt query --out v.npy
+      minhub embed MODEL "A cat." --sparse
 
     With --out, the new column `embedding` contains lists or, in .csv and .tsv files, there is one
     column per dimension: embedding_1, embedding_2 and so on. A .npy file contains only the
-    embeddings, as a float32 matrix with one row per text. By default, text encoders follow the
-    settings of their sentence-transformers repository.
+    embeddings, as a float32 matrix with one row per text. With --sparse, the output has one row per
+    token of a text's embedding, the largest weight first, with the new columns token and weight. By
+    default, text encoders follow the settings of their sentence-transformers repository.
 
     See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
-    settings = {
-        "layer": layer,
-        "pool": pool,
-        "prompt": prompt,
-        "dimensions": dimensions,
-        "normalize": normalize,
-    }
+    settings = {"prompt": prompt, "dimensions": dimensions, "normalize": normalize}
+    if sparse:
+        for option in ("layer", "pool"):
+            if is_set(option):
+                raise click.UsageError(f"--{option} and --sparse exclude each other: remove one.")
+        jobs.run("embed_sparse", model, texts, table, settings, loading, as_json)
+        return
+    settings |= {"layer": layer, "pool": pool}
     jobs.run("embed", model, texts, table, settings, loading, as_json)
 
 

@@ -14,6 +14,7 @@ RECEIVERS = {
     "words": "minhub_py.analysis.surprisal.word_logprobs",
     "words_by": "minhub_py.analysis.surprisal.word_logprobs",
     "embed": "minhub_py.analysis.embeddings.embed",
+    "embed_sparse": "minhub_py.analysis.embeddings.embed",
     "annotate": "minhub_py.analysis.annotate.annotate",
 }
 

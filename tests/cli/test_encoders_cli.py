@@ -140,6 +140,27 @@ def test_embed_options_equal_those_of_the_function(sentences: str, tmp_path: Pat
     )
 
 
+def test_sparse_embeddings_have_one_row_per_token(masked_lm: str, tmp_path: Path) -> None:
+    model, tokenizer = load(masked_lm)
+    row = embed(model, tokenizer, TEXTS[:1], pool="splade").to_dense()[0]
+    values, ids = row[row > 0].sort(descending=True).values, row.argsort(descending=True)
+    rows = json.loads(done("embed", masked_lm, "--sparse", TEXTS[0], "--json"))
+    assert [row["weight"] for row in rows] == [float(str(value)) for value in values.numpy()]
+    assert rows[0]["token"] == tokenizer.decode([int(ids[0])])
+    file = write_csv(tmp_path / "in.csv", text=[*TEXTS, "NA"])
+    done("embed", masked_lm, file, "--sparse", "--dimensions", "2", "--out", str(tmp_path / "o.csv"))
+    assert [row["text"] for row in read_csv(tmp_path / "o.csv")] == [
+        text for text in TEXTS for _ in range(2)
+    ] + ["NA"]
+    message = failed("embed", masked_lm, file, "--sparse", "--pool", "max", status=2)
+    assert "--pool and --sparse exclude each other" in message
+
+
+def test_sparse_embeddings_need_a_masked_lm_head(sentences: str) -> None:
+    assert "need a masked-LM head" in failed("embed", sentences, "--sparse", TEXTS[0])
+    assert "encoder" in failed("embed", GPT2, "--sparse", TEXTS[0])
+
+
 # rerank
 
 
