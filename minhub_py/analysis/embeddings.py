@@ -305,11 +305,11 @@ def hidden_states_of_decoder(
 
     def generate() -> Iterator[tuple[int, Tensor]]:
         for batch in batches(windows, ragged=not states.encoder):
-            x = compute(states, batch, number)  # (B, T, C)
+            x = compute(states, batch, [number])[number]  # (B, T, C)
             for window, row in zip(batch, x, strict=True):
                 yield window.text, row[: len(window.ids)].float().cpu()
 
-    return compute(states, [Window([0], 0, 0, 0)], number).size(-1), generate()
+    return compute(states, [Window([0], 0, 0, 0)], [number])[number].size(-1), generate()
 
 
 def embeddings_of_windows(
@@ -340,12 +340,12 @@ def embeddings_of_windows(
         for row, span in enumerate(spans)
         for window in windows_of(row, span, context, states.model.invocation)
     ]
-    size = compute(states, [Window([0], 0, 0, 0)], number).size(-1)
+    size = compute(states, [Window([0], 0, 0, 0)], [number])[number].size(-1)
     vectors = torch.full((0 if mode == "none" else len(rows), size), torch.nan)
     matrices = [torch.empty(0, size) for _ in rows] if mode == "none" else []
     processed, total = 0, sum(map(len, rows))
     for batch in batches(windows, ragged=not states.encoder):
-        x = compute(states, batch, number)  # (B, T, C)
+        x = compute(states, batch, [number])[number]  # (B, T, C)
         new = [x[i, window.first : len(window.ids)].float() for i, window in enumerate(batch)]
         if mode == "none":
             for window, part in zip(batch, new, strict=True):
@@ -384,8 +384,10 @@ def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:
         yield batch
 
 
-def compute(states: HiddenStates, windows: Sequence[Window], layer: int) -> Tensor:
-    """The states (B, T, C) of windows, the longest first. Values at padding positions are
+def compute(
+    states: HiddenStates, windows: Sequence[Window], layers: Sequence[int]
+) -> dict[int, Tensor]:
+    """The states (B, T, C) of windows, the longest first, by layer. Values at padding positions are
     undefined.
 
     Rows are padded at the end, where padding does not change the states of a causal model.
@@ -397,9 +399,8 @@ def compute(states: HiddenStates, windows: Sequence[Window], layer: int) -> Tens
     )
     if longest <= TOKENS or states.encoder or states.recurrent:
         with starting_at(states.model, [window.adapter_start for window in windows]):
-            return states.compute(idx, (layer,))[layer]
+            return states.compute(idx, layers)
     cache = states.model.new_cache(1, longest)
     cache.adapter_starts = [windows[0].adapter_start]
-    return torch.cat(
-        [states.compute(chunk, (layer,), cache)[layer] for chunk in idx.split(CHUNK, dim=1)], dim=1
-    )
+    chunks = [states.compute(chunk, layers, cache) for chunk in idx.split(CHUNK, dim=1)]
+    return {layer: torch.cat([chunk[layer] for chunk in chunks], dim=1) for layer in layers}

@@ -346,6 +346,21 @@ def embed_sparse(
     return results
 
 
+def embed_words(
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+) -> list[Results]:
+    """The words of each text and their embeddings."""
+    from minhub_py.analysis.word_embeddings import word_embeddings
+
+    columns, vectors = word_embeddings(model, tokenizer, [text.text for text in texts], **settings)
+    results: list[Results] = [[] for _ in texts]
+    rows = zip(columns["text"], columns["word_n"], columns["word"], vectors.numpy(), strict=True)
+    for number, word_n, word, vector in rows:
+        embedding = [float(str(value)) for value in vector]
+        results[number].append({"word_n": int(word_n) + 1, "word": word, "embedding": embedding})
+    return results
+
+
 def activations(
     model: "LanguageModel",
     tokenizer: "Tokenizer",
@@ -695,6 +710,11 @@ ACTIVATIONS = (
     Column("token", "string"),
     Column("activation", "vector"),
 )
+EMBED_WORDS = (
+    Column("word_n", "int64"),
+    Column("word", "string"),
+    Column("embedding", "vector"),
+)
 SPARSE = (Column("token", "string"), Column("weight", "float64"))
 MASKED = (
     Column("mask_n", "int64"),
@@ -744,6 +764,7 @@ TASKS: Mapping[str, Task] = {
         embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"
     ),
     "embed_sparse": Task(embed_sparse, SPARSE, 256, "Embedding", exact=False, models="encoders"),
+    "embed_words": Task(embed_words, EMBED_WORDS, 64, "Embedding", exact=False, models="all"),
     "activations": Task(activations, ACTIVATIONS, 64, "Computing", exact=False, models="all"),
     "classify": Task(
         classify, (), 256, "Classifying", models="encoders", more_columns=classification

@@ -70,6 +70,29 @@ def weights_of_tokens(matrix: Any, tokenizer: Any) -> dict[str, object]:
     return {"vectors": vectors, "tokens": tokens}
 
 
+def word_embeddings(
+    session: Session,
+    model: Model,
+    texts: Any,
+    tokenizer: Tokenizer | None,
+    layer: Any,
+    combine: str,
+) -> dict[str, object]:
+    """The texts of the words, which count from 1, the words, and a matrix with one row per word."""
+    from minhub_py.analysis.word_embeddings import word_embeddings as compute
+
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    layers = [int(number) for number in np.atleast_1d(layer)]
+    settings: dict[str, Any] = {"layers": layers, "combine": combine}
+    columns, vectors = compute(model.module, tok, texts, **settings, progress=session.progress)
+    values = as_array(vectors)
+    return {
+        "text": columns["text"].astype(np.int32) + 1,
+        "word": character(columns["word"]),
+        "vectors": np.ma.MaskedArray(values, np.isnan(values)),
+    }
+
+
 def attention_weights(
     session: Session, model: Model, text: Any, tokenizer: Tokenizer | None
 ) -> dict[str, object]:

@@ -103,6 +103,65 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
   stats::setNames(named, labels)
 }
 
+#' Compute embeddings of words in context
+#'
+#' Computes one vector per word: the mean of the hidden states of its tokens in a
+#' layer, or in several. The vector of a word differs between contexts.
+#'
+#' Words are separated by white space. A token belongs to the word of its last
+#' character, so that the space before a word belongs to the word. A text longer
+#' than the maximum length of the model is divided into overlapping windows, and a
+#' token has the vector of the window that contains more of its context.
+#'
+#' @inheritParams text_embeddings
+#' @param texts A character vector or a factor, or a data frame with a column
+#'   `text`. A text that is `NA` has no rows.
+#' @param layer The layer, or several: 0 for the embeddings, 1 for the first layer,
+#'   -1 for the last layer, -2 for the layer before it.
+#' @param combine How to combine several layers: `"join"` puts their vectors one
+#'   after the other, `"mean"` averages them.
+#' @returns A data frame with one row per word, in the order of the texts, and the
+#'   columns
+#'   * `text`: the number of the text, or a factor of the names of `texts`;
+#'   * `word`: the word;
+#'   * `dim1`, `dim2`, ...: the vector. It is `NA` for a word that shares its token
+#'     with the word after it.
+#' @family functions that look inside a model
+#' @family functions for text encoders
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' words <- word_embeddings(model, c("the king of England", "the king of France"), layer = c(2, 3))
+#' words[1:3, 1:5]
+#' kings <- as.matrix(words[words$word == "king", -(1:2)])
+#' text_similarity(kings)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+word_embeddings <- function(model, texts, layer = -1, combine = c("join", "mean"), tokenizer = NULL, resume = NULL) {
+  model <- check_model(model)
+  combine <- choice(combine, c("join", "mean"))
+  if (is.data.frame(texts)) texts <- column_of(texts, "text")
+  labels <- names(texts)
+  texts <- check_words(texts, NULL, "texts")
+  layer <- plain(layer, "layer")
+  if (!length(layer)) fail("layer must name at least one layer")
+  layers <- vapply(layer, function(layer) as.double(whole_number(layer, min = -1e6)), 0)
+  settings <- list(tokenizer = check_tokenizer(tokenizer), layer = layers, combine = combine)
+  result <- ask_in_parts("word_embeddings", model, list(texts = texts), settings, resume, join = join_word_vectors)
+  vectors <- result$vectors
+  if (length(vectors)) colnames(vectors) <- paste0("dim", seq_len(ncol(vectors)))
+  words <- data.frame(text = text_of_row(result$text, labels), word = as.character(result$word))
+  if (length(vectors)) cbind(words, as.data.frame(vectors)) else words
+}
+
+# Joins the words of the parts, whose texts count from the first text of each part.
+join_word_vectors <- function(result, rows) {
+  kept <- lengths(lapply(result, `[[`, "word")) > 0
+  list(
+    text = as.integer(unlist(Map(function(part, rows) rows[part$text], result, rows))), word = unlist(lapply(result, `[[`, "word")),
+    vectors = do.call(rbind, lapply(result[kept], `[[`, "vectors"))
+  )
+}
+
 # Joins the results of the parts: matrices, or lists of vectors or matrices and of tokens.
 join_vectors <- function(result, rows) {
   part <- function(name) lapply(result, `[[`, name)
