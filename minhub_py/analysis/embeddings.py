@@ -14,9 +14,7 @@ from torch import Tensor
 
 from minhub_py.analysis.encoders import (
     Input,
-    finished,
     hidden_states,
-    pooled,
     truncated_inputs,
 )
 from minhub_py.analysis.hidden_states import HiddenStates
@@ -24,6 +22,7 @@ from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
 from minhub_py.analysis.sparse import normalized, sparse_embeddings
 from minhub_py.analysis.token_vectors import kept_ids, token_vectors
 from minhub_py.analysis.tokens import Text, ids_of_texts
+from minhub_py.checkpoints.pooling import finished, pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.token_modules import Splade
 from minhub_py.inference.arguments import check_integer, model_of

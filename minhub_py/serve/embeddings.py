@@ -21,14 +21,8 @@ from torch import Tensor
 
 from minhub_py.analysis.classify import rerank as rerank_texts
 from minhub_py.analysis.embeddings import embed, prompt_of, truncates
-from minhub_py.analysis.encoders import (
-    Input,
-    finished,
-    head_output,
-    inputs_of,
-    pooled,
-    truncated_inputs,
-)
+from minhub_py.analysis.encoders import Input, head_output, inputs_of, truncated_inputs
+from minhub_py.checkpoints.pooling import finished, pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.serve import known_fields
