@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
     from minhub_py.analysis.token_labels import classify_tokens as classify_tokens
     from minhub_py.analysis.tuned_lens import tuned_lens as tuned_lens
+    from minhub_py.analysis.word_embeddings import word_embeddings as word_embeddings
     from minhub_py.chat.completion import complete as complete
     from minhub_py.chat.conversation import Chat as Chat
     from minhub_py.chat.turns import Reply as Reply
@@ -113,6 +114,7 @@ _HOMES = {
     "next_tokens": "analysis.surprisal",
     "logprob_matrix": "analysis.matrix",
     "embed": "analysis.embeddings",
+    "word_embeddings": "analysis.word_embeddings",
     "similarity": "analysis.search",
     "search": "analysis.search",
     "masked_tokens": "analysis.masked",

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.analysis.columns import label_columns, value_names
-from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
+from minhub_py.analysis.encoders import Input, head_output, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.segments import as_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
@@ -302,12 +302,9 @@ def scores_of_inputs(model: Encoder, inputs: Sequence[Input], progress: Progress
     scores = torch.full((len(inputs), len(model.config.labels)), torch.nan)
     numbers = [number for number, row in enumerate(inputs) if row.ids]
     inputs = [inputs[number] for number in numbers]
-    parameter = next(model.parameters())
     processed, total = 0, sum(len(row.ids) for row in inputs)
     for i, x in hidden_states(model, inputs):
-        scores[numbers[i]] = (
-            model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
-        )
+        scores[numbers[i]] = head_output(model, x)
         processed += len(x)
         if progress is not None:
             progress(processed, total)

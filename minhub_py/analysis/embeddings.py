@@ -1,4 +1,7 @@
-"""Text embeddings: the pooled hidden states of a layer."""
+"""Text embeddings: the pooled hidden states of a layer.
+
+sparse.py computes sparse embeddings, and token_vectors.py one vector per token.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -9,11 +12,19 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from minhub_py.analysis.encoders import Input, finished, hidden_states, inputs_of, pooled
+from minhub_py.analysis.encoders import (
+    Input,
+    hidden_states,
+    truncated_inputs,
+)
 from minhub_py.analysis.hidden_states import LayerStates
 from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
-from minhub_py.analysis.tokens import Text, ids_of_texts, is_missing
+from minhub_py.analysis.sparse import normalized, sparse_embeddings
+from minhub_py.analysis.token_vectors import kept_ids, token_vectors
+from minhub_py.analysis.tokens import Text, ids_of_texts
+from minhub_py.checkpoints.pooling import finished, pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
+from minhub_py.checkpoints.token_modules import Splade
 from minhub_py.inference.arguments import check_integer, model_of
 from minhub_py.inference.torch_runner import CHUNK
 from minhub_py.models.base import LanguageModel
@@ -22,8 +33,15 @@ from minhub_py.models.lora import starting_at
 
 # Tokens per batch, including padding: bounds the memory, and suffices to use each weight often.
 TOKENS = 1024
-Pool = Literal["mean", "last", "cls", "max"]
-POOLS = {"mean": "mean", "last": "lasttoken", "cls": "cls", "max": "max", "none": "none"}
+Pool = Literal["mean", "last", "cls", "max", "splade"]
+POOLS = {
+    "mean": "mean",
+    "last": "lasttoken",
+    "cls": "cls",
+    "max": "max",
+    "splade": "splade",
+    "none": "none",
+}
 
 
 @overload
@@ -78,6 +96,10 @@ def embed(
     layers, normalization, maximum length and default prompt follow the repository. Other models use
     the mean of the last layer's hidden states.
 
+    Embeddings of SPLADE models are sparse: the weight of each token of the vocabulary. ColBERT
+    models have one vector per token; the prompts "query" and "document" also determine the maximum
+    length, and which tokens have a vector. `similarity` and `search` compare all three kinds.
+
     An encoder, or a decoder in a repository of sentence-transformers, truncates a text at the
     maximum length; the special tokens that the tokenizer adds remain. Another decoder splits a text
     longer than its context length into overlapping windows, as in `score`: each token is preceded
@@ -91,42 +113,84 @@ def embed(
             embeddings, -1 for the last layer after the final norm. An encoder-decoder has the
             layers of its encoder.
         pool: "mean" of all tokens of a text, including special tokens of the tokenizer; "last" or
-            first ("cls") token; "max"; or "none". Default: the repository's pooling, with its dense
-            layers and normalization, or "mean".
+            first ("cls") token; "max"; "splade", for checkpoints with a masked-LM head; or "none".
+            Default: the repository's pooling, with its dense layers and normalization, or "mean".
         prompt: Name of a prompt of the repository, such as "query", which is put before each text.
             Default: the repository's default prompt.
         dimensions: Number of leading dimensions to return, for models trained with Matryoshka
-            representation learning.
+            representation learning. Of a sparse embedding, the number of largest weights to keep.
         normalize: Whether to divide each embedding by its length at the end. Default: as the
             repository.
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Embeddings of shape (N, C), float32, on the CPU. With pool="none", a list of N tensors of
-        shape (T, C). A missing text has a row of NaN, or a tensor of shape (0, C); an empty text,
-        too, unless the model is an encoder.
+        Embeddings of shape (N, C), float32, on the CPU. With pool="none" and of ColBERT models, a
+        list of N tensors of shape (T, C). Sparse embeddings are a sparse tensor (N, V) in COO
+        layout. A missing text has a row of NaN, or a tensor of shape (0, C); an empty text, too,
+        unless the model is an encoder. The sparse row of a missing text has one element, NaN.
 
     Raises:
         ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the prompt is
-            unknown; the tokenizer does not match the model; the model has hooks or is not a model
-            of this package.
+            unknown; the checkpoint has no masked-LM head for "splade"; the tokenizer does not match
+            the model; the model has hooks or is not a model of this package.
     """
     model = model_of(model, "embed()")
     if pool not in (None, *POOLS):
-        raise ValueError(f'pool must be "mean", "last", "cls", "max" or "none", not {brief(pool)}')
+        raise ValueError(
+            f'pool must be "mean", "last", "cls", "max", "splade" or "none", not {brief(pool)}'
+        )
     if dimensions is not None:
         dimensions = check_integer("dimensions", dimensions, 1)
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise ValueError(f"texts must be a list of texts, not {brief(texts)}")
-    settings = model.embedding_settings or EmbeddingSettings()
-    if pool is not None or layer != -1:
-        pooling = (POOLS[pool],) if pool is not None else settings.pooling
-        settings = replace(settings, pooling=pooling, dense=(), normalize=False)
+    settings = settings_for(model, pool, layer)
     text = prompt_of(settings, prompt)
+    rows = list(texts)
+    if settings.splade is not None:
+        weights = sparse_embeddings(model, tokenizer, rows, settings, text, dimensions, progress)
+        return normalized(weights) if normalize else weights
+    if settings.tokens is not None:
+        vectors = token_vectors(model, tokenizer, rows, settings, text, prompt, progress)
+        return [finished(x, settings, dimensions, normalize) for x in vectors]
     compute_all = embeddings_of_inputs if truncates(model) else embeddings_of_windows
-    vectors = compute_all(model, tokenizer, list(texts), settings, layer, text, progress)
+    results = compute_all(model, tokenizer, rows, settings, layer, text, progress)
     return (
-        vectors if isinstance(vectors, list) else finished(vectors, settings, dimensions, normalize)
+        results if isinstance(results, list) else finished(results, settings, dimensions, normalize)
+    )
+
+
+def settings_for(model: LanguageModel, pool: str | None, layer: int) -> EmbeddingSettings:
+    """The repository's settings, or those for a pooling or a layer. ValueError: sparse embeddings of
+    a layer.
+    """
+    settings = model.embedding_settings or EmbeddingSettings()
+    if pool == "splade":
+        if layer != -1:
+            raise ValueError('pool="splade" uses the last layer: remove layer')
+        return (
+            settings
+            if settings.splade is not None
+            else replace(
+                settings,
+                pooling=("splade",),
+                dense=(),
+                normalize=False,
+                dimensions=None,
+                tokens=None,
+                splade=Splade(),
+            )
+        )
+    if pool is None and layer == -1:
+        return settings
+    pooling = settings.pooling if settings.splade is None else ("mean",)
+    return replace(
+        settings,
+        pooling=(POOLS[pool],) if pool is not None else pooling,
+        dense=(),
+        normalize=False,
+        dimensions=None if settings.splade is not None else settings.dimensions,
+        splade=None,
+        tokens=None,
     )
 
 
@@ -150,12 +214,17 @@ def embedded_ids(
     tokenizer: Tokenizer | None,
     texts: Iterable[Text],
     prompt: str | None = None,
+    pool: Literal["none"] | None = "none",
 ) -> list[list[int]]:
     """The token IDs of each text whose states `embed` computes, with the prompt; empty for a
     missing text.
+
+    pool: None for the tokens that have a vector in the repository's embeddings.
     """
     settings = model.embedding_settings or EmbeddingSettings()
     text = prompt_of(settings, prompt)
+    if pool is None and settings.tokens is not None:
+        return kept_ids(model, tokenizer, list(texts), settings, text, prompt)
     if truncates(model):
         inputs = truncated_inputs(model, tokenizer, list(texts), settings, text)
         return [[] if row is None else list(row.ids) for row in inputs]
@@ -202,32 +271,6 @@ def embeddings_of_inputs(
     return matrices if no_pooling else vectors
 
 
-def truncated_inputs(
-    model: LanguageModel,
-    tokenizer: Tokenizer | None,
-    texts: Sequence[str | Sequence[int] | None],
-    settings: EmbeddingSettings,
-    prompt: str,
-) -> list[Input | None]:
-    """The input of each text; None for a missing text."""
-    inputs: list[Input | None] = [None] * len(texts)
-    strings = {number: text for number, text in enumerate(texts) if isinstance(text, str)}
-    if strings:
-        rows = [text.lower() if settings.lower_case else text for text in strings.values()]
-        encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
-        for number, row in zip(strings, encoded, strict=True):
-            inputs[number] = row.packed() if row.ids else None
-    lists = [
-        n for n, text in enumerate(texts) if not isinstance(text, str) and not is_missing(text)
-    ]
-    for number, ids in zip(
-        lists, ids_of_texts(model, tokenizer, [texts[n] for n in lists]), strict=True
-    ):
-        if ids:
-            inputs[number] = Input(ids, [0] * len(ids)).packed()
-    return inputs
-
-
 def hidden_states_of_layer(
     model: Encoder, inputs: Sequence[Input], layer: int
 ) -> Iterator[tuple[int, Tensor]]:
@@ -261,11 +304,11 @@ def hidden_states_of_decoder(
 
     def generate() -> Iterator[tuple[int, Tensor]]:
         for batch in batches(windows, ragged=not states.encoder):
-            x = compute(states, batch, number)  # (B, T, C)
+            x = compute(states, batch, [number])[number]  # (B, T, C)
             for window, row in zip(batch, x, strict=True):
                 yield window.text, row[: len(window.ids)].float().cpu()
 
-    return compute(states, [Window([0], 0, 0, 0)], number).size(-1), generate()
+    return compute(states, [Window([0], 0, 0, 0)], [number])[number].size(-1), generate()
 
 
 def embeddings_of_windows(
@@ -296,12 +339,12 @@ def embeddings_of_windows(
         for row, span in enumerate(spans)
         for window in windows_of(row, span, context, states.model.invocation)
     ]
-    size = compute(states, [Window([0], 0, 0, 0)], number).size(-1)
+    size = compute(states, [Window([0], 0, 0, 0)], [number])[number].size(-1)
     vectors = torch.full((0 if mode == "none" else len(rows), size), torch.nan)
     matrices = [torch.empty(0, size) for _ in rows] if mode == "none" else []
     processed, total = 0, sum(map(len, rows))
     for batch in batches(windows, ragged=not states.encoder):
-        x = compute(states, batch, number)  # (B, T, C)
+        x = compute(states, batch, [number])[number]  # (B, T, C)
         new = [x[i, window.first : len(window.ids)].float() for i, window in enumerate(batch)]
         if mode == "none":
             for window, part in zip(batch, new, strict=True):
@@ -340,8 +383,10 @@ def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:
         yield batch
 
 
-def compute(states: LayerStates, windows: Sequence[Window], layer: int) -> Tensor:
-    """The states (B, T, C) of windows, the longest first. Values at padding positions are
+def compute(
+    states: LayerStates, windows: Sequence[Window], layers: Sequence[int]
+) -> dict[int, Tensor]:
+    """The states (B, T, C) of windows, the longest first, by layer. Values at padding positions are
     undefined.
 
     Rows are padded at the end, where padding does not change the states of a causal model.
@@ -353,9 +398,8 @@ def compute(states: LayerStates, windows: Sequence[Window], layer: int) -> Tenso
     )
     if longest <= TOKENS or states.encoder or states.recurrent:
         with starting_at(states.model, [window.adapter_start for window in windows]):
-            return states.compute(idx, (layer,))[layer]
+            return states.compute(idx, layers)
     cache = states.model.new_cache(1, longest)
     cache.adapter_starts = [windows[0].adapter_start]
-    return torch.cat(
-        [states.compute(chunk, (layer,), cache)[layer] for chunk in idx.split(CHUNK, dim=1)], dim=1
-    )
+    chunks = [states.compute(chunk, layers, cache) for chunk in idx.split(CHUNK, dim=1)]
+    return {layer: torch.cat([chunk[layer] for chunk in chunks], dim=1) for layer in layers}

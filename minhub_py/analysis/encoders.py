@@ -1,18 +1,24 @@
-"""Texts and pairs of texts through an encoder: token IDs, hidden states, and text embeddings."""
+"""Texts and pairs of texts through an encoder: token IDs, hidden states, and the head."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
+from minhub_py.analysis.tokens import ids_of_texts, is_missing
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import surrounding_ids, working
 from minhub_py.inference.arguments import check_tokenizer
-from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, borrowed_runner
+from minhub_py.inference.encoder_runner import (
+    BATCH_TOKENS,
+    EncoderRunner,
+    TorchEncoder,
+    borrowed_runner,
+)
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Classifier, Encoder
 
@@ -82,6 +88,34 @@ def inputs_of(
                 encoded = without_padding(tokenizer.post_process(encoding, pair), model)
                 check_ids(model, encoded.ids)
                 yield Input(encoded.ids, encoded.type_ids, prompt_tokens, removed)
+
+
+def truncated_inputs(
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    texts: Sequence[Any],
+    settings: EmbeddingSettings,
+    prompt: str,
+) -> list[Input | None]:
+    """The input of each text; None for a missing text."""
+    inputs: list[Input | None] = [None] * len(texts)
+    strings = [number for number, text in enumerate(texts) if isinstance(text, str)]
+    if strings:
+        rows = [
+            texts[number].lower() if settings.lower_case else texts[number] for number in strings
+        ]
+        encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
+        for number, row in zip(strings, encoded, strict=True):
+            inputs[number] = row.packed() if row.ids else None
+    lists = [
+        n for n, text in enumerate(texts) if not isinstance(text, str) and not is_missing(text)
+    ]
+    for number, ids in zip(
+        lists, ids_of_texts(model, tokenizer, [texts[n] for n in lists]), strict=True
+    ):
+        if ids:
+            inputs[number] = Input(ids, [0] * len(ids)).packed()
+    return inputs
 
 
 def windows_of_texts(
@@ -217,14 +251,33 @@ def hidden_states(model: Encoder, inputs: Sequence[Input]) -> Iterator[tuple[int
             yield from zip(batch, run(runner, model, [inputs[i] for i in batch]), strict=True)
 
 
-def run(runner: EncoderRunner, model: Encoder, inputs: Sequence[Input]) -> Sequence[Tensor]:
-    """The hidden states (T, C), float32, of each input of one batch."""
+def run(
+    runner: EncoderRunner,
+    model: Encoder,
+    inputs: Sequence[Input],
+    attended: Sequence[int] | None = None,
+) -> Sequence[Tensor]:
+    """The hidden states (T, C), float32, of each input of one batch. attended: as for
+    `TorchEncoder`.
+    """
     has_types = (
         any(any(row.types) for row in inputs) and getattr(model, "embed_types", None) is not None
     )
     types = [row.types for row in inputs] if has_types else None
-    x = runner.hidden_states([row.ids for row in inputs], types)
+    ids = [row.ids for row in inputs]
+    if attended is None:
+        x = runner.hidden_states(ids, types)
+    else:
+        assert isinstance(runner, TorchEncoder)
+        x = runner.hidden_states(ids, types, attended)
     return x.split([len(row.ids) for row in inputs])
+
+
+@torch.inference_mode()
+def head_output(model: Encoder, x: Tensor) -> Tensor:
+    """The result of the head for the hidden states (T, C) of a text, float32 on the CPU."""
+    parameter = next(model.parameters())
+    return model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
 
 
 def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -239,52 +292,3 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
         size += lengths[i]
     if batch:
         yield batch
-
-
-def pooled(x: Tensor, settings: EmbeddingSettings, prompt: int = 0) -> Tensor:
-    """The pooled hidden states (C',) of a text's hidden states (T, C). prompt: tokens to leave out
-    of the pooling.
-
-    If a text is truncated within its prompt and no special token follows, no token remains. As in
-    sentence-transformers, the result is then the first token's hidden state with pooling "cls", and
-    otherwise zeros.
-    """
-    first = 0 if settings.include_prompt else prompt
-    if first >= len(x):
-        return torch.cat(
-            [x[0] if mode == "cls" else torch.zeros_like(x[0]) for mode in settings.pooling]
-        )
-    x = x[first:]
-    parts = []
-    for mode in settings.pooling:
-        match mode:
-            case "cls":
-                parts.append(x[0])
-            case "lasttoken":
-                parts.append(x[-1])
-            case "max":
-                parts.append(x.amax(dim=0))
-            case "mean":
-                parts.append(x.mean(dim=0))
-            case "mean_sqrt_len":
-                parts.append(x.sum(dim=0) / len(x) ** 0.5)
-            case "weightedmean":  # by position, which the prompt's tokens count for
-                weights = torch.arange(first + 1, first + len(x) + 1, dtype=x.dtype).unsqueeze(1)
-                parts.append((x * weights).sum(dim=0) / weights.sum())
-    return torch.cat(parts)
-
-
-def finished(
-    x: Tensor, settings: EmbeddingSettings, dimensions: int | None, normalize: bool | None
-) -> Tensor:
-    """Embeddings (N, C'') after dense layers, normalization and `dimensions`; overwrites x if
-    possible.
-    """
-    for dense in settings.dense:
-        x = dense(x)
-    if settings.normalize:
-        F.normalize(x, dim=1, eps=1e-12, out=x)
-    dimensions = settings.dimensions if dimensions is None else dimensions
-    if dimensions is not None and dimensions < x.size(1):
-        x = x[:, :dimensions].clone()
-    return F.normalize(x, dim=1, eps=1e-12, out=x) if normalize else x

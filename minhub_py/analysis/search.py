@@ -1,6 +1,8 @@
-"""Similarity of text embeddings, and semantic search."""
+"""Similarity of text embeddings, and semantic search. Embeddings are dense, sparse, or one vector per
+token.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from reprlib import repr as brief
 from typing import Literal
 
@@ -9,56 +11,92 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minhub_py.analysis.sparse import similarity_of_sparse
+from minhub_py.analysis.token_vectors import late_interaction
 from minhub_py.inference.arguments import check_integer
 from minhub_py.system.tables import Columns
 
-Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
+DENSE = ("cosine", "dot", "euclidean", "manhattan")
+SPARSE = ("dot", "cosine")
+PER_TOKEN = ("maxsim", "meanmaxsim")
 
 
-def similarity(a: object, b: object = None, method: Similarity = "cosine") -> Tensor:
+def similarity(a: object, b: object = None, method: Similarity | None = None) -> Tensor:
     """Compute the similarity of each pair of embeddings.
 
     Args:
-        a: Embeddings of shape (N, C), or one of shape (C,): a tensor, an array or a list.
+        a: Embeddings of shape (N, C), or one of shape (C,): a tensor, an array or a list; sparse
+            embeddings, a sparse tensor; or one vector per token, a list of tensors (T, C).
         b: Embeddings of shape (M, C); default: `a`.
-        method: "cosine", "dot", or the negative "euclidean" or "manhattan" distance.
+        method: "cosine", "dot", or the negative "euclidean" or "manhattan" distance; for sparse
+            embeddings "dot" or "cosine"; for one vector per token "maxsim", the sum over the
+            vectors of `a` of the largest dot product with a vector of `b`, or "meanmaxsim", the
+            mean. Default: the first, as in sentence-transformers.
 
     Returns:
         Similarities of shape (N, M), float32.
 
     Raises:
-        ValueError: The embeddings differ in size, or `method` is unknown.
+        ValueError: The embeddings differ in size or kind, or `method` is unknown.
     """
-    a = matrix("a", a)
-    b = a if b is None else matrix("b", b)
-    if a.size(1) != b.size(1):
+    left = embeddings_of("a", a)
+    right = left if b is None else embeddings_of("b", b)
+    sizes = [width(left), width(right)]
+    if None not in sizes and sizes[0] != sizes[1]:
         raise ValueError(
-            f"embeddings of a have {a.size(1)} dimensions, and those of b {b.size(1)}: use the same"
+            f"embeddings of a have {sizes[0]} dimensions, and those of b {sizes[1]}: use the same"
             " model"
         )
-    match method:
+    if isinstance(left, list) and isinstance(right, list):
+        return late_interaction(left, right, check_method(method, PER_TOKEN) == "meanmaxsim")
+    if isinstance(left, list) or isinstance(right, list):
+        raise ValueError("a and b must be of one kind: one of them has one vector per token")
+    if left.is_sparse or right.is_sparse:
+        return similarity_of_sparse(left, right, check_method(method, SPARSE))
+    match check_method(method, DENSE):
         case "cosine":
-            return F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
+            return F.normalize(left, dim=1) @ F.normalize(right, dim=1).T
         case "dot":
-            return a @ b.T
+            return left @ right.T
         case "euclidean":
-            return -torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
-        case "manhattan":
-            return -torch.cdist(a, b, p=1)
-    raise ValueError(
-        f'method must be "cosine", "dot", "euclidean" or "manhattan", not {brief(method)}'
-    )
+            return -torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+        case _:
+            return -torch.cdist(left, right, p=1)
 
 
-def search(query: object, texts: object, k: int = 10, method: Similarity = "cosine") -> Columns:
+def width(x: Tensor | list[Tensor]) -> int | None:
+    """C, the number of dimensions of embeddings; None for no texts."""
+    if isinstance(x, Tensor):
+        return x.size(1)
+    return x[0].size(1) if x else None
+
+
+def quoted(name: str) -> str:
+    """The name in quotes."""
+    return f'"{name}"'
+
+
+def check_method(method: str | None, methods: Sequence[str]) -> str:
+    """The method; by default the first. ValueError: it is none of the methods for these embeddings."""
+    if method is None:
+        return methods[0]
+    if method not in methods:
+        names = f"{', '.join(map(quoted, methods[:-1]))} or {quoted(methods[-1])}"
+        kind = {DENSE: "", SPARSE: " for sparse embeddings", PER_TOKEN: " for vectors per token"}
+        raise ValueError(f"method must be {names}{kind[tuple(methods)]}, not {brief(method)}")
+    return method
+
+
+def search(query: object, texts: object, k: int = 10, method: Similarity | None = None) -> Columns:
     """Find the embeddings that are most similar to each query.
 
         query = embed(model, tokenizer, ["how to train a model"], prompt="query")
         search(query, embed(model, tokenizer, texts), k=3)
 
     Args:
-        query: Embeddings of the queries, of shape (N, C) or (C,).
-        texts: Embeddings of the texts, of shape (M, C).
+        query: Embeddings of the queries, of shape (N, C) or (C,), or as in `similarity`.
+        texts: Embeddings of the texts, of shape (M, C), or as in `similarity`.
         k: Number of texts per query.
         method: As in `similarity`.
 
@@ -83,6 +121,20 @@ def search(query: object, texts: object, k: int = 10, method: Similarity = "cosi
             "score": best.values.flatten().numpy(),
         }
     )
+
+
+def embeddings_of(name: str, values: object) -> Tensor | list[Tensor]:
+    """Embeddings as a tensor (N, C), float32, dense or sparse, or as a list of tensors (T, C).
+
+    ValueError: they are not numbers of one or two dimensions.
+    """
+    if isinstance(values, Tensor) and values.layout != torch.strided:
+        return values.detach().float().cpu().to_sparse_coo().coalesce()
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        first = next(iter(values), None)
+        if getattr(first, "ndim", None) == 2:
+            return [matrix(f"{name}[{number}]", rows) for number, rows in enumerate(values)]
+    return matrix(name, values)
 
 
 def matrix(name: str, values: object) -> Tensor:

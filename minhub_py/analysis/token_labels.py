@@ -13,12 +13,14 @@ from reprlib import repr as brief
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
+from torch import Tensor
 
 from minhub_py.analysis.encoders import (
     TEXTS,
+    Input,
+    head_output,
     hidden_states,
     special_tokens_before,
     windows_of_texts,
@@ -120,22 +122,37 @@ def classify_tokens(
     )
 
 
-@torch.inference_mode()
-def tokens_of(
-    model: Encoder,
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    stride: int | None = None,
-    progress: Progress | None = None,
-) -> list[list[LabeledToken]]:
-    """The tokens of each text without special tokens, with the probabilities of their labels."""
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts whose tokens get labels: their tokens without special tokens, without probabilities yet,
+    and the windows that contain them.
+
+    windows: for each of `inputs`, (text, first token of the window, first and end of the tokens that
+    have more context in this window).    before: special tokens before a text.
+    """
+
+    tokens: list[list[LabeledToken]]
+    inputs: list[Input]
+    windows: list[tuple[int, int, int, int]]
+    before: int
+
+    def add(self, window: int, probs: NDArray[np.float32]) -> None:
+        """Add the probabilities (T, labels) of the tokens of a window."""
+        number, start, first, end = self.windows[window]
+        row, probs = self.tokens[number], probs[self.before :]
+        for token in range(first, end):
+            row[token] = replace(row[token], probs=probs[token - start])
+
+
+def labelled_texts(
+    model: Encoder, tokenizer: Tokenizer, texts: Sequence[str], stride: int | None = None
+) -> LabelledTexts:
+    """The tokens of texts, and their windows."""
     settings = model.embedding_settings
     max_length = None if settings is None else settings.max_length
     encoded = windows_of_texts(model, tokenizer, texts, max_length=max_length, stride=stride)
     windows = [(number, *window) for number, (_, part) in enumerate(encoded) for window in part]
-    inputs = [row for _, row, *_ in windows]
-    before, parameter = special_tokens_before(tokenizer), next(model.parameters())
-    results = [
+    tokens = [
         [
             LabeledToken(start, end, np.empty(0), continues)
             for (start, end), continues in zip(
@@ -144,22 +161,34 @@ def tokens_of(
         ]
         for (encoding, _), text in zip(encoded, texts, strict=True)
     ]
-    processed, total = 0, sum(len(row.ids) for row in inputs)
-    for i, x in hidden_states(model, inputs):
-        scores = (
-            model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0]
-            .float()
-            .softmax(dim=1)
-            .cpu()
-        )
-        number, _, start, first, end = windows[i]
-        probs = scores[before:].numpy()
-        for token in range(first, end):
-            results[number][token] = replace(results[number][token], probs=probs[token - start])
+    places = [(number, start, first, end) for number, _, start, first, end in windows]
+    return LabelledTexts(
+        tokens, [row for _, row, *_ in windows], places, special_tokens_before(tokenizer)
+    )
+
+
+def label_probabilities(model: Encoder, x: Tensor) -> NDArray[np.float32]:
+    """The probabilities (T, labels) of the labels of tokens, from hidden states (T, C)."""
+    result: NDArray[np.float32] = head_output(model, x).softmax(dim=1).numpy()
+    return result
+
+
+def tokens_of(
+    model: Encoder,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    stride: int | None = None,
+    progress: Progress | None = None,
+) -> list[list[Token]]:
+    """The tokens of each text without special tokens, with the probabilities of their labels."""
+    labelled = labelled_texts(model, tokenizer, texts, stride)
+    processed, total = 0, sum(len(row.ids) for row in labelled.inputs)
+    for i, x in hidden_states(model, labelled.inputs):
+        labelled.add(i, label_probabilities(model, x))
         processed += len(x)
         if progress is not None:
             progress(processed, total)
-    return results
+    return labelled.tokens
 
 
 def continued(tokenizer: Tokenizer, encoding: Encoding, text: str) -> list[bool]:

@@ -49,10 +49,17 @@ EMBEDDING_FILES = (
     "config_sentence_transformers.json",
     *TRANSFORMER_SETTINGS,
     "1_Pooling/config.json",
+    "1_SpladePooling/config.json",
     *(
-        f"{folder}/{name}"
-        for folder in ("2_Dense", "3_Dense")
+        f"{number}_{kind}/{name}"
+        for number in range(1, 5)
+        for kind in ("Dense", "LayerNorm")
         for name in ("config.json", "model.safetensors", "pytorch_model.bin")
+    ),
+    *(
+        f"{number}_{kind}/config.json"
+        for number in range(1, 6)
+        for kind in ("MultiVectorMask", "Normalize")
     ),
 )
 # In download order, before config.json and the weights: a folder with config.json has all of these,

@@ -2,16 +2,16 @@
 prompts.
 
 `modules.json` lists the modules after each other: a transformer, pooling, dense layers and
-normalization. Module types have three spellings, of old and new releases; only the last part of the
-name is compared.
+normalization. Module types have several spellings, of old and new releases; only the last part of
+the name is compared. `token_modules` reads the modules of sparse embeddings and of vectors per
+token.
 
 Source: the file formats of sentence-transformers 2 to 6 (Reimers & Gurevych, 2019,
 "Sentence-BERT").
 """
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from reprlib import repr as brief
 from types import MappingProxyType
@@ -19,11 +19,19 @@ from typing import Annotated, TypedDict, TypeVar
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from minhub_py.checkpoints.layout import TRANSFORMER_SETTINGS
 from minhub_py.checkpoints.pickles import open_pickle
+from minhub_py.checkpoints.token_modules import (
+    LateInteraction,
+    Splade,
+    TokenVectors,
+    prefixes,
+    read_splade,
+    read_token_vectors,
+)
 from minhub_py.system.shapes import Within, read_json
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
@@ -44,15 +52,21 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "SiLU": F.silu,
 }
+# Modules without an effect on embeddings. LogitScore scores "yes" against "no", as rerank() does.
+IGNORED = ("Transformer", "MLMTransformer", "LogitScore", "Dropout")
+# Modules that are not supported, with the reason.
+UNSUPPORTED = {
+    "StaticEmbedding": "it looks up a vector per token and has no transformer",
+    "SparseStaticEmbedding": "it looks up a weight per token and has no transformer",
+    "Router": "queries and documents pass through separate models",
+    "Asym": "queries and documents pass through separate models",
+    "WeightedLayerPooling": "it combines several layers of the transformer",
+    "SparseAutoEncoder": "it computes sparse embeddings from dense ones",
+    "HierarchicalTokenPooling": "it merges the vectors of similar tokens",
+    "CLIPModel": "it embeds images",
+}
 T = TypeVar("T")
 DENSE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
-ACTIVATION_CLASSES = {
-    "Identity": "torch.nn.modules.linear.Identity",
-    **{
-        name: f"torch.nn.modules.activation.{name}"
-        for name in ("Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
-    },
-}
 
 
 class Module(TypedDict, total=False):
@@ -62,16 +76,18 @@ class Module(TypedDict, total=False):
     path: str
 
 
-class SentenceTransformersSettings(TypedDict, total=False):
+class SentenceTransformersSettings(LateInteraction, total=False):
     """config_sentence_transformers.json."""
 
+    model_type: str
     prompts: dict[str, str]
     default_prompt_name: str
     truncate_dim: Annotated[int, Within(1, 2**24)]
+    max_active_dims: Annotated[int, Within(1, 2**24)]
     similarity_fn_name: str
 
 
-class TransformerSettings(TypedDict, total=False):
+class TransformerSettings(LateInteraction, total=False):
     """sentence_bert_config.json, or another of TRANSFORMER_SETTINGS."""
 
     max_seq_length: float
@@ -96,6 +112,25 @@ class DenseSettings(TypedDict, total=False):
 
     activation_function: str
     use_residual: bool
+    module_input_name: str
+    module_output_name: str
+
+
+class NormalizeSettings(TypedDict, total=False):
+    """The settings of a normalization."""
+
+    module_input_name: str
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """A layer normalization after pooling. weight, bias: (C,) float32."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -119,16 +154,19 @@ class EmbeddingSettings:
 
     pooling: several are concatenated.    has_pooling: whether a module of the repository pools;
     rerankers have none.
-    max_length: in tokens, with special tokens; None: the model's.
+    dense: the layers after pooling.    max_length: in tokens, with special tokens; None: the model's.
     prompts: name -> text before each text.    include_prompt: whether pooling includes the prompt's
     tokens.
+    dimensions: the leading dimensions of embeddings, or the largest weights of sparse embeddings.
     similarity: the repository's `similarity_fn_name`, which only clients of sentence-transformers
     use.
+    splade: of sparse embeddings, whose pooling is "splade".    tokens: of vectors per token, whose
+    pooling is "none".
     """
 
     pooling: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[Dense | LayerNorm, ...] = ()
     normalize: bool = False
     max_length: int | None = None
     lower_case: bool = False
@@ -137,6 +175,8 @@ class EmbeddingSettings:
     dimensions: int | None = None
     similarity: str | None = None
     has_pooling: bool = True
+    splade: Splade | None = None
+    tokens: TokenVectors | None = None
 
 
 def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
@@ -146,109 +186,114 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     """
     if not folder.is_dir() or not (folder / "modules.json").exists():
         return None
-    modules = read_json(folder / "modules.json", list[Module])
-    pooling: tuple[str, ...] = ("mean",)
-    include_prompt, normalize, has_pooling = True, False, False
-    dense: list[Dense] = []
-    for module in modules:
-        kind, path = (module.get("type") or "").rpartition(".")[2], module.get("path") or ""
-        # the latter scores "yes" against "no", as rerank() does
-        if kind in ("Transformer", "LogitScore"):
-            continue
-        if kind == "Pooling":
-            pooling, include_prompt = read_pooling(inside(folder, path) / "config.json")
-            has_pooling = True
-        elif kind == "Dense" and not normalize:
-            dense.append(read_dense(inside(folder, path)))
-        elif kind == "Normalize":
-            normalize = True
-        else:
-            raise ValueError(
-                f"{folder / 'modules.json'} has a module {brief(kind)}, which is not supported"
-            )
-    settings = read_optional(
-        folder / "config_sentence_transformers.json", SentenceTransformersSettings
-    )
+    modules = read_modules(folder)
+    settings = read_optional(folder / "config_sentence_transformers.json", SentenceTransformersSettings)
     files = [folder / name for name in TRANSFORMER_SETTINGS if (folder / name).exists()]
     transformer = read_json(files[-1], TransformerSettings) if files else TransformerSettings()
-    return EmbeddingSettings(
-        pooling=pooling,
-        include_prompt=include_prompt,
-        dense=tuple(dense),
-        normalize=normalize,
+    is_pylate = settings.get("model_type") == "ColBERT"
+    per_token = is_pylate or any(kind == "MultiVectorMask" for kind, _ in modules)
+    result = EmbeddingSettings(
         max_length=max_length(folder, transformer),
         lower_case=bool(transformer.get("do_lower_case")),
-        prompts=MappingProxyType(settings.get("prompts") or {}),
+        prompts=MappingProxyType(prompts_of(settings, per_token)),
         default_prompt=settings.get("default_prompt_name"),
         dimensions=settings.get("truncate_dim"),
         similarity=settings.get("similarity_fn_name"),
-        has_pooling=has_pooling,
+        normalize=is_pylate,
+        has_pooling=False,
+    )
+    mask: Path | None = None
+    level = "token_embeddings" if per_token else "sentence_embedding"
+    for kind, path in modules:
+        result = with_module(result, kind, path, level, folder)
+        if kind == "MultiVectorMask":
+            mask = path / "config.json"
+    if result.splade is not None:
+        result = replace(result, dimensions=settings.get("max_active_dims"))
+    if not per_token:
+        return result
+    vectors = read_token_vectors(
+        mask, transformer, settings, files[-1] if files else folder / "modules.json"
+    )
+    return replace(result, pooling=("none",), has_pooling=True, tokens=vectors)
+
+
+def read_modules(folder: Path) -> list[tuple[str, Path]]:
+    """The kind and the folder of each module in modules.json. ValueError: one is not supported."""
+    file = folder / "modules.json"
+    modules = []
+    for module in read_json(file, list[Module]):
+        kind, path = (module.get("type") or "").rpartition(".")[2], module.get("path") or ""
+        if kind in UNSUPPORTED:
+            raise ValueError(
+                f"{file} has a module {kind}, which is not supported: {UNSUPPORTED[kind]}. Use"
+                " sentence-transformers for this repository"
+            )
+        modules.append((kind, inside(folder, path)))
+    return modules
+
+
+def refuse_modules(folder: Path) -> None:
+    """ValueError: a module of the folder is not supported."""
+    if folder.is_dir() and (folder / "modules.json").exists():
+        read_modules(folder)
+
+
+def with_module(
+    settings: EmbeddingSettings, kind: str, path: Path, level: str, folder: Path
+) -> EmbeddingSettings:
+    """The settings with one more module. level: "sentence_embedding" or "token_embeddings".
+
+    ValueError: the module is not supported, also after the previous modules.
+    """
+    is_first = settings.splade is None and not settings.normalize and not settings.dense
+    if kind in IGNORED or (kind == "MultiVectorMask" and level == "token_embeddings"):
+        return settings
+    if kind == "Pooling" and is_first and level == "sentence_embedding":
+        pooling, include_prompt = read_pooling(path / "config.json")
+        return replace(settings, pooling=pooling, include_prompt=include_prompt, has_pooling=True)
+    if kind == "SpladePooling" and is_first and level == "sentence_embedding":
+        splade = read_splade(path / "config.json")
+        return replace(settings, pooling=("splade",), splade=splade, has_pooling=True)
+    if kind in ("Dense", "LayerNorm") and settings.splade is None:
+        is_pylate = level == "token_embeddings" and settings.normalize
+        if not settings.normalize or is_pylate:
+            layer = read_dense(path, level) if kind == "Dense" else read_layer_norm(path)
+            return replace(settings, dense=(*settings.dense, layer))
+    if kind == "Normalize" and settings.splade is None:
+        normalize = read_optional(path / "config.json", NormalizeSettings)
+        check_level(path / "config.json", normalize.get("module_input_name"), level)
+        return replace(settings, normalize=True)
+    raise ValueError(
+        f"{folder / 'modules.json'} has a module {brief(kind)}, which is not supported"
+        f"{'' if is_first else ' after the modules before it'}"
     )
 
 
-def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
-    """The files of a repository of sentence-transformers with these settings. size: of the hidden
-    states.
-    """
-    modules = [("Transformer", ""), *([("Pooling", "1_Pooling")] if settings.has_pooling else [])]
-    pooling: dict[str, object] = {
-        "word_embedding_dimension": size,
-        "include_prompt": settings.include_prompt,
-    }
-    chosen = {name: mode in settings.pooling for name, mode in OLD_POOLINGS.items()}
-    if (
-        tuple(mode for mode in OLD_POOLINGS.values() if mode in settings.pooling)
-        == settings.pooling
-    ):
-        pooling |= chosen
-    else:  # the old names have no order
-        names = {mode: name.removeprefix("pooling_mode_") for name, mode in OLD_POOLINGS.items()}
-        modes = [names[mode] if mode == "mean_sqrt_len" else mode for mode in settings.pooling]
-        pooling |= {"pooling_mode": modes, "embedding_dimension": size}
-    files: dict[str, object] = {"1_Pooling/config.json": pooling} if settings.has_pooling else {}
-    for number, dense in enumerate(settings.dense, 2):
-        path = f"{number}_Dense"
-        modules.append(("Dense", path))
-        files[f"{path}/config.json"] = {
-            "in_features": dense.weight.size(1),
-            "out_features": dense.weight.size(0),
-            "bias": dense.bias is not None,
-            "activation_function": ACTIVATION_CLASSES[dense.activation],
-            **({"use_residual": True} if dense.residual else {}),
-        }
-        tensors = {"linear.weight": dense.weight.contiguous()}
-        if dense.bias is not None:
-            tensors["linear.bias"] = dense.bias.contiguous()
-        files[f"{path}/model.safetensors"] = save(tensors)
-    if settings.normalize:
-        modules.append(("Normalize", f"{len(modules)}_Normalize"))
-    files["modules.json"] = [
-        {
-            "idx": index,
-            "name": str(index),
-            "path": path,
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for index, (kind, path) in enumerate(modules)
-    ]
-    files["sentence_bert_config.json"] = {
-        "max_seq_length": settings.max_length,
-        "do_lower_case": settings.lower_case,
-    }
-    files["config_sentence_transformers.json"] = {
-        "prompts": dict(settings.prompts),
-        "default_prompt_name": settings.default_prompt,
-        **({} if settings.dimensions is None else {"truncate_dim": settings.dimensions}),
-        **({} if settings.similarity is None else {"similarity_fn_name": settings.similarity}),
-    }
-    return {
-        name: (
-            content
-            if isinstance(content, bytes)
-            else (json.dumps(content, indent=2) + "\n").encode()
+def check_level(path: Path, name: str | None, level: str) -> None:
+    """ValueError: a module reads or writes something else than the embeddings of this level."""
+    if name not in (None, level):
+        raise ValueError(
+            f"{path} has a module that reads or writes {brief(name)}, which is not supported: only"
+            f" {level} is"
         )
-        for name, content in files.items()
-    }
+
+
+def prompts_of(settings: Settings, per_token: bool) -> dict[str, str]:
+    """The prompts of a repository, after PyLate's prefixes. With vectors per token, there always are
+    queries and documents.
+    """
+    prompts = {"query": "", "document": ""} if per_token else {}
+    prompts |= settings.get("prompts") or {}
+    for name, prefix in prefixes(settings).items():
+        prompts[name] = prefix + prompts.get(name, "").removeprefix(prefix)
+    return prompts
+
+
+def prefixes_of(folder: Path) -> list[str]:
+    """PyLate's prefixes of queries and documents in a folder."""
+    file = folder / "config_sentence_transformers.json"
+    return [*prefixes(read_json(file, Settings)).values()] if file.exists() else []
 
 
 def inside(folder: Path, path: str) -> Path:
@@ -290,24 +335,18 @@ def read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
     return tuple(modes) or ("mean",), settings.get("include_prompt") is not False
 
 
-def read_dense(folder: Path) -> Dense:
+def read_dense(folder: Path, level: str) -> Dense:
     """A dense layer. ValueError: its activation is unknown; FileNotFoundError: its weights are
     missing.
     """
-    settings = read_json(folder / "config.json", DenseSettings)
+    file = folder / "config.json"
+    settings = read_json(file, DenseSettings)
+    for key in ("module_input_name", "module_output_name"):
+        check_level(file, settings.get(key), level)  # type: ignore[arg-type]
     name = (settings.get("activation_function") or "Tanh").rpartition(".")[2]
     if name not in ACTIVATIONS:
-        raise ValueError(
-            f"{folder / 'config.json'} has activation {brief(name)}, which is not supported"
-        )
-    path = next((folder / file for file in DENSE_WEIGHTS if (folder / file).exists()), None)
-    if path is None:
-        raise FileNotFoundError(
-            f"{folder} has no {' or '.join(DENSE_WEIGHTS)}: download the repository again"
-        )
-    tensors = load_file(path) if path.suffix == ".safetensors" else open_pickle(path)
-    if "linear.weight" not in tensors:
-        raise ValueError(f"{path} has no linear.weight: download the repository again")
+        raise ValueError(f"{file} has activation {brief(name)}, which is not supported")
+    tensors = read_layer(folder, "linear.weight")
     bias = tensors.get("linear.bias")
     return Dense(
         tensors["linear.weight"].float(),
@@ -315,3 +354,23 @@ def read_dense(folder: Path) -> Dense:
         name,
         bool(settings.get("use_residual")),
     )
+
+
+def read_layer_norm(folder: Path) -> LayerNorm:
+    """A layer normalization. FileNotFoundError: its weights are missing."""
+    tensors = read_layer(folder, "norm.weight", "norm.bias")
+    return LayerNorm(tensors["norm.weight"].float(), tensors["norm.bias"].float())
+
+
+def read_layer(folder: Path, *names: str) -> Mapping[str, Tensor]:
+    """The weights of a module. FileNotFoundError, ValueError: they are missing."""
+    path = next((folder / file for file in DENSE_WEIGHTS if (folder / file).exists()), None)
+    if path is None:
+        raise FileNotFoundError(
+            f"{folder} has no {' or '.join(DENSE_WEIGHTS)}: download the repository again"
+        )
+    tensors = load_file(path) if path.suffix == ".safetensors" else open_pickle(path)
+    for name in names:
+        if name not in tensors:
+            raise ValueError(f"{path} has no {name}: download the repository again")
+    return tensors

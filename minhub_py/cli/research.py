@@ -205,7 +205,26 @@ def plot_words(
 @texts_argument
 @jobs.table_options()
 @click.option(
-    "--layer", default=-1, show_default=True, help="Layer; 0 is the embeddings, -1 the last layer."
+    "--layer",
+    default="-1",
+    show_default=True,
+    metavar="N",
+    help=(
+        "Layer; 0 is the embeddings, -1 the last layer. With --words also several, separated by"
+        " commas."
+    ),
+)
+@click.option(
+    "--words",
+    is_flag=True,
+    help="An embedding of each word in its context: the mean of its tokens.",
+)
+@click.option(
+    "--combine",
+    type=click.Choice(["join", "mean"]),
+    default="join",
+    show_default=True,
+    help="With --words: join the vectors of several layers, or average them.",
 )
 @click.option(
     "--pool",
@@ -214,6 +233,14 @@ def plot_words(
         "Pooling of the tokens' hidden states: their mean, the last or the first (cls) token's, or "
         "their maximum.  [default: the model's, with its dense layers and normalization; "
         "otherwise mean]"
+    ),
+)
+@click.option(
+    "--sparse",
+    is_flag=True,
+    help=(
+        "Sparse embeddings (SPLADE): the weights of tokens of the vocabulary, in one row per token."
+        " MODEL is a masked language model."
     ),
 )
 @click.option(
@@ -227,7 +254,7 @@ def plot_words(
 @click.option(
     "--dimensions",
     type=click.IntRange(min=1),
-    help="Number of leading dimensions to keep.  [default: all]",
+    help="Number of leading dimensions, or with --sparse of largest weights, to keep.  [default: all]",
 )
 @click.option(
     "--normalize/--no-normalize",
@@ -239,8 +266,11 @@ def plot_words(
 def embed(
     model: str,
     texts: tuple[str, ...],
-    layer: int,
+    layer: str,
+    words: bool,
+    combine: str,
     pool: str | None,
+    sparse: bool,
     prompt: str | None,
     dimensions: int | None,
     normalize: bool | None,
@@ -258,22 +288,50 @@ def embed(
       minhub embed MODEL "A cat." "A dog." --json
       minhub embed gpt2 in.csv --out vectors.parquet
       minhub embed MODEL in.csv --prompt query --out v.npy
+      minhub embed MODEL "A cat." --sparse
+      minhub embed MODEL in.csv --words --layer 5,6 --out words.parquet
 
     With --out, the new column `embedding` contains lists or, in .csv and .tsv files, there is one
     column per dimension: embedding_1, embedding_2 and so on. A .npy file contains only the
-    embeddings, as a float32 matrix with one row per text. By default, text encoders follow the
-    settings of their sentence-transformers repository.
+    embeddings, as a float32 matrix with one row per text. With --sparse, the output has one row per
+    token of a text's embedding, the largest weight first, with the new columns token and weight.
+    With --words, it has one row per word, with the new columns word_n, word and embedding. By
+    default, text encoders follow the settings of their sentence-transformers repository.
 
     See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
-    settings = {
-        "layer": layer,
-        "pool": pool,
-        "prompt": prompt,
-        "dimensions": dimensions,
-        "normalize": normalize,
-    }
+    layers = parse_layers(layer)
+    settings: dict[str, Any] = {"prompt": prompt, "dimensions": dimensions, "normalize": normalize}
+    if words:
+        exclude("words", "sparse", "pool", "prompt", "dimensions", "normalize")
+        settings = {"layers": layers, "combine": combine}
+        jobs.run("embed_words", model, texts, table, settings, loading, as_json)
+        return
+    if is_set("combine") or len(layers) > 1:
+        raise click.UsageError("--combine and several layers are for words: add --words.")
+    if sparse:
+        exclude("sparse", "layer", "pool")
+        jobs.run("embed_sparse", model, texts, table, settings, loading, as_json)
+        return
+    settings |= {"layer": layers[0], "pool": pool}
     jobs.run("embed", model, texts, table, settings, loading, as_json)
+
+
+def parse_layers(text: str) -> list[int]:
+    """The layers of --layer. UsageError: not whole numbers."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise click.UsageError(
+            f"--layer must be a whole number, not {text!r}; with --words also several, such as 5,6."
+        ) from None
+
+
+def exclude(name: str, *others: str) -> None:
+    """UsageError: another option is set, too."""
+    for other in others:
+        if is_set(other):
+            raise click.UsageError(f"--{other} and --{name} exclude each other: remove one.")
 
 
 @click.command(cls=Command)

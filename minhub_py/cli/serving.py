@@ -193,6 +193,7 @@ def serve(
     Adapters share the weights of MODEL. Requests name an adapter as NAME or as MODEL+NAME.
 
     A text encoder answers embeddings (/v1/embeddings, /api/embed), and a cross-encoder /v1/rerank.
+    Heads answer /predict (classification), /fill-mask and /embed_sparse (masked language models).
 
     With --cached, the models in the local cache are loaded by the requests that name them, and
     unloaded when they are idle. If a limit is reached, the model that was idle for the longest time

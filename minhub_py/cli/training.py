@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 TRAINABLE = [name for name, entry in ENTRIES.items() if entry.architecture.trainable]
 # commands for objectives without generation
-USES = {"labels": ("classify", "TEXT"), "masked": ("embed", "FILE")}
+USES = {
+    "labels": ("classify", "TEXT"),
+    "masked": ("embed", "FILE"),
+    "pairs": ("embed", "FILE"),
+    "triplets": ("embed", "FILE"),
+}
 POSITIVE = click.IntRange(min=1)
 
 
@@ -114,11 +119,22 @@ POSITIVE = click.IntRange(min=1)
         ),
         click.option(
             "--objective",
-            type=click.Choice(["chat", "completion", "preference", "labels", "masked", "text"]),
+            type=click.Choice(
+                [
+                    "chat",
+                    "completion",
+                    "preference",
+                    "labels",
+                    "pairs",
+                    "triplets",
+                    "masked",
+                    "text",
+                ]
+            ),
             metavar="NAME",
             help=(
-                "Objective of files with examples: chat, completion, preference, labels, masked "
-                "or text.  [default: decided by their columns]"
+                "Objective of files with examples: chat, completion, preference, labels, pairs, "
+                "triplets, masked or text.  [default: decided by their columns]"
             ),
         ),
         na_option(),
@@ -128,6 +144,19 @@ POSITIVE = click.IntRange(min=1)
             help=(
                 "Beta of DPO (preference): larger values stay closer to the reference.  "
                 "[default: 0.1]"
+            ),
+        ),
+        click.option(
+            "--scale",
+            type=float,
+            help="Factor of the cosine of text embeddings (pairs, triplets).  [default: 20]",
+        ),
+        click.option(
+            "--margin",
+            type=float,
+            help=(
+                "Triplets: the least difference of the distances of anchor and negative, and of "
+                "anchor and positive, instead of in-batch negatives."
             ),
         ),
         click.option(
@@ -310,8 +339,8 @@ def train(
     Files with examples (.jsonl, .json, .csv, .tsv, .parquet) need --from. Their columns decide the
     objective: messages, conversations (ShareGPT), or instruction, input and output (Alpaca) for
     chats, with the loss on the replies only; prompt and completion; prompt, chosen and rejected
-    (DPO, with --lora); text and label (classification, or regression); text (masked words, with an
-    encoder).
+    (DPO, with --lora); text and label (classification, or regression); anchor, positive and
+    optionally negative (text embeddings); text (masked words, with an encoder).
 
     Options marked with * can change when a run is resumed.
     """

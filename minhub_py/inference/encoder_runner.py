@@ -143,18 +143,26 @@ class TorchEncoder:
 
     @torch.inference_mode()
     def hidden_states(
-        self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+        self,
+        texts: Sequence[Sequence[int]],
+        types: Sequence[Sequence[int]] | None = None,
+        attended: Sequence[int] | None = None,
     ) -> Tensor:
-        """See `EncoderRunner`."""
+        """See `EncoderRunner`. attended: the number of first tokens of each text that its tokens
+        attend to; default: all.
+        """
         check_texts(self.model, texts, types)
         device = next(self.model.parameters()).device
         pad = getattr(self.model.config, "pad_token_id", None) or 0
         idx = padded(texts, pad).to(device)
         mask = padded([[1] * len(ids) for ids in texts], 0).to(device)
+        visible = mask if attended is None else first_tokens(attended, idx)
         token_types = None if types is None else padded(types, 0).to(device)
         model, context = in_eval_mode(self.model)
         with context():
-            x: Tensor = model.hidden_states(idx, mask if mask.min() == 0 else None, token_types)
+            x: Tensor = model.hidden_states(
+                idx, visible if visible.min() == 0 else None, token_types
+            )
         return x[mask.bool()].float().cpu()
 
 
@@ -162,6 +170,12 @@ def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     """Rows of different lengths as one tensor, filled with `value` at the end."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
+
+
+def first_tokens(counts: Sequence[int], idx: Tensor) -> Tensor:
+    """A mask (B, T) of the first `counts` tokens of each row of idx."""
+    positions = torch.arange(idx.size(1), device=idx.device)
+    return (positions < torch.tensor(counts, device=idx.device).unsqueeze(1)).long()
 
 
 def check_texts(

@@ -14,6 +14,8 @@ RECEIVERS = {
     "words": "minhub_py.analysis.surprisal.word_logprobs",
     "words_by": "minhub_py.analysis.surprisal.word_logprobs",
     "embed": "minhub_py.analysis.embeddings.embed",
+    "embed_sparse": "minhub_py.analysis.embeddings.embed",
+    "embed_words": "minhub_py.analysis.word_embeddings.word_embeddings",
     "annotate": "minhub_py.analysis.annotate.annotate",
 }
 

@@ -317,8 +317,50 @@ def embed(
     """The embedding of each text. Numbers have the fewest digits that identify a float32 value."""
     from minhub_py.analysis.embeddings import embed as embed_texts
 
-    vectors = embed_texts(model, tokenizer, [text.text for text in texts], **settings).numpy()
-    return [[{"embedding": [float(str(number)) for number in vector]}] for vector in vectors]
+    vectors = embed_texts(model, tokenizer, [text.text for text in texts], **settings)
+    if isinstance(vectors, list):
+        raise ValueError(
+            "the model has one vector per token (ColBERT), which a table cannot contain: use embed()"
+            " in Python, or text_embeddings() in R"
+        )
+    if vectors.is_sparse:
+        raise ValueError("the model has sparse embeddings (SPLADE): add --sparse")
+    return [
+        [{"embedding": [float(str(number)) for number in vector]}] for vector in vectors.numpy()
+    ]
+
+
+def embed_sparse(
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+) -> list[Results]:
+    """The tokens of the sparse embedding of each text, and their weights, the largest first."""
+    from minhub_py.analysis.embeddings import embed as embed_texts
+    from minhub_py.analysis.tokens import token_strings
+
+    rows = [text.text for text in texts]
+    vectors = embed_texts(model, tokenizer, rows, pool="splade", **settings)
+    results: list[Results] = []
+    for vector in vectors:
+        weights, order = vector.coalesce().values().sort(descending=True)
+        tokens = token_strings(tokenizer, vector.coalesce().indices()[0][order].tolist())
+        values = zip(tokens, plain(weights.numpy()), strict=True)
+        results.append([{"token": token, "weight": weight} for token, weight in values])
+    return results
+
+
+def embed_words(
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+) -> list[Results]:
+    """The words of each text and their embeddings."""
+    from minhub_py.analysis.word_embeddings import word_embeddings
+
+    columns, vectors = word_embeddings(model, tokenizer, [text.text for text in texts], **settings)
+    results: list[Results] = [[] for _ in texts]
+    rows = zip(columns["text"], columns["word_n"], columns["word"], vectors.numpy(), strict=True)
+    for number, word_n, word, vector in rows:
+        embedding = [float(str(value)) for value in vector]
+        results[number].append({"word_n": int(word_n) + 1, "word": word, "embedding": embedding})
+    return results
 
 
 def activations(
@@ -670,6 +712,12 @@ ACTIVATIONS = (
     Column("token", "string"),
     Column("activation", "vector"),
 )
+EMBED_WORDS = (
+    Column("word_n", "int64"),
+    Column("word", "string"),
+    Column("embedding", "vector"),
+)
+SPARSE = (Column("token", "string"), Column("weight", "float64"))
 MASKED = (
     Column("mask_n", "int64"),
     Column("token", "string"),
@@ -717,6 +765,8 @@ TASKS: Mapping[str, Task] = {
     "embed": Task(
         embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"
     ),
+    "embed_sparse": Task(embed_sparse, SPARSE, 256, "Embedding", exact=False, models="encoders"),
+    "embed_words": Task(embed_words, EMBED_WORDS, 64, "Embedding", exact=False, models="all"),
     "activations": Task(activations, ACTIVATIONS, 64, "Computing", exact=False, models="all"),
     "classify": Task(
         classify, (), 256, "Classifying", models="encoders", more_columns=classification

@@ -11,6 +11,7 @@ from typing import Literal
 import weights_map
 from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import checkpoint_at
+from minhub_py.checkpoints.sentence_transformers import refuse_modules
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.loading.adapters.loading import (
     DEFAULT_ADAPTER,
@@ -111,6 +112,7 @@ def open_files(
             token=token,
             local_files_only=local_files_only,
         )
+    refuse_modules(location)
     checkpoint = checkpoint_at(location)
     if checkpoint.config is None:
         architecture, config = described_by_shapes(checkpoint)

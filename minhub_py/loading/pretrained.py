@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 import weights_map
 from minhub_py.checkpoints import local
+from minhub_py.checkpoints.embedding_files import embedding_files
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
-from minhub_py.checkpoints.sentence_transformers import embedding_files, read_embedding_settings
+from minhub_py.checkpoints.sentence_transformers import read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.distributed.process_group import ProcessGroup, connect

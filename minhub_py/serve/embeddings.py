@@ -20,8 +20,9 @@ from starlette.responses import Response
 from torch import Tensor
 
 from minhub_py.analysis.classify import rerank as rerank_texts
-from minhub_py.analysis.embeddings import embed, prompt_of, truncated_inputs, truncates
-from minhub_py.analysis.encoders import Input, finished, inputs_of, pooled
+from minhub_py.analysis.embeddings import embed, prompt_of, truncates
+from minhub_py.analysis.encoders import Input, head_output, inputs_of, truncated_inputs
+from minhub_py.checkpoints.pooling import finished, pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.serve import known_fields
@@ -96,10 +97,12 @@ async def encode_texts(
     texts: Sequence[str | list[int]],
     prompt_name: str | None = None,
     truncate: bool = False,
+    field: str = "input",
 ) -> list[Input]:
     """The input of each text. Token IDs are used without prompt and special tokens.
 
-    truncate: shorten texts that are too long; otherwise they are rejected.
+    truncate: shorten texts that are too long; otherwise they are rejected.    field: the name of
+    the texts in the request.
     """
     settings = settings_of(served)
     try:
@@ -114,12 +117,12 @@ async def encode_texts(
         lists = [encode(served.tokenizer, prompt + text, release_gil=True) for text in group]
         return [Input(ids[:limit], [], removed=max(len(ids) - limit, 0)) for ids in lists]
 
-    names = ["input"] if len(texts) == 1 else [f"input[{index}]" for index in range(len(texts))]
+    names = [field] if len(texts) == 1 else [f"{field}[{index}]" for index in range(len(texts))]
     for name, text in zip(names, texts, strict=True):
         if not truncate and isinstance(text, str):
             served.check_characters(len(text), name)
     rows = iter(
-        await tokenized(served, [text for text in texts if isinstance(text, str)], encoded, "input")
+        await tokenized(served, [text for text in texts if isinstance(text, str)], encoded, field)
     )
     inputs = []
     for name, text in zip(names, texts, strict=True):
@@ -182,6 +185,7 @@ async def embed_inputs(
     normalize: divide embeddings by their length, also after a reduction to `dimensions`.
     """
     settings = settings_of(served)
+    check_dense(served, settings)
     # A repository that normalizes need not do so twice.
     again = normalize and (
         not settings.normalize or dimensions is not None or settings.dimensions is not None
@@ -199,6 +203,19 @@ async def embed_inputs(
     if served.is_encoder:
         return await run_encoder(served, inputs, vector)
     return await run_decoder(served, vector_of_decoder, [list(row.ids) for row in inputs])
+
+
+def check_dense(served: ServedModel, settings: EmbeddingSettings) -> None:
+    """RequestError: the repository has sparse embeddings, or one vector per token."""
+    if settings.splade is not None:
+        raise invalid(f"{served.name} has sparse embeddings: use /embed_sparse", "model", "task")
+    if settings.tokens is not None:
+        raise invalid(
+            f"{served.name} has one vector per token (ColBERT), which the server does not compute:"
+            " use embed() in Python",
+            "model",
+            "task",
+        )
 
 
 async def run_decoder(
@@ -415,14 +432,9 @@ async def relevance(
         return list(inputs_of(served.model, served.tokenizer, *pairs, max_length=max_length))
 
     inputs = await tokenized(served, documents, encoded, name)
-    parameter = next(served.model.parameters())
 
     def score(x: Tensor, _: Input) -> float:
-        value = (
-            served.model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0]
-            .float()
-            .cpu()
-        )
+        value = head_output(served.model, x)
         return float(str(finite(value if raw else value.sigmoid())[0]))
 
     return await run_encoder(served, inputs, score), sum(len(row.ids) for row in inputs)

@@ -25,6 +25,9 @@ PAGE_FILES = {
     for path in sorted(PAGE.iterdir())
     if path.suffix in MEDIA_TYPES
 }
+# Routes of Text Embeddings Inference, and its types of errors by status.
+TEI_ROUTES = ("predict", "embed_sparse", "similarity", "fill-mask")
+TEI_ERRORS = {429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")  # a Host header
 ACQUIRED = "minhub.models"  # key of a request's scope
 # paths without an API key
@@ -166,6 +169,8 @@ def format_error(path: str, error: RequestError) -> dict[str, object]:
         return format_anthropic_error(error)
     if path.startswith("/v2/"):  # Cohere
         return {"message": error.message}
+    if path.rpartition("/")[2] in TEI_ROUTES:
+        return {"error": error.message, "error_type": TEI_ERRORS.get(error.status, "Validation")}
     types = {
         401: "authentication_error",
         403: "permission_error",

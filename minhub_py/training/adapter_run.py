@@ -180,10 +180,11 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def save(model: LanguageModel, folder: Path, tokenizer_files: Mapping[str, bytes]) -> None:
-    """Write the adapter and the tokenizer."""
+def save(model: LanguageModel, folder: Path, companions: Mapping[str, bytes]) -> None:
+    """Write the adapter and further files, such as the tokenizer."""
     save_adapter(model, folder)
-    for name, content in tokenizer_files.items():
+    for name, content in companions.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
 
 

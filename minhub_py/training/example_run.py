@@ -21,19 +21,22 @@ from minhub_py.models.registry import Architecture
 from minhub_py.system.formats import read_columns
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import setting
+from minhub_py.training import contrastive
 from minhub_py.training.adapter_run import invocation_of
 from minhub_py.training.checkpoint import RunFolder
-from minhub_py.training.examples import ExampleEncoder, is_table, labels_in, prepare_examples
+from minhub_py.training.examples import EMBEDDING, ExampleEncoder, is_table, labels_in, prepare_examples
 from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
 from minhub_py.training.rows import form_of
-from minhub_py.training.settings import Settings
+from minhub_py.training.settings import ENCODER_OBJECTIVES, Settings
 
 BATCH, EPOCHS = 8, 4
 RATES = {
     "preference": 1e-5,
     "labels": 5e-5,
     "masked": 5e-5,
+    "pairs": 2e-5,
+    "triplets": 2e-5,
 }  # peak learning rates; of adapters, except preference: LORA_RATE
 
 
@@ -63,11 +66,19 @@ def with_objective(
             form_of(list(read_columns(tables[0])), tables[0]).objective if tables else "text"
         )
         objective = "masked" if objective == "text" and is_encoder else objective
-    if is_encoder and objective not in ("labels", "masked"):
+    if is_encoder and objective not in ENCODER_OBJECTIVES:
         raise ValueError(
-            f"{settings.start} is a text encoder: it needs examples with text and label, or only"
-            " text"
+            f"{settings.start} is a text encoder: it needs examples with text and label, with"
+            " anchor and positive, or only text"
         )
+    if objective in EMBEDDING:
+        if settings.accumulate > 1:
+            raise ValueError(
+                f"{setting('accumulate')} does not support {objective}, whose texts are compared"
+                " within a micro-batch: remove it"
+            )
+        assert start is not None
+        contrastive.settings_of(start)  # raises errors before the rows are read
     return dataclasses.replace(settings, objective=objective)
 
 
@@ -84,7 +95,10 @@ def encode_examples(
     objective = str(settings.objective)
     labels = labels_in(paths, settings.na) if objective == "labels" else []
     template = chat_template_of(start.checkpoint, tokenizer)
-    eos = None if objective in ("labels", "masked") else eos_of(start.config, template)
+    eos = None if objective in ENCODER_OBJECTIVES else eos_of(start.config, template)
+    context = settings.context or 0
+    if objective in EMBEDDING:
+        context = contrastive.write_settings(folder, start, context)
     if objective in ("chat", "completion", "preference") and (
         eos is None or not end_tokens(template)
     ):
@@ -96,7 +110,7 @@ def encode_examples(
         tokenizer,
         template,
         eos,
-        settings.context or 0,
+        context,
         invocation_of(settings.lora, start, tokenizer),
     )
     examples = prepare_examples(
@@ -156,7 +170,7 @@ def with_defaults(
         else min(BATCH, max(1, examples["train"]))
     )
     changes: dict[str, Any] = {"batch": batch}
-    if "accumulate" not in requested:
+    if "accumulate" not in requested and settings.objective not in EMBEDDING:
         changes["accumulate"] = parts_of(batch, examples["length"], most)
     if "steps" not in requested:
         epochs = settings.epochs or EPOCHS

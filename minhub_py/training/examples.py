@@ -6,6 +6,7 @@ The columns of a file decide the objective, and rows are converted to its column
     prompt, completion              completion: loss on the completion only
     prompt, chosen, rejected        preference: two sequences per example; without `prompt`, lists of messages
     text, label                     labels: classification, or regression if the labels are numbers with a decimal point
+    anchor, positive                pairs: text embeddings; with negative, triplets (contrastive.py)
     text                            text: loss on all tokens; masked words with an encoder
 
 With a column `keep`, the rows whose value is true keep the answers of the model: their loss is the
@@ -45,7 +46,8 @@ from minhub_py.training.errors import reading
 from minhub_py.training.rows import VARIABLES, Row, form_of, parsed
 from minhub_py.training.units import LossUnit, loss_unit
 
-SEQUENCES = {"preference": 2}  # per example; default: 1
+SEQUENCES = {"preference": 2, "pairs": 2, "triplets": 3}  # per example; default: 1
+EMBEDDING = {"pairs": ("anchor", "positive"), "triplets": ("anchor", "positive", "negative")}
 KEEPING = ("chat", "completion", "text")  # objectives whose rows can have `keep`
 # which are used with any template
 MESSAGE_KEYS = {"role", "content", "weight", "name", "tool_calls", "tool_call_id"}
@@ -292,6 +294,9 @@ class ExampleEncoder:
             self.note_unused(row, "prompt", "chosen", "rejected", *VARIABLES)
             before = row.get("prompt") or []
             return [self.chat([*before, *side], row) for side in sides]
+        if objective in EMBEDDING:
+            self.note_unused(row, *EMBEDDING[objective])
+            return [self.embedded(text(row, name)) for name in EMBEDDING[objective]]
         self.note_unused(row, *(("text", "label") if objective == "labels" else ("text",)))
         if objective == "masked":  # special tokens are not masked, as in BERT
             with working(self.tokenizer):
@@ -342,6 +347,16 @@ class ExampleEncoder:
             is_read = any(re.search(rf"\b{re.escape(name)}\b", self.sources) for name in names)
             if message[key] is not None and not is_read:
                 self.unused[f"{key} of messages"] = None
+
+    def embedded(self, text: str) -> Encoded:
+        """A text of an embedding, with special tokens also after a truncation."""
+        with working(self.tokenizer):
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+            room = max(self.context - self.tokenizer.num_special_tokens_to_add(False), 0)
+            is_longer = len(encoding.ids) > room
+            encoding.truncate(room)
+            ids = self.tokenizer.post_process(encoding).ids
+        return Encoded(ids, [True] * len(ids), is_longer)
 
     def limited(self, ids: list[int], targets: list[bool]) -> Encoded:
         """A sequence of at most `context` + 1 tokens."""
@@ -398,7 +413,7 @@ def prepare_examples(
     keep_flags: list[bool] = []
     size = sum(path.stat().st_size for path in paths)
     # nothing predicts the first token of a text
-    first = 0 if objective in ("labels", "masked") else 1
+    first = 0 if objective in ("labels", "masked", *EMBEDDING) else 1
     dropped = empty = 0
     for path, number, row in read_examples(paths, objective, na):
         with describing(path, number):

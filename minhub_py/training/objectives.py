@@ -33,7 +33,8 @@ from minhub_py.models.steps import Logits
 from minhub_py.system.confusion import confusion_of, f1_of
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import HeldOutMeasures
-from minhub_py.training.examples import ExampleCorpus, Examples
+from minhub_py.training.contrastive import embeddings, margin_loss, ranking_loss
+from minhub_py.training.examples import EMBEDDING, ExampleCorpus, Examples
 from minhub_py.training.memory import groups_of, recomputed
 from minhub_py.training.optimizer import random_seed
 from minhub_py.training.packing import (
@@ -90,7 +91,7 @@ class ExampleTask:
     mask_id, vocab_size: for masked words.    packed: whether texts are computed without padding
     (packing.py).
     invocation: of an activated adapter.    skipped: whether the tokens before it need no gradients
-    (packing.py).
+    (packing.py).    scale, margin: of pairs and triplets (contrastive.py).
     """
 
     def __init__(
@@ -111,6 +112,8 @@ class ExampleTask:
         packed: bool = False,
         invocation: Invocation | None = None,
         skipped: bool = False,
+        scale: float = 20.0,
+        margin: float | None = None,
     ) -> None:
         self.objective, self.train, self.held_out = objective, train, held_out
         self.batch, self.micro_batch, self.seed, self.max_tokens = (
@@ -122,6 +125,7 @@ class ExampleTask:
         self.beta, self.keep_weight = beta, keep_weight
         self.classes, self.mask_id, self.vocab_size = classes, mask_id, vocab_size
         self.packed, self.invocation, self.skipped = packed, invocation, skipped
+        self.scale, self.margin = scale, margin
 
     def numbers(self, step: int) -> list[int]:
         """The examples of a step: each epoch is another permutation, which depends on the seed and
@@ -244,6 +248,12 @@ class ExampleTask:
             if self.classes:
                 return F.cross_entropy(scores, batch.labels.long(), reduction="sum")
             return F.mse_loss(scores[:, 0], batch.labels.float(), reduction="sum")
+        if self.objective in EMBEDDING:
+            vectors = embeddings(model, batch.idx, batch.mask)
+            texts = vectors.view(-1, self.train.per_example, vectors.size(1)).unbind(dim=1)
+            if self.margin is not None:
+                return margin_loss(*texts, self.margin)
+            return ranking_loss(texts[0], texts[1:], self.scale)
         if self.objective == "masked":
             assert batch.labels is not None
             encoder = cast("Encoder", model)
@@ -438,6 +448,8 @@ def example_task(
         packed=supports_packing(model),
         invocation=model.invocation,
         skipped=not settings.checkpointing and supports_skipping(model),
+        scale=settings.scale,
+        margin=settings.margin,
     )
 
 

@@ -7,12 +7,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 import weights_map
+from minhub_py.checkpoints.embedding_files import embedding_files
 from minhub_py.checkpoints.tokenizers.tokenizer import encode_prompt, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.config import with_older_rope
 from minhub_py.training import adapter_run
+from minhub_py.training.contrastive import embedding_size
 
 
 def write_model(
@@ -27,16 +29,17 @@ def write_model(
     model_type: of the weight table.    state: the native tensors; empty for an adapter, which is
     written as it is.
     """
+    companions = dict(tokenizer_files(tokenizer))
+    if model.embedding_settings is not None:
+        companions |= embedding_files(model.embedding_settings, embedding_size(model))
     if not state:
-        adapter_run.save(model, folder, tokenizer_files(tokenizer))
+        adapter_run.save(model, folder, companions)
         return
     tensors = weights_map.to_hub(model_type, state, model.config)
     hub_config = {**with_older_rope(model.config, model.config.to_hub()), "dtype": "float32"}
     # a single file can be replaced atomically
     size = sum(tensor.nbytes for tensor in state.values()) + 1
-    write_checkpoint(
-        folder, tensors, hub_config, companions=tokenizer_files(tokenizer), max_shard_size=size
-    )
+    write_checkpoint(folder, tensors, hub_config, companions=companions, max_shard_size=size)
 
 
 def sample_text(

@@ -26,7 +26,7 @@ from minhub_py.training import adapter_run, example_run, memory
 from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.data import CorpusText, split_at_words
 from minhub_py.training.errors import read_object
-from minhub_py.training.examples import KEEPING
+from minhub_py.training.examples import EMBEDDING, KEEPING
 from minhub_py.training.settings import CONTEXT, Settings
 
 # of an adapter; 10 times the rate of full fine-tuning, as in trl's "LoRA without regret"
@@ -117,6 +117,11 @@ def check_effect(settings: Settings, requested: Collection[str], *, kept: bool =
     """
     requirements = {
         "beta": (settings.objective == "preference", "preference pairs (prompt, chosen, rejected)"),
+        "scale": (
+            settings.objective in EMBEDDING and settings.margin is None,
+            "pairs or triplets (anchor, positive, negative) and in-batch negatives",
+        ),
+        "margin": (settings.objective == "triplets", "triplets (anchor, positive, negative)"),
         "keep_weight": (
             kept and settings.objective in KEEPING and settings.start is not None,
             "rows whose column keep is true",

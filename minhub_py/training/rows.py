@@ -6,6 +6,7 @@
     conversations                   ShareGPT: messages with `from` and `value`; also system, tools
     instruction, input, output      Alpaca: one question and its reply; also system, history
     text, label                     classification or regression
+    anchor, positive                texts that are similar; with negative, a text that is not similar to the anchor
     text                            plain text
 
 Sources: https://platform.openai.com/docs/guides/supervised-fine-tuning,
@@ -138,6 +139,8 @@ FORMS = (
     Form("chat", ("conversations",), "conversations (ShareGPT)", from_sharegpt),
     Form("labels", ("text", "label"), "text and label"),
     Form("chat", ("instruction", "output"), "instruction, input and output (Alpaca)", from_alpaca),
+    Form("triplets", ("anchor", "positive", "negative"), "anchor, positive and negative"),
+    Form("pairs", ("anchor", "positive"), "anchor and positive"),
     Form("text", ("text",), "text"),
 )
 

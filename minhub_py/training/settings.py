@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
     from minhub_py.models.base import ModelConfig
 
 CONTEXT = 128  # default context length in tokens
+# Objectives of text encoders. Those after the first two are also for decoders.
+ENCODER_OBJECTIVES = ("labels", "masked", "pairs", "triplets")
 
 # Settings that can change when a run is resumed, because neither the model nor the data depend on
 # them.
@@ -78,11 +80,15 @@ class Settings:
     lora: Mapping[str, object] = field(default_factory=dict)
     # with lora: "int8" or "nf4" stores the frozen weights in 8 or 4 bits
     quantize: str | None = None
-    # chat, completion, preference, labels, masked or text; None: decided by the columns of the
-    # files (examples.py)
+    # chat, completion, preference, labels, pairs, triplets, masked or text; None: decided by the
+    # columns of the files (examples.py)
     objective: str | None = None
     na: Sequence[str] = NA  # values of .csv and .tsv files that are missing if they have no quotes
     beta: float = limited(0.1, 0.0, 100.0)  # of DPO, for preference pairs
+    # of pairs and triplets: factor of the cosine (contrastive.py)
+    scale: float = limited(20.0, 1e-3, 1e6)
+    # of triplets: least difference of the distances, instead of in-batch negatives; None: none
+    margin: float | None = limited(None, 0.0, 1e6)
     # of the divergence of rows with `keep`; other rows have weight 1
     keep_weight: float = limited(10.0, 0.0, 1e6)
     # with start: passes over the data, instead of steps; default: 4
@@ -213,10 +219,8 @@ class Settings:
         is set.
         """
         self._check_architecture(architecture)
-        if architecture.model_class(config).encoder_only and self.objective not in (
-            "labels",
-            "masked",
-        ):
+        is_encoder = architecture.model_class(config).encoder_only
+        if is_encoder and self.objective not in ENCODER_OBJECTIVES:
             raise ValueError(
                 f"{self.start}: {train_call()} needs a model that predicts the next token, without "
                 "bidirectional attention or a classification head: use a PyTorch loop"
@@ -241,12 +245,12 @@ class Settings:
         return changed(config, dict.fromkeys(names, self.dropout) | dict(self.config))
 
     def _check_architecture(self, architecture: Architecture) -> None:
-        if self.objective in ("labels", "masked"):
+        if self.objective in ENCODER_OBJECTIVES:
             return
         if not architecture.trainable and architecture.is_encoder:
             raise ValueError(
                 f"{self.start or architecture.name}: an encoder predicts no next token;"
-                f" {train_call()} fine-tunes one (start) with the objective masked or labels"
+                f" {train_call()} fine-tunes one (start) with the objective masked, labels, pairs or triplets"
             )
         if not architecture.trainable:
             raise ValueError(
@@ -314,6 +318,8 @@ class TrainSettings(ResumeSettings, total=False):
     objective: str | None
     na: Sequence[str]
     beta: float
+    scale: float
+    margin: float | None
     keep_weight: float
     epochs: float | None
     checkpointing: bool

@@ -26,12 +26,12 @@ from minhub_py.distributed import environment
 from minhub_py.loading.files import ModelFiles
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call
-from minhub_py.training import example_run, memory
+from minhub_py.training import contrastive, example_run, memory
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
 from minhub_py.training.data import CorpusText, prepare, read_corpus
 from minhub_py.training.data_parallel import DataParallelGroup, data_parallel_group
 from minhub_py.training.errors import CorruptError, reading
-from minhub_py.training.examples import ExampleCorpus, is_table
+from minhub_py.training.examples import EMBEDDING, ExampleCorpus, is_table
 from minhub_py.training.initial_model import load_model
 from minhub_py.training.listener import Listener
 from minhub_py.training.loop import Trainer
@@ -57,6 +57,7 @@ PREPARATION_FILES = {
     "train.safetensors",
     "held_out.safetensors",
     STREAM_COPY,
+    contrastive.FOLDER,
 } | {
     file
     for name in ("begun.json", "tokens.json", "tokenizer.json", *SAVED_COMPANIONS)
@@ -280,6 +281,8 @@ def run(
             else None
         )
         architecture, model = load_model(settings, start, newest, tokenizer, labels)
+        if corpus.objective in EMBEDDING:
+            model.embedding_settings = contrastive.read_settings(folder)
         check_model(settings, model.config, tokenizer)
         trainer = Trainer(
             settings, folder, corpus, tokenizer, architecture, model, group, device, listener

@@ -27,6 +27,8 @@ UNITS = {
         LossUnit("labels", "nats per label"),
         LossUnit("regression", "mean squared error"),
         LossUnit("masked", "nats per masked token"),
+        LossUnit("pairs", "nats per pair"),
+        LossUnit("triplets", "loss per triplet"),  # in nats without a margin
     )
 }
 

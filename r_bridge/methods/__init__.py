@@ -38,7 +38,7 @@ _LIST: list[Callable[..., object]] = [
     text.generate, text.next_tokens, text.score, text.perplexity,
     words.word_logprobs, words.target_logprobs, words.vocabulary, words.logprob_matrix,
     pairs.read_pairs, pairs.pair_logprobs, pairs.suite_results, pairs.pair_accuracies,
-    embeddings.embed, embeddings.attention_weights, embeddings.logit_lens, embeddings.tuned_lens,
+    embeddings.embed, embeddings.word_embeddings, embeddings.attention_weights, embeddings.logit_lens, embeddings.tuned_lens,
     encoders.masked_tokens, encoders.masked_logprobs, encoders.pseudo_logprobs, encoders.classify,
     encoders.classify_tokens, encoders.answer_questions, encoders.rerank,
     labels.annotate, labels.decide, labels.label_agreement, labels.choose_for_coding, labels.corrected_estimate,

@@ -21,9 +21,11 @@ def embed(
     dimensions: int | None,
     normalize: object,
 ) -> dict[str, object]:
-    """A matrix with one row per text, NA for a missing text; with pool "none", one matrix per text.
+    """A matrix with one row per text, NA for a missing text; with pool "none" and of ColBERT models,
+    one matrix per text; of SPLADE models, the weights for each text.
 
-    With "none", `tokens` contains the text of each token for each text.
+    With one matrix per text, `tokens` contains the text of each token for each text; with weights,
+    the tokens of the vocabulary.
     """
     from minhub_py.analysis.embeddings import embed as embed_texts
     from minhub_py.analysis.embeddings import embedded_ids
@@ -42,13 +44,53 @@ def embed(
         "progress": session.progress,
     }
     result = embed_texts(model.module, tok, rows, **settings)
-    if pool == "none":
+    if isinstance(result, list):
+        ids = rows if pool == "none" else embedded_ids(model.module, tok, rows, prompt, None)
         return {
             "vectors": [as_array(matrix) for matrix in result],
-            "tokens": [token_texts(tok, ids) for ids in rows],
+            "tokens": [token_texts(tok, row) for row in ids],
         }
+    if result.is_sparse:
+        return weights_of_tokens(result, tok)
     vectors = as_array(result)
     return {"vectors": np.ma.MaskedArray(vectors, np.isnan(vectors)), "tokens": None}
+
+
+def weights_of_tokens(matrix: Any, tokenizer: Any) -> dict[str, object]:
+    """The weights of each text, the largest first, and their tokens; NA for a missing text."""
+    vectors, tokens = [], []
+    for row in matrix:
+        row = row.coalesce()
+        values, order = row.values().sort(descending=True)
+        missing = np.isnan(values.numpy())
+        vectors.append(np.ma.MaskedArray(values.double().numpy(), missing))
+        ids = row.indices()[0][order].tolist()
+        known = tokenizer is not None and not missing.any()
+        tokens.append([tokenizer.id_to_token(id) for id in ids] if known else [])
+    return {"vectors": vectors, "tokens": tokens}
+
+
+def word_embeddings(
+    session: Session,
+    model: Model,
+    texts: Any,
+    tokenizer: Tokenizer | None,
+    layer: Any,
+    combine: str,
+) -> dict[str, object]:
+    """The texts of the words, which count from 1, the words, and a matrix with one row per word."""
+    from minhub_py.analysis.word_embeddings import word_embeddings as compute
+
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    layers = [int(number) for number in np.atleast_1d(layer)]
+    settings: dict[str, Any] = {"layers": layers, "combine": combine}
+    columns, vectors = compute(model.module, tok, texts, **settings, progress=session.progress)
+    values = as_array(vectors)
+    return {
+        "text": columns["text"].astype(np.int32) + 1,
+        "word": character(columns["word"]),
+        "vectors": np.ma.MaskedArray(values, np.isnan(values)),
+    }
 
 
 def attention_weights(

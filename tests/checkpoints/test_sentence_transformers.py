@@ -13,7 +13,7 @@ from needs import needs
 from safetensors.torch import load_file, save_file
 
 from minhub_py import embed, from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
-from minhub_py.analysis.encoders import pooled
+from minhub_py.checkpoints.pooling import pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings, read_embedding_settings
 from minhub_py.cli.main import main
 

@@ -39,6 +39,7 @@ from minhub_py import (
     pseudo_logprobs,
     rerank,
     tokenizer_from_pretrained,
+    word_embeddings,
 )
 from minhub_py.cli.main import main
 
@@ -138,6 +139,48 @@ def test_embed_options_equal_those_of_the_function(sentences: str, tmp_path: Pat
     assert "query" in failed(
         "embed", sentences, file, "--out", str(tmp_path / "x.npy"), "--prompt", "other"
     )
+
+
+def test_sparse_embeddings_have_one_row_per_token(masked_lm: str, tmp_path: Path) -> None:
+    model, tokenizer = load(masked_lm)
+    row = embed(model, tokenizer, TEXTS[:1], pool="splade").to_dense()[0]
+    values, ids = row[row > 0].sort(descending=True).values, row.argsort(descending=True)
+    rows = json.loads(done("embed", masked_lm, "--sparse", TEXTS[0], "--json"))
+    assert [row["weight"] for row in rows] == [float(str(value)) for value in values.numpy()]
+    assert rows[0]["token"] == tokenizer.decode([int(ids[0])])
+    file = write_csv(tmp_path / "in.csv", text=[*TEXTS, "NA"])
+    done(
+        "embed", masked_lm, file, "--sparse", "--dimensions", "2", "--out", str(tmp_path / "o.csv")
+    )
+    assert [row["text"] for row in read_csv(tmp_path / "o.csv")] == [
+        text for text in TEXTS for _ in range(2)
+    ] + ["NA"]
+    message = failed("embed", masked_lm, file, "--sparse", "--pool", "max", status=2)
+    assert "--pool and --sparse exclude each other" in message
+
+
+def test_embed_words_has_one_row_per_word(sentences: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "in.csv", text=[*TEXTS, "NA"])
+    words, vectors = word_embeddings(*load(sentences), TEXTS, layers=[1, -1], combine="mean")
+    options = ("--words", "--layer", "1,-1", "--combine", "mean")
+    done("embed", sentences, file, *options, "--out", str(tmp_path / "out.parquet"))
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["word"] for row in rows] == [*words["word"], None]
+    assert [row["word_n"] for row in rows[:-1]] == (words["word_n"] + 1).tolist()
+    assert (np.array([row["embedding"] for row in rows[:-1]], np.float32) == vectors.numpy()).all()
+    printed = json.loads(done("embed", GPT2, "To be", "--words", "--json"))
+    assert [row["word"] for row in printed] == ["To", "be"]
+    for wrong, text in (
+        (("--words", "--pool", "max"), "--pool and --words exclude each other"),
+        (("--layer", "1,2"), "several layers are for words: add --words"),
+        (("--layer", "x"), "--layer must be a whole number, not 'x'"),
+    ):
+        assert text in failed("embed", sentences, file, *wrong, status=2)
+
+
+def test_sparse_embeddings_need_a_masked_lm_head(sentences: str) -> None:
+    assert "need a masked-LM head" in failed("embed", sentences, "--sparse", TEXTS[0])
+    assert "encoder" in failed("embed", GPT2, "--sparse", TEXTS[0])
 
 
 # rerank

@@ -187,6 +187,16 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
     ("/v2/rerank", {"query": "a", "documents": ["b"], "top_n": 1, "max_tokens_per_doc": 4000}),
+    ("/predict", {"inputs": [["a"], ["b", "c"]], "raw_scores": True, "truncate": True}),
+    ("/embed_sparse", {"inputs": ["Hi", [1, 2]], "prompt_name": "query", "truncate": True}),
+    (
+        "/similarity",
+        {
+            "inputs": {"source_sentence": "a", "sentences": ["b"]},
+            "parameters": {"prompt_name": "query", "truncate": True},
+        },
+    ),
+    ("/fill-mask", {"inputs": ["a [MASK]"], "parameters": {"top_k": 2, "targets": ["a"]}}),
     ("/tokenize", {"content": "Hi", "add_special": True, "with_pieces": True}),
     (
         "/tokenize",

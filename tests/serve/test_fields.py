@@ -11,6 +11,7 @@ from served_models import connected, in_chat, serving, user
 from minhub_py.serve import known_fields
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS
 from minhub_py.serve.models import ServedModel
+from minhub_py.serve.server import TEI_ROUTES
 
 CHAT = {"messages": user("Hi"), "max_tokens": 4, "seed": 1}
 BODIES: dict[str, dict] = {
@@ -50,11 +51,12 @@ def lenient(main_model: ServedModel) -> Iterator[httpx2.Client]:
 
 
 def test_the_table_of_bodies_has_all_routes() -> None:
-    """test_embedding_routes.py covers reranking, test_models_on_demand.py the routes that change
-    the server.
+    """test_embedding_routes.py covers reranking, test_encoder_routes.py the heads of encoders, and
+    test_models_on_demand.py the routes that change the server.
     """
     routes = {f"/v1{path}" for path in POSTS} | {f"/api{path}" for path in OLLAMA_POSTS}
-    assert routes == {*BODIES, "/v1/rerank", "/v1/models/unload", "/api/pull"}
+    heads = {f"/v1/{name}" for name in TEI_ROUTES}
+    assert routes == {*BODIES, *heads, "/v1/rerank", "/v1/models/unload", "/api/pull"}
 
 
 @pytest.mark.parametrize("path", BODIES)

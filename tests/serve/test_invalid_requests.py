@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS
 from minhub_py.serve.catalog import Models
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.server import Server
+from minhub_py.serve.server import TEI_ROUTES, Server
 from minhub_py.serve.settings import parse_variables
 from minhub_py.serve.validation import Fields, RequestError
 
@@ -134,12 +134,12 @@ def changed(body: dict, field_path: str, name: str, value: object) -> dict:
     return result
 
 
-# test_embedding_routes.py does the same for reranking, test_models_on_demand.py for routes that
-# change the server.
+# test_embedding_routes.py does the same for reranking, test_encoder_routes.py for the heads of
+# encoders, test_models_on_demand.py for routes that change the server.
 @pytest.mark.parametrize(
     "path",
     [
-        *sorted({*POSTS} - {"/rerank", "/models/unload"}),
+        *sorted({*POSTS} - {"/rerank", "/models/unload"} - {f"/{name}" for name in TEI_ROUTES}),
         *(f"/api{path}" for path in sorted({*OLLAMA_POSTS} - {"/pull"})),
     ],
 )

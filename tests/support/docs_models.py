@@ -14,6 +14,7 @@ from encoders import (
     write_token_classifier,
 )
 from hub_server import HubServer
+from peers_of_embeddings import write_pylate, write_splade
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from minhub_py import gpt2, llama, save_pretrained
@@ -69,6 +70,8 @@ def publish(hub: HubServer, folder: Path) -> None:
     hub.add("HuggingFaceTB/SmolLM2-135M-Instruct", folder / "bot")
     for name, write in (
         ("sentence-transformers/all-MiniLM-L6-v2", write_sentence_encoder),
+        ("naver/splade-v3", write_splade),
+        ("lightonai/GTE-ModernColBERT-v1", write_pylate),
         ("google-bert/bert-base-uncased", write_masked_lm),
         ("cross-encoder/nli-MiniLM2-L6-H768", write_entailment_model),
         ("cross-encoder/ms-marco-MiniLM-L6-v2", write_cross_encoder),

@@ -122,6 +122,8 @@ def test_every_option_sets_a_setting(tmp_path: Path, text: Path) -> None:
         "quantize": None,
         "objective": "text",
         "beta": 0.1,
+        "scale": 20.0,
+        "margin": None,
         "keep_weight": 10.0,
         "epochs": None,
         "checkpointing": False,

@@ -115,6 +115,8 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"epochs": 2}, "epochs has no effect without start: remove it"),
     ({"vocab_size": 400}, "vocab_size has no effect without tokenizer='bpe': remove it"),
     ({"beta": 0.2}, "beta has no effect without preference pairs"),
+    ({"scale": 2.0}, "scale has no effect without pairs or triplets"),
+    ({"margin": 2.0}, "margin has no effect without triplets"),
     ({"keep_weight": 2.0}, "keep_weight has no effect without rows whose column keep is true"),
     ({"na": ["."]}, "na has no effect without files with examples"),
     ({"na": [1]}, "na must be a list of texts"),

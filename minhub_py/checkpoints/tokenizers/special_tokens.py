@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
@@ -98,6 +98,21 @@ def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, object])
             next_id += 1
         tokens.append(token)
     tokenizer.add_tokens(tokens)  # in one call: each call rebuilds the library's search structure
+
+
+def add_prefixes(tokenizer: Tokenizer, prefixes: Sequence[str]) -> None:
+    """Make the prefixes of a ColBERT model one special token each, if the tokenizer has them.
+
+    PyLate inserts "[Q] " or [unused0] before a query as a token ID; as text, a tokenizer may split
+    or change it.
+    """
+    for value in prefixes:
+        for prefix in [value, *value.split(None, 1)[:1]] if value.strip() else []:
+            if tokenizer.token_to_id(prefix) is not None:
+                if tokenizer.encode(prefix, add_special_tokens=False).tokens != [prefix]:
+                    token = AddedToken(prefix, normalized=False, special=True)
+                    tokenizer.add_special_tokens([token])
+                break
 
 
 def declared_tokens(

@@ -34,6 +34,7 @@ from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.layout import OLDER_TOKENIZERS, folder_gguf_hint
+from minhub_py.checkpoints.sentence_transformers import prefixes_of
 from minhub_py.checkpoints.storage import read_settings
 from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
     FAMILIES,
@@ -56,6 +57,7 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
 )
 from minhub_py.checkpoints.tokenizers.special_tokens import (
     Convention,
+    add_prefixes,
     add_tokens,
     complete,
     content,
@@ -140,6 +142,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         add_tokens(tokenizer, folder, settings)
         surround(tokenizer, settings, convention)
     complete(tokenizer, folder, settings)
+    add_prefixes(tokenizer, prefixes_of(folder))
     FILES[tokenizer] = path
     return tokenizer
 

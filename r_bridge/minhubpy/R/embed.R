@@ -10,6 +10,11 @@
 #' pooling, dense layers, normalization, maximum length and default prompt follow
 #' the repository.
 #'
+#' SPLADE models compute sparse embeddings: the weights of the tokens of the
+#' vocabulary. ColBERT models compute one vector per token; the prompts `"query"`
+#' and `"document"` also determine the maximum length, and which tokens have a
+#' vector. [text_search()] compares all three kinds.
+#'
 #' Text encoders such as BERT, and these repositories, truncate a text at the
 #' maximum length. Other models process texts longer than their context in
 #' overlapping windows, as in [token_logprobs()]. Esc or Ctrl-C interrupts a long
@@ -27,14 +32,15 @@
 #'   the next token. For an encoder-decoder such as T5, the layers of the encoder.
 #' @param pool How to pool the tokens of a text: `"mean"`; `"last"`, in a decoder
 #'   the only token whose hidden state depends on the complete text; `"cls"`, the
-#'   first token; `"max"`; or `"none"`, which returns one vector per token.
-#'   Decoders support `"mean"`, `"last"` and `"none"`. `NULL`: the repository's
+#'   first token; `"max"`; `"splade"`, for models with a masked-LM head; or
+#'   `"none"`, which returns one vector per token. Decoders support `"mean"`, `"last"` and `"none"`. `NULL`: the repository's
 #'   pooling, with its dense layers and normalization, or `"mean"`.
 #' @param prompt The name of a prompt of the repository, such as `"query"` or
 #'   `"document"`, which is inserted before each text. `NULL`: the repository's
 #'   default prompt.
 #' @param dimensions The number of leading dimensions to return, for models
-#'   trained with Matryoshka representation learning. `NULL`: all.
+#'   trained with Matryoshka representation learning; of sparse embeddings, the
+#'   number of largest weights to keep. `NULL`: all.
 #' @param normalize Whether to divide each embedding by its length at the end.
 #'   `NULL`: as in the repository.
 #' @param resume The path of an .rds file that stores the results of a long job,
@@ -42,8 +48,10 @@
 #' @param manifest The path of a .json file that describes the job, for
 #'   [minhub_replay()], see [word_logprobs()].
 #' @returns A numeric matrix with one row per text, in the order of `texts`, and
-#'   the names of `texts` as row names. With `pool = "none"`, a list of matrices
-#'   with one row per token and the tokens as row names.
+#'   the names of `texts` as row names. With `pool = "none"`, and of ColBERT
+#'   models, a list of matrices with one row per token and the tokens as row names.
+#'   Of SPLADE models, a list of numeric vectors with the tokens as names, the
+#'   largest weight first; `NA` for a missing text.
 #' @seealso [embed_minhub()] for the package ragnar.
 #' @family functions that look inside a model
 #' @family functions for text encoders
@@ -62,7 +70,7 @@
 text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = NULL, resume = NULL, prompt = NULL,
                             dimensions = NULL, normalize = NULL, manifest = NULL) {
   model <- check_model(model)
-  pool <- optional(pool, choice, c("mean", "last", "cls", "max", "none"), "pool")
+  pool <- optional(pool, choice, c("mean", "last", "cls", "max", "splade", "none"), "pool")
   if (is.data.frame(texts)) {
     column <- deparse(as.name(names(texts)[1L]), backtick = TRUE)
     fail("texts must be a column of the data frame, not the data frame: pass ", deparse(substitute(texts))[[1L]], "$", column)
@@ -75,7 +83,7 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
     normalize = optional(normalize, flag, "normalize")
   )
   if (!is.null(manifest)) {
-    if (identical(pool, "none") || !is.character(texts)) fail("manifest needs texts, and one vector per text")
+    if (isTRUE(pool %in% c("splade", "none")) || !is.character(texts)) fail("manifest needs texts, and one vector per text")
     data <- list(text = texts)
     given <- settings[names(settings) != "tokenizer"]
     result <- run_job(model, manifest, "embed", data, given, "text", NULL, settings$tokenizer, resume)
@@ -83,18 +91,78 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
     return(result$embedding)
   }
   result <- ask_in_parts("embed", model, list(texts = texts), settings, resume, join = join_vectors)
-  if (!identical(pool, "none")) {
+  if (is.matrix(result$vectors)) {
     rownames(result$vectors) <- labels
     return(result$vectors)
   }
-  matrices <- Map(function(vectors, tokens) {
-    if (length(tokens) && !anyNA(tokens)) rownames(vectors) <- tokens
+  named <- Map(function(vectors, tokens) {
+    if (!length(tokens) || anyNA(tokens)) return(vectors)
+    if (is.matrix(vectors)) rownames(vectors) <- tokens else names(vectors) <- tokens
     vectors
   }, result$vectors, result$tokens)
-  stats::setNames(matrices, labels)
+  stats::setNames(named, labels)
 }
 
-# Joins the results of the parts: matrices, or with pool = "none" lists of matrices and of tokens.
+#' Compute embeddings of words in context
+#'
+#' Computes one vector per word: the mean of the hidden states of its tokens in a
+#' layer, or in several. The vector of a word differs between contexts.
+#'
+#' Words are separated by white space. A token belongs to the word of its last
+#' character, so that the space before a word belongs to the word. A text longer
+#' than the maximum length of the model is divided into overlapping windows, and a
+#' token has the vector of the window that contains more of its context.
+#'
+#' @inheritParams text_embeddings
+#' @param texts A character vector or a factor, or a data frame with a column
+#'   `text`. A text that is `NA` has no rows.
+#' @param layer The layer, or several: 0 for the embeddings, 1 for the first layer,
+#'   -1 for the last layer, -2 for the layer before it.
+#' @param combine How to combine several layers: `"join"` puts their vectors one
+#'   after the other, `"mean"` averages them.
+#' @returns A data frame with one row per word, in the order of the texts, and the
+#'   columns
+#'   * `text`: the number of the text, or a factor of the names of `texts`;
+#'   * `word`: the word;
+#'   * `dim1`, `dim2`, ...: the vector. It is `NA` for a word that shares its token
+#'     with the word after it.
+#' @family functions that look inside a model
+#' @family functions for text encoders
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' words <- word_embeddings(model, c("the king of England", "the king of France"), layer = c(2, 3))
+#' words[1:3, 1:5]
+#' kings <- as.matrix(words[words$word == "king", -(1:2)])
+#' text_similarity(kings)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+word_embeddings <- function(model, texts, layer = -1, combine = c("join", "mean"), tokenizer = NULL, resume = NULL) {
+  model <- check_model(model)
+  combine <- choice(combine, c("join", "mean"))
+  if (is.data.frame(texts)) texts <- column_of(texts, "text")
+  labels <- names(texts)
+  texts <- check_words(texts, NULL, "texts")
+  layer <- plain(layer, "layer")
+  if (!length(layer)) fail("layer must name at least one layer")
+  layers <- vapply(layer, function(layer) as.double(whole_number(layer, min = -1e6)), 0)
+  settings <- list(tokenizer = check_tokenizer(tokenizer), layer = layers, combine = combine)
+  result <- ask_in_parts("word_embeddings", model, list(texts = texts), settings, resume, join = join_word_vectors)
+  vectors <- result$vectors
+  if (length(vectors)) colnames(vectors) <- paste0("dim", seq_len(ncol(vectors)))
+  words <- data.frame(text = text_of_row(result$text, labels), word = as.character(result$word))
+  if (length(vectors)) cbind(words, as.data.frame(vectors)) else words
+}
+
+# Joins the words of the parts, whose texts count from the first text of each part.
+join_word_vectors <- function(result, rows) {
+  kept <- lengths(lapply(result, `[[`, "word")) > 0
+  list(
+    text = as.integer(unlist(Map(function(part, rows) rows[part$text], result, rows))), word = unlist(lapply(result, `[[`, "word")),
+    vectors = do.call(rbind, lapply(result[kept], `[[`, "vectors"))
+  )
+}
+
+# Joins the results of the parts: matrices, or lists of vectors or matrices and of tokens.
 join_vectors <- function(result, rows) {
   part <- function(name) lapply(result, `[[`, name)
   if (is.matrix(result[[1L]]$vectors)) return(list(vectors = do.call(rbind, part("vectors"))))
@@ -146,7 +214,9 @@ embed_minhub <- function(x, model, prompt = NULL, dimensions = NULL, normalize =
   }
   if (!length(x) && (is.character(x) || is.factor(x))) return(NULL)
   x <- check_words(x, NULL, "x")
-  unname(text_embeddings(loaded_model(model, loading), x, prompt = prompt, dimensions = dimensions, normalize = normalize))
+  vectors <- text_embeddings(loaded_model(model, loading), x, prompt = prompt, dimensions = dimensions, normalize = normalize)
+  if (!is.matrix(vectors)) fail("ragnar needs one vector per text: use another model than SPLADE and ColBERT")
+  unname(vectors)
 }
 
 # A model by its name, which is loaded once per session.

@@ -4,11 +4,15 @@
 #' `text_search()` finds the embeddings that are most similar to each query.
 #'
 #' @param x,y Numeric matrices with one embedding per row, such as the results of
-#'   [text_embeddings()], or a vector for one embedding. `y = NULL` compares the
-#'   rows of `x` with each other.
+#'   [text_embeddings()], or a vector for one embedding; or the lists that
+#'   [text_embeddings()] returns for SPLADE and ColBERT models. `y = NULL`
+#'   compares the embeddings in `x` with each other.
 #' @param method `"cosine"`, the cosine of the angle between two embeddings;
 #'   `"dot"`, their dot product; or the negative `"euclidean"` or `"manhattan"`
-#'   distance, so that a larger number is always a larger similarity.
+#'   distance, so that a larger number is always a larger similarity. Sparse
+#'   embeddings support `"dot"`, their default, and `"cosine"`. Vectors per token
+#'   support `"maxsim"`, their default: the sum over the vectors of `x` of the
+#'   largest dot product with a vector of `y`; and `"meanmaxsim"`, the mean.
 #' @param query,texts The embeddings of the queries and of the texts to search, as
 #'   `x` and `y`.
 #' @param n The number of texts for each query.
@@ -37,32 +41,55 @@
 #' text_search(text_embeddings(model, "Good morrow, sir."), text_embeddings(model, lines), n = 1)
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-text_similarity <- function(x, y = NULL, method = c("cosine", "dot", "euclidean", "manhattan")) {
-  method <- choice(method, c("cosine", "dot", "euclidean", "manhattan"))
-  x <- embedding_matrix(x, "x")
-  y <- if (is.null(y)) x else embedding_matrix(y, "y")
-  check_widths(x, y)
-  similarity_of(x, y, method)
+text_similarity <- function(x, y = NULL, method = NULL) {
+  x <- embeddings_in(x, "x")
+  y <- if (is.null(y)) x else embeddings_in(y, "y")
+  similarity_of(x, y, method_for(x, y, method))
 }
 
 #' @rdname text_similarity
 #' @export
-text_search <- function(query, texts, n = 10, method = c("cosine", "dot", "euclidean", "manhattan")) {
-  method <- choice(method, c("cosine", "dot", "euclidean", "manhattan"))
+text_search <- function(query, texts, n = 10, method = NULL) {
   n <- whole_number(n, min = 1)
-  query <- embedding_matrix(query, "query")
-  texts <- embedding_matrix(texts, "texts")
-  check_widths(query, texts)
-  scores <- similarity_of(query, texts, method)
+  query <- embeddings_in(query, "query")
+  texts <- embeddings_in(texts, "texts")
+  scores <- similarity_of(query, texts, method_for(query, texts, method))
   best <- lapply(seq_len(nrow(scores)), function(row) utils::head(order(scores[row, ], decreasing = TRUE, na.last = NA), n))
   queries <- rep(seq_along(best), lengths(best))
   rows <- as.integer(unlist(best))
   result <- data.frame(
-    query = text_of_row(queries, rownames(query)), text = text_of_row(rows, rownames(texts)),
+    query = text_of_row(queries, rownames(scores)), text = text_of_row(rows, colnames(scores)),
     rank = sequence(lengths(best)), score = scores[cbind(queries, rows)]
   )
-  if (nrow(query) == 1L) result$query <- NULL
+  if (nrow(scores) == 1L) result$query <- NULL
   result
+}
+
+# The methods for each kind of embeddings, the default first.
+METHODS <- list(
+  dense = c("cosine", "dot", "euclidean", "manhattan"), sparse = c("dot", "cosine"), tokens = c("maxsim", "meanmaxsim")
+)
+
+# Embeddings as a matrix of doubles, a list of named vectors (sparse), or a list of matrices (one vector per token).
+embeddings_in <- function(x, what) {
+  is_list <- is.list(x) && !is.data.frame(x) && length(x)
+  if (is_list && all(vapply(x, function(row) is.matrix(row) && is.numeric(row), NA))) return(x)
+  if (is_list && all(vapply(x, is_sparse_row, NA)) && !all(vapply(x, is.null, NA))) return(x)
+  embedding_matrix(x, what)
+}
+
+# The weights of tokens, or NA for a missing text.
+is_sparse_row <- function(row) is.numeric(row) && is.null(dim(row)) && (!is.null(names(row)) || !length(row) || all(is.na(row)))
+
+kind_of <- function(x) if (is.matrix(x)) "dense" else if (is.matrix(x[[1L]])) "tokens" else "sparse"
+
+# Checks that two sets of embeddings can be compared, and returns the method.
+method_for <- function(x, y, method) {
+  kind <- kind_of(x)
+  if (kind != kind_of(y)) fail("embeddings must be of one kind, not ", kind, " and ", kind_of(y), ": use the same model")
+  if (kind == "dense") check_widths(x, y)
+  if (kind == "tokens") check_widths(x[[1L]], y[[1L]])
+  if (is.null(method)) METHODS[[kind]][[1L]] else choice(method, METHODS[[kind]])
 }
 
 # Embeddings as a matrix of doubles.
@@ -81,6 +108,7 @@ check_widths <- function(x, y) {
 }
 
 similarity_of <- function(x, y, method) {
+  if (!is.matrix(x)) return(similarity_of_lists(x, y, method))
   # Like Python, an embedding of zeros has the cosine 0.
   unit <- function(x) x / pmax(sqrt(rowSums(x^2)), 1e-12)
   distances <- function(distance) {
@@ -97,4 +125,39 @@ similarity_of <- function(x, y, method) {
   names <- list(rownames(x), rownames(y))
   dimnames(result) <- if (!all(vapply(names, is.null, NA))) names
   result
+}
+
+# Similarities of sparse embeddings, or of vectors per token.
+similarity_of_lists <- function(x, y, method) {
+  names <- if (!is.null(names(x)) || !is.null(names(y))) list(names(x), names(y))
+  if (kind_of(x) == "tokens") {
+    mean <- method == "meanmaxsim"
+    scores <- lapply(y, function(text) vapply(x, late_interaction, 0, text = text, mean = mean))
+    return(matrix(unlist(scores), length(x), length(y), dimnames = names))
+  }
+  if (method == "cosine") {
+    unit <- function(row) row / max(sqrt(sum(row^2)), 1e-12)
+    x <- lapply(x, unit)
+    y <- lapply(y, unit)
+  }
+  tokens <- unique(unlist(lapply(x, names)))
+  weights <- matrix(0, length(x), length(tokens))
+  for (row in seq_along(x)) weights[row, match(names(x[[row]]), tokens)] <- x[[row]]
+  scores <- lapply(y, function(text) {
+    found <- match(names(text), tokens)
+    known <- !is.na(found)
+    weights[, found[known], drop = FALSE] %*% text[known]
+  })
+  result <- matrix(unlist(scores), length(x), length(y), dimnames = names)
+  result[vapply(x, anyNA, NA), ] <- NA
+  result[, vapply(y, anyNA, NA)] <- NA
+  result
+}
+
+# The sum, or the mean, of each query vector's largest dot product with a vector of the text.
+late_interaction <- function(query, text, mean) {
+  if (!nrow(query) || !nrow(text)) return(NA_real_)
+  products <- tcrossprod(query, text)
+  best <- products[cbind(seq_len(nrow(products)), max.col(products, "first"))]
+  if (mean) sum(best) / length(best) else sum(best)
 }

@@ -40,6 +40,10 @@
 #'   loss is in nats per label), and regression by other numbers (mean squared
 #'   error). `from` is a text encoder, or a decoder of an
 #'   architecture with a classification head.
+#' * `anchor` and `positive`: text embeddings. Similar texts become more similar
+#'   than an anchor and the other texts of a batch; `scale` (20) is the factor of
+#'   their cosine. With `negative`, also than the anchor and this text; `margin`
+#'   instead requires this difference of the distances in triplets only.
 #' * `text`: all tokens, or masked words with a text encoder.
 #'
 #' Other columns have no effect, which a note states. `NA` is a missing value, and
@@ -53,8 +57,8 @@
 #'
 #' A tenth of the rows, drawn by `seed`, is held out (`held_out`). `epochs` is the
 #' number of passes over the rows (4), instead of `steps`. `objective` is `"chat"`,
-#' `"completion"`, `"preference"`, `"labels"`, `"text"` or `"masked"`, if the columns
-#' leave a choice.
+#' `"completion"`, `"preference"`, `"labels"`, `"pairs"`, `"triplets"`, `"text"` or
+#' `"masked"`, if the columns leave a choice.
 #'
 #' @section Further settings:
 #' `...` accepts the other settings of Python's `minhub_py.train()`, with the same
@@ -64,7 +68,7 @@
 #' `accumulate` (the number of parts into which the rows of a step are split to
 #' reduce memory; at most this number for examples), `warm_up` (100, the number of
 #' steps until the maximum learning rate; with `from`, at most a tenth of `steps`),
-#' `epochs`, `objective`, `na`, `beta`, `keep_weight`, `checkpointing` (`TRUE` saves memory),
+#' `epochs`, `objective`, `na`, `beta`, `scale`, `margin`, `keep_weight`, `checkpointing` (`TRUE` saves memory),
 #' `floor`, `weight_decay` (0.1, with `from` 0.01, with `lora` 0), `beta2`, `clip`, `carry` (`FALSE`: an LSTM
 #' resets its state at each step), `evaluate_tokens`, `checkpoint_every`,
 #' `sample_tokens`, `dtype`, `compile`, `parallel` and `threads`.

@@ -65,7 +65,7 @@ test_that("wrong arguments are errors", {
   expect_refused(text_embeddings("gpt2", "To be"), "must be a model")
   expect_refused(text_embeddings(model, "To be", layer = n + 1), paste0("layer must be a whole number from 0 (embeddings) to ", n, " (last layer)"))
   expect_refused(text_embeddings(model, "To be", layer = 0.5), "layer must be a whole number")
-  expect_refused(text_embeddings(model, "To be", pool = "sum"), 'pool must be one of "mean", "last", "cls", "max", "none"')
+  expect_refused(text_embeddings(model, "To be", pool = "sum"), 'pool must be one of "mean", "last", "cls", "max", "splade", "none"')
   expect_refused(text_embeddings(model, NULL), "texts is empty")
   expect_refused(text_embeddings(model, TRUE), "texts must be text or token IDs")
   expect_refused(text_embeddings(a_random_model(), "To be"), "has no tokenizer")
