@@ -36,7 +36,13 @@ from minhub_py.analysis.decision_prompts import (
     State,
 )
 from minhub_py.analysis.predictions import Progress, Span, predict
-from minhub_py.analysis.questions import DecisionSettings, Question, parse_questions
+from minhub_py.analysis.questions import (
+    TYPES,
+    DecisionSettings,
+    Question,
+    Type,
+    parse_questions,
+)
 from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.json_text import JsonObject
@@ -54,18 +60,25 @@ class Decisions(Result):
         probabilities: For each question, (texts, options) float64; NaN for a missing text.
         spreads: For each question, the standard deviation of each probability over the orders of
             the options, (texts, options); zeros for one order.
+        scores: For each question, (orders, texts, options) float64 before the division by the
+            temperature; options in the order of the question.
+        temperature: Temperature by type of question; NaN for calibrated probabilities, which have
+            several.
         tokens: Number of tokens of all prompts.
     """
 
     questions: tuple[Question, ...]
     probabilities: tuple[Floats, ...]
     spreads: tuple[Floats, ...]
+    scores: tuple[Floats, ...] = field(repr=False)
+    temperature: Mapping[Type, float]
     tokens: int = field(default=0, repr=False)
 
     def table(self, options: bool = False) -> Columns:
         """One row per text and question: text and question (number and name), type, answer (None
         for a missing text), prob (of the answer), confidence and score (NaN where the type has
-        none), and spread (of the answer's probability over the orders of the options).
+        none), spread (of the answer's probability over the orders of the options), and temperature
+        (of the question's type).
 
         options: with a column `prob_OPTION` for each option of any question.
         """
@@ -100,6 +113,7 @@ class Decisions(Result):
         columns["spread"] = np.array(
             [np.nan if i < 0 else s[i] for i, (*_, s) in zip(best, rows, strict=True)]
         )
+        columns["temperature"] = np.array([self.temperature[q.type] for _, q, *_ in rows])
         if options:
             names = dict.fromkeys(name for question in self.questions for name in question.options)
             for name in names:
@@ -219,13 +233,26 @@ def answer(
         for row, span in zip(found, numbers, strict=True):
             order, number, kind = targets[span]
             scores = logits[row, labels[kind]].double().cpu().numpy()
-            scores = scores / settings.temperature_of(parsed[kind].type)
-            weights = np.exp(scores - scores.max())
-            values[kind][order, number, variants[order][1][kind]] = weights / weights.sum()
+            values[kind][order, number, variants[order][1][kind]] = scores
 
     predict(model, spans, consume, progress)
-    means, spreads = ([f(value, axis=0) for value in values] for f in (np.mean, np.std))
-    return Decisions(tuple(parsed), tuple(means), tuple(spreads), tokens), problems
+    temperature = {kind: settings.temperature_of(kind) for kind in TYPES}
+    by_order = [
+        probabilities_of(value, temperature[question.type])
+        for question, value in zip(parsed, values, strict=True)
+    ]
+    means, spreads = ([f(value, axis=0) for value in by_order] for f in (np.mean, np.std))
+    result = Decisions(
+        tuple(parsed), tuple(means), tuple(spreads), tuple(values), temperature, tokens
+    )
+    return result, problems
+
+
+def probabilities_of(scores: Floats, temperature: float) -> Floats:
+    """The softmax of scores (…, options) divided by the temperature."""
+    scaled = scores / temperature
+    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def check_lengths(model: LanguageModel, prompts: Sequence[Prompted]) -> None:

@@ -642,6 +642,7 @@ DECISION = (
     Column("confidence", "float64"),
     Column("score", "float64"),
     Column("spread", "float64"),
+    Column("temperature", "float64"),
 )
 SCORE = (
     Column("tokens", "int64"),
