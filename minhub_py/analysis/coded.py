@@ -32,12 +32,10 @@ def decisions_of(source: Decisions | Table) -> Decisions:
     options = [name for name in columns if name.startswith("prob_")]
     if not options:
         raise ValueError(f"the decision table {NO_OPTIONS}")
-    texts = {text: number for number, text in enumerate(dict.fromkeys(columns["text"]))}
-    rows: dict[str, dict[int, int]] = {str(name): {} for name in columns["question"]}
-    for row, (text, name) in enumerate(zip(columns["text"], columns["question"], strict=True)):
-        if texts[text] in rows[str(name)]:
-            raise ValueError(f"the decision table has two rows of text {text}, question {str(name)!r}")
-        rows[str(name)][texts[text]] = row
+    texts = text_numbers(columns)
+    rows: dict[str, dict[int, int]] = {}
+    for row, (text, name) in enumerate(zip(texts, columns["question"], strict=True)):
+        rows.setdefault(str(name), {})[text] = row
     questions, values, scores, spreads = list[Question](), [], [], []
     temperature: dict[Type, float] = {}
     for name, found in rows.items():
@@ -45,7 +43,7 @@ def decisions_of(source: Decisions | Table) -> Decisions:
         kind = columns["type"][first]
         if kind not in TYPES:
             raise ValueError(f"the type of question {name!r} must be {', '.join(TYPES)}")
-        table = np.full((len(texts), len(options)), np.nan)
+        table = np.full((max(texts) + 1, len(options)), np.nan)
         for text, row in found.items():
             table[text] = [number_of(columns[option][row]) for option in options]
         used = ~np.isnan(table).all(axis=0)
@@ -81,26 +79,47 @@ def columns_of(table: Table) -> dict[str, list[Any]]:
         )
     if len({len(values) for values in columns.values()}) > 1:
         raise ValueError("the columns of the decision table have different lengths")
-    return columns
+    # A job writes a row without a question for a text that has a problem.
+    kept = [row for row, name in enumerate(columns["question"]) if not is_empty(name)]
+    if not kept:
+        raise ValueError("the decision table has no rows with a question")
+    return {name: [values[row] for row in kept] for name, values in columns.items()}
+
+
+def is_empty(value: object) -> bool:
+    """Whether a cell of a table is empty."""
+    return is_missing(value) or value == ""
+
+
+def text_numbers(columns: Mapping[str, Sequence[Any]]) -> list[int]:
+    """The number of each row's text, in order. Each further row of a question with the same text is
+    another text.
+    """
+    numbers: dict[tuple[Any, int], int] = {}
+    counts: dict[tuple[Any, Any], int] = {}
+    result = list[int]()
+    for pair in zip(columns["text"], columns["question"], strict=True):
+        counts[pair] = counts.get(pair, -1) + 1
+        result.append(numbers.setdefault((pair[0], counts[pair]), len(numbers)))
+    return result
 
 
 def number_of(value: object) -> float:
     """A cell of a table, NaN if it is empty."""
-    return math.nan if is_missing(value) or value == "" else float(str(value))
+    return math.nan if is_empty(value) else float(str(value))
 
 
-def truth_of(source: Decisions | Table, truth: Truth) -> Truth:
+def truth_of(source: Decisions | Table, truth: Any) -> Any:
     """Hand-coded answers, as rows if they are a column of the table. ValueError: no such column."""
     if not isinstance(truth, str):
         return truth
     columns = {} if isinstance(source, Decisions) else columns_of(source)
     if truth not in columns:
         raise ValueError(f"the decision table has no column {truth!r} with hand-coded answers")
-    texts = {text: number for number, text in enumerate(dict.fromkeys(columns["text"]))}
     return [
-        {"text": texts[text], "question": name, "answer": None if answer == "" else answer}
+        {"text": text, "question": name, "answer": None if is_empty(answer) else answer}
         for text, name, answer in zip(
-            columns["text"], columns["question"], columns[truth], strict=True
+            text_numbers(columns), columns["question"], columns[truth], strict=True
         )
     ]
 
@@ -184,25 +203,23 @@ def option_index(question: Question, answer: object) -> int:
 
 
 def outcome(
-    decisions: Decisions, truth: Truth, question: str | None, option: str | None
+    decisions: Decisions, truth: object, question: str | None, option: str | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Human and predicted labels (texts,) as numbers: of an option 1 or 0 and its probability, of a
     score the level and its expectation. NaN without a human label.
 
+    truth: hand-coded answers, also those to the question as a list.
     ValueError: the question or the option is unknown or must be given.
     """
     by_name = {asked.name: number for number, asked in enumerate(decisions.questions)}
     if question is None and len(by_name) > 1:
         raise ValueError(f"question must be one of {', '.join(by_name)}")
     name = next(iter(by_name)) if question is None else question
-    check_name(name, dict(zip(by_name, decisions.questions, strict=True)))
-    asked, probabilities = (
-        decisions.questions[by_name[name]],
-        decisions.probabilities[by_name[name]],
-    )
-    if not isinstance(truth, Mapping) and not are_rows(truth):
-        truth = {name: truth}
-    coded = coded_answers(decisions, truth)[by_name[name]]
+    check_name(name, {asked.name: asked for asked in decisions.questions})
+    number = by_name[name]
+    asked, probabilities = decisions.questions[number], decisions.probabilities[number]
+    answers: Any = truth if isinstance(truth, Mapping) or are_rows(truth) else {name: truth}
+    coded = coded_answers(decisions, answers)[number]
     if option is None and asked.type == "score":
         levels = np.array([int(level) for level in asked.options], float)
         return np.where(coded < 0, np.nan, levels[coded]), probabilities @ levels
@@ -211,8 +228,8 @@ def outcome(
             f"option must be one of {', '.join(asked.options)}: the outcome of a choice is whether"
             " an option is the answer"
         )
-    number = option_index(asked, "true" if option is None else option)
-    return np.where(coded < 0, np.nan, coded == number), probabilities[:, number]
+    index = option_index(asked, "true" if option is None else option)
+    return np.where(coded < 0, np.nan, coded == index), probabilities[:, index]
 
 
 def are_rows(truth: object) -> bool:

@@ -1,10 +1,12 @@
 """`calibrate`: temperatures and isotonic regression of typed decisions by hand-coded answers."""
 
+import csv
 import json
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from needs import needs
 from test_decisions import QUESTIONS, STATES, checkpoint, write_settings
 
@@ -12,6 +14,7 @@ from minhub_py import calibrate, decide, from_pretrained, tokenizer_from_pretrai
 from minhub_py.analysis.calibrate import isotonic
 from minhub_py.analysis.decisions import Decisions, probabilities_of
 from minhub_py.analysis.questions import TYPES, Question
+from minhub_py.cli.main import main
 
 ASKED = (
     Question("refund", "noul", None, ("true", "false"), ("Yes", "No"), (None, None)),
@@ -160,6 +163,7 @@ def test_a_decision_table_gives_the_same_calibration() -> None:
         (table, truth),
         (table, rows),
         ({**table, "coded": answers, "text": [f"t{text}" for text in table["text"]]}, "coded"),
+        ({**table, "coded": answers, "text": [f"{text % 7}" for text in table["text"]]}, "coded"),
         (decisions, rows),
     ):
         result = calibrate(source, given)
@@ -222,6 +226,50 @@ def test_transformers_reads_the_temperatures(chat) -> None:
     assert again.probabilities[2] == pytest.approx(p[:4], abs=1e-12)
 
 
+def test_the_command_calibrates_the_output_of_a_job(tmp_path) -> None:
+    folder = checkpoint(tmp_path / "model")
+    (tmp_path / "in.csv").write_text("text\n" + "".join(f"text {n % 9}\n" for n in range(12)))
+    (tmp_path / "q.yaml").write_text(json.dumps({k: QUESTIONS[k] for k in ("refund", "tone")}))
+    arguments = ["decide", folder, tmp_path / "in.csv", "--questions", tmp_path / "q.yaml"]
+    arguments += ["--options", "--out", tmp_path / "out.csv"]
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    truth = {"refund": [*([True, False] * 5), None, None], "tone": ["calm", "other"] * 6}
+    for number, row in enumerate(rows):
+        answer = truth[row["question"]][number // 2]
+        row["coded"] = "" if answer is None else str(answer)
+    with (tmp_path / "coded.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    arguments = [
+        "calibrate",
+        tmp_path / "coded.csv",
+        "--truth",
+        "coded",
+        "--save",
+        folder,
+        "--json",
+    ]
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    model, tokenizer = from_pretrained(folder), tokenizer_from_pretrained(str(folder))
+    stored = json.loads((folder / "decision.json").read_text())["temperature"]
+    (folder / "decision.json").unlink()
+    texts = [f"text {n % 9}" for n in range(12)]
+    asked = {k: QUESTIONS[k] for k in ("refund", "tone")}
+    expected = calibrate(decide(model, tokenizer, texts, asked), truth)
+    assert stored == pytest.approx(dict(expected.temperature), rel=1e-5)
+    shown = json.loads(result.stdout)
+    assert [row["n"] for row in shown] == [10, 12]
+    assert shown[0]["ece_before"] == pytest.approx(expected.columns["ece_before"][0], abs=1e-5)
+    result = CliRunner().invoke(main, [*map(str, arguments[:3]), "other"])
+    assert result.exit_code == 1
+    assert "no column 'other'" in result.stderr
+
+
 @needs("matplotlib")
 def test_the_reliability_diagram_shows_each_type_before_and_after(tmp_path) -> None:
     figure = calibrate(*simulated(100, 80)).plot(tmp_path / "reliability.png")
@@ -273,5 +321,5 @@ def test_what_cannot_be_calibrated_or_stored_is_named(tmp_path) -> None:
         calibrate(decisions.table(), truth)
     with pytest.raises(ValueError, match="must have the column temperature"):
         calibrate({k: v for k, v in table.items() if k != "temperature"}, truth)
-    with pytest.raises(ValueError, match="two rows of text 0, question 'refund'"):
-        calibrate({k: [*v, v[0]] for k, v in table.items()}, truth)
+    with pytest.raises(ValueError, match="different lengths"):
+        calibrate({**table, "spread": [0.0]}, truth)
