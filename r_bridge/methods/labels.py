@@ -101,7 +101,7 @@ def calibrate(
     session: Session,
     table: Any,
     truth: Any,
-    method: str,
+    estimator: str,
     folds: int,
     bins: int,
     seed: int,
@@ -115,7 +115,7 @@ def calibrate(
     from minhub_py.analysis.coded import text_numbers
 
     columns = {name: vector_values(values) for name, values in dict(table).items()}
-    settings: dict[str, Any] = {"method": method, "folds": folds, "bins": bins, "seed": seed}
+    settings: dict[str, Any] = {"method": estimator, "folds": folds, "bins": bins, "seed": seed}
     result = compute(columns | {"": vector_values(truth)}, "", **settings)
     if save is not None:
         result.save(save)

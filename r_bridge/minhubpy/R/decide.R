@@ -162,6 +162,7 @@ calibrate_decisions <- function(decisions, truth, method = c("temperature", "iso
   if (!is.atomic(truth) || length(truth) != nrow(decisions)) {
     fail("truth must have one value for each of ", nrow(decisions), " rows, or be the name of a column, not ", describe(truth))
   }
+  method <- choice(method, c("temperature", "isotonic"))
   options <- grep("^prob_", names(decisions), value = TRUE)
   if (!length(options)) fail("decisions has no columns prob_OPTION: call decide_texts() with options = TRUE")
   used <- c("text", "question", "type", options, "spread", "temperature")
@@ -169,7 +170,7 @@ calibrate_decisions <- function(decisions, truth, method = c("temperature", "iso
   if (anyNA(columns$question)) fail("the column question must not contain NA, as at position ", positions_of(is.na(columns$question)))
   result <- ask(
     "calibrate",
-    table = columns, truth = truth, method = choice(method, c("temperature", "isotonic")), folds = whole_number(folds, min = 2),
+    table = columns, truth = truth, estimator = method, folds = whole_number(folds, min = 2),
     bins = whole_number(bins, min = 1), seed = whole_number(seed), save = optional(save, string, "save")
   )
   decisions[names(result$decisions)] <- result$decisions
@@ -177,7 +178,7 @@ calibrate_decisions <- function(decisions, truth, method = c("temperature", "iso
   structure(
     list(
       errors = result$frame, decisions = decisions, temperature = stats::setNames(as.double(result$temperature), result$types),
-      curve = result$curve, method = choice(method, c("temperature", "isotonic"))
+      curve = result$curve, method = method
     ),
     class = "minhub_calibration"
   )

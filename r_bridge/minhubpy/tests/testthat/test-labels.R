@@ -188,7 +188,7 @@ test_that("calibrate_decisions() finds the temperatures, stores them, and plots 
   expect_refused(calibrate_decisions(isotonic$decisions, "coded"), "calibrated already: pass the result of decide_texts()")
   expect_refused(calibrate_decisions(data, "other"), "no column other")
   expect_refused(calibrate_decisions(data, 1:3), "truth must have one value for each of 600 rows")
-  expect_refused(calibrate_decisions(data[1:9], "coded"), "call decide_texts() with options = TRUE")
+  expect_refused(calibrate_decisions(data[1:9], data$coded), "call decide_texts() with options = TRUE")
 })
 
 test_that("corrected_estimate() accepts decisions", {
