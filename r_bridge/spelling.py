@@ -40,6 +40,7 @@ class RSpelling(Spelling):
     train = "minhub_train()"
     calls: ClassVar[Mapping[str, str]] = {
         "embed": "text_embeddings()",
+        "decide": "decide_texts()",
         "masked": "masked_tokens()",
         "classify": "classify_texts()",
         "rerank": "rerank()",

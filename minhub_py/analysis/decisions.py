@@ -11,6 +11,9 @@ the labels after the prompt are the scores of the options. Probabilities are a s
 divided by the temperature of the question's type. A repository may contain its own labels,
 temperatures and prompt (decision.json, decision_template.jinja).
 
+A decision model (JevForDecision of transformers) has a linear layer for the scores, and reads them at
+the positions that its prompt marks.
+
 Questions about one text share its prefix in the KV cache, and texts are computed in batches. A
 text's results are bitwise identical to those of a single call.
 
@@ -45,6 +48,7 @@ from minhub_py.analysis.questions import (
 )
 from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.heads import DecisionHead
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.tables import Columns, Result
 
@@ -197,13 +201,13 @@ def answer(
     """The result of `decide`, with NaN for texts that have a problem, and the problem of each of
     them by number.
     """
-    model = decoder_of(model, "decide()")
+    model = decoder_of(model, "decide()", decision=True)
     check_tokenizer(tokenizer, "encode_batch")
     if settings is None:
         settings = DecisionSettings.of(tokenizer)
     parsed = parse_questions(questions, settings)
     prompts = DecisionPrompts(tokenizer, settings)
-    labels = [prompts.label_ids(question) for question in parsed]
+    rows = [rows_of(model, prompts, question) for question in parsed]
     index = {question.name: number for number, question in enumerate(parsed)}
     orders = check_integer("orders", orders, 1)
     variants = [permuted(parsed, order, seed) for order in range(orders)]
@@ -232,7 +236,7 @@ def answer(
     def consume(logits: Tensor, found: list[int], numbers: list[int], _: list[int]) -> None:
         for row, span in zip(found, numbers, strict=True):
             order, number, kind = targets[span]
-            scores = logits[row, labels[kind]].double().cpu().numpy()
+            scores = logits[row, rows[kind]].double().cpu().numpy()
             values[kind][order, number, variants[order][1][kind]] = scores
 
     predict(model, spans, consume, progress)
@@ -253,6 +257,19 @@ def probabilities_of(scores: Floats, temperature: float) -> Floats:
     scaled = scores / temperature
     weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def rows_of(model: LanguageModel, prompts: DecisionPrompts, question: Question) -> list[int]:
+    """The logits that are the scores of a question's options: of the tokens of their labels, or
+    rows of the decision head. ValueError: a label is not one token, or there are too many options.
+    """
+    head: DecisionHead | None = getattr(model.config, "decision_head", None)
+    if head is None:
+        return prompts.label_ids(question)
+    try:
+        return list(head.rows(question.type, len(question.options)))
+    except ValueError as error:
+        raise ValueError(f"question {question.name!r}: {error}") from error
 
 
 def check_lengths(model: LanguageModel, prompts: Sequence[Prompted]) -> None:

@@ -27,7 +27,10 @@ OLDER_TOKENIZERS = (
     "spm.model",
     "vocab.txt",
 )
+# Settings and prompt of typed decisions
+DECISION_FILES = ("decision.json", "decision_template.jinja")
 TOKENIZER_FILES = (
+    *DECISION_FILES,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
