@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.answers import answer_questions as answer_questions
     from minhub_py.analysis.attention import attention_weights as attention_weights
     from minhub_py.analysis.attribution import attribution as attribution
+    from minhub_py.analysis.calibrate import Calibration as Calibration
+    from minhub_py.analysis.calibrate import calibrate as calibrate
     from minhub_py.analysis.classify import classify as classify
     from minhub_py.analysis.classify import rerank as rerank
     from minhub_py.analysis.decisions import Decisions as Decisions
@@ -127,6 +129,8 @@ _HOMES = {
     "annotate": "analysis.annotate",
     "decide": "analysis.decisions",
     "Decisions": "analysis.decisions",
+    "calibrate": "analysis.calibrate",
+    "Calibration": "analysis.calibrate",
     "agreement": "analysis.agreement",
     "choose_for_coding": "analysis.estimate",
     "estimate": "analysis.estimate",

@@ -22,7 +22,7 @@ R_FUNCTIONS = {
     "embed": "text_embeddings", "score": "token_logprobs", "classify": "classify_texts",
     "similarity": "text_similarity", "search": "text_search", "Chat": "minhub_chat",
     "annotate": "annotate_texts", "agreement": "label_agreement", "estimate": "corrected_estimate",
-    "decide": "decide_texts",
+    "decide": "decide_texts", "calibrate": "calibrate_decisions",
     "patching": "activation_patching", "direction": "steering_direction", "probe": "linear_probe",
     "attribution": "logit_attribution", "rollout": "attention_rollout",
 }  # fmt: skip
@@ -40,6 +40,7 @@ class RSpelling(Spelling):
     train = "minhub_train()"
     calls: ClassVar[Mapping[str, str]] = {
         "embed": "text_embeddings()",
+        "decide": "decide_texts()",
         "masked": "masked_tokens()",
         "classify": "classify_texts()",
         "rerank": "rerank()",

@@ -117,11 +117,15 @@ dense = Table(
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
         Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
+        # of JevForDecision
+        Row("proj.weight", "proj.weight", same, optional=True, head="decision"),
+        Row("proj.bias", "proj.bias", same, optional=True, head="decision"),
         Row("mtp.*", (), drop),  # of other heads for multi-token prediction
         Row("model.visual.*", (), drop),
     ),
-    # qwen3_5 files have the text model below `language_model`, in two spellings.
-    spellings=SPELLINGS,
+    # qwen3_5 files have the text model below `language_model`, in two spellings. transformers saves
+    # the decision head's weight as `weight`.
+    spellings=(*SPELLINGS, ("weight", "proj.weight")),
 )
 
 

@@ -11,6 +11,9 @@ the labels after the prompt are the scores of the options. Probabilities are a s
 divided by the temperature of the question's type. A repository may contain its own labels,
 temperatures and prompt (decision.json, decision_template.jinja).
 
+A decision model (JevForDecision of transformers) has a linear layer for the scores, and reads them at
+the positions that its prompt marks.
+
 Questions about one text share its prefix in the KV cache, and texts are computed in batches. A
 text's results are bitwise identical to those of a single call.
 
@@ -36,9 +39,16 @@ from minhub_py.analysis.decision_prompts import (
     State,
 )
 from minhub_py.analysis.predictions import Progress, Span, predict
-from minhub_py.analysis.questions import DecisionSettings, Question, parse_questions
+from minhub_py.analysis.questions import (
+    TYPES,
+    DecisionSettings,
+    Question,
+    Type,
+    parse_questions,
+)
 from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.heads import DecisionHead
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.tables import Columns, Result
 
@@ -54,18 +64,25 @@ class Decisions(Result):
         probabilities: For each question, (texts, options) float64; NaN for a missing text.
         spreads: For each question, the standard deviation of each probability over the orders of
             the options, (texts, options); zeros for one order.
+        scores: For each question, (orders, texts, options) float64 before the division by the
+            temperature; options in the order of the question.
+        temperature: Temperature by type of question; NaN for calibrated probabilities, which have
+            several.
         tokens: Number of tokens of all prompts.
     """
 
     questions: tuple[Question, ...]
     probabilities: tuple[Floats, ...]
     spreads: tuple[Floats, ...]
+    scores: tuple[Floats, ...] = field(repr=False)
+    temperature: Mapping[Type, float]
     tokens: int = field(default=0, repr=False)
 
     def table(self, options: bool = False) -> Columns:
         """One row per text and question: text and question (number and name), type, answer (None
         for a missing text), prob (of the answer), confidence and score (NaN where the type has
-        none), and spread (of the answer's probability over the orders of the options).
+        none), spread (of the answer's probability over the orders of the options), and temperature
+        (of the question's type).
 
         options: with a column `prob_OPTION` for each option of any question.
         """
@@ -100,6 +117,7 @@ class Decisions(Result):
         columns["spread"] = np.array(
             [np.nan if i < 0 else s[i] for i, (*_, s) in zip(best, rows, strict=True)]
         )
+        columns["temperature"] = np.array([self.temperature[q.type] for _, q, *_ in rows])
         if options:
             names = dict.fromkeys(name for question in self.questions for name in question.options)
             for name in names:
@@ -183,13 +201,13 @@ def answer(
     """The result of `decide`, with NaN for texts that have a problem, and the problem of each of
     them by number.
     """
-    model = decoder_of(model, "decide()")
+    model = decoder_of(model, "decide()", decision=True)
     check_tokenizer(tokenizer, "encode_batch")
     if settings is None:
         settings = DecisionSettings.of(tokenizer)
     parsed = parse_questions(questions, settings)
     prompts = DecisionPrompts(tokenizer, settings)
-    labels = [prompts.label_ids(question) for question in parsed]
+    rows = [rows_of(model, prompts, question) for question in parsed]
     index = {question.name: number for number, question in enumerate(parsed)}
     orders = check_integer("orders", orders, 1)
     variants = [permuted(parsed, order, seed) for order in range(orders)]
@@ -218,14 +236,40 @@ def answer(
     def consume(logits: Tensor, rows: list[int], numbers: list[int], _: list[int]) -> None:
         for row, span in zip(rows, numbers, strict=True):
             order, number, kind = targets[span]
-            scores = logits[row, labels[kind]].double().cpu().numpy()
-            scores = scores / settings.temperature_of(parsed[kind].type)
-            weights = np.exp(scores - scores.max())
-            values[kind][order, number, variants[order][1][kind]] = weights / weights.sum()
+            scores = logits[row, rows[kind]].double().cpu().numpy()
+            values[kind][order, number, variants[order][1][kind]] = scores
 
     predict(model, spans, consume, progress)
-    means, spreads = ([f(value, axis=0) for value in values] for f in (np.mean, np.std))
-    return Decisions(tuple(parsed), tuple(means), tuple(spreads), tokens), problems
+    temperature = {kind: settings.temperature_of(kind) for kind in TYPES}
+    by_order = [
+        probabilities_of(value, temperature[question.type])
+        for question, value in zip(parsed, values, strict=True)
+    ]
+    means, spreads = ([f(value, axis=0) for value in by_order] for f in (np.mean, np.std))
+    result = Decisions(
+        tuple(parsed), tuple(means), tuple(spreads), tuple(values), temperature, tokens
+    )
+    return result, problems
+
+
+def probabilities_of(scores: Floats, temperature: float) -> Floats:
+    """The softmax of scores (…, options) divided by the temperature."""
+    scaled = scores / temperature
+    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def rows_of(model: LanguageModel, prompts: DecisionPrompts, question: Question) -> list[int]:
+    """The logits that are the scores of a question's options: of the tokens of their labels, or
+    rows of the decision head. ValueError: a label is not one token, or there are too many options.
+    """
+    head: DecisionHead | None = getattr(model.config, "decision_head", None)
+    if head is None:
+        return prompts.label_ids(question)
+    try:
+        return list(head.rows(question.type, len(question.options)))
+    except ValueError as error:
+        raise ValueError(f"question {question.name!r}: {error}") from error
 
 
 def check_lengths(model: LanguageModel, prompts: Sequence[Prompted]) -> None:

@@ -35,12 +35,14 @@ Sources
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 
 from minhub_py.analysis import plots
+from minhub_py.analysis.coded import Table, Truth, decisions_of, outcome, truth_of
 from minhub_py.analysis.cross_fit import cross_fitted, median_of
+from minhub_py.analysis.decisions import Decisions
 from minhub_py.analysis.student import t_quantile
 from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import check_integer, check_list
@@ -195,10 +197,12 @@ def choose_for_coding(
 
 
 def estimate(
-    human: Iterable[float | None],
-    model: Iterable[float],
+    human: Iterable[float | None] | Truth,
+    model: Iterable[float] | Decisions | Table,
     x: Mapping[str, Iterable[object]] | None = None,
     *,
+    question: str | None = None,
+    option: str | None = None,
     family: Literal["linear", "logistic"] = "linear",
     method: Method = "auto",
     probability: Iterable[float] | None = None,
@@ -214,12 +218,18 @@ def estimate(
         estimate(human, model_labels)                                  # a mean
         estimate(human, model_labels, {"party": party})                # group differences
         estimate(human, model_labels, {"year": year}, family="logistic")
+        estimate(coded_rows, decisions, question="refund")             # of typed decisions
 
     Args:
-        human: Human labels, as numbers such as 0 and 1; None or NaN for texts without one.
-        model: The model's labels or probabilities for the same texts, as numbers.
+        human: Human labels, as numbers such as 0 and 1; None or NaN for texts without one. For
+            decisions: hand-coded answers to the question, one per text, or as in `calibrate`.
+        model: The model's labels or probabilities for the same texts, as numbers; or the result of
+            `decide`, or its table with a column for each option.
         x: Covariates by name. Text is a group: its sorted first value is the reference. Default:
             the mean only.
+        question: For decisions, the question. Default: the only one.
+        option: For decisions, the option whose share is estimated. Default: "true" of a noul
+            question, and the level of a score.
         family: "linear", or "logistic" for labels between 0 and 1.
         method: See the module's documentation. "auto" is "ppi++" without `probability`, or if it is
             the same for all coded texts, and "confidence" otherwise or with `cross_fit`.
@@ -238,11 +248,17 @@ def estimate(
         `Estimates`, whose `columns` are term, estimate, std_error, lower and upper.
 
     Raises:
-        ValueError: Columns of different length, missing or infinite numbers, too few coded texts,
-            collinear covariates, a coded text without probability, or a method that does not fit
-            the probabilities.
+        ValueError: A question or an answer is unknown, columns of different length, missing or
+            infinite numbers, too few coded texts, collinear covariates, a coded text without
+            probability, or a method that does not fit the probabilities.
     """
-    y, predicted = numbers_of("human", human), numbers_of("model", model)
+    if is_decision_table(model):
+        source = decisions_of(model)
+        y, predicted = outcome(source, truth_of(model, human), question, option)
+    elif question is not None or option is not None:
+        raise ValueError("question and option are for decisions: pass the result of decide()")
+    else:
+        y, predicted = numbers_of("human", human), numbers_of("model", model)
     names, X = design({} if x is None else x, len(y))
     groups = None if cluster is None else codes_of(cluster, len(y))
     folds, splits = check_integer("cross_fit", cross_fit, 0), check_integer("splits", splits, 1)
@@ -251,10 +267,17 @@ def estimate(
     )
 
 
-def numbers_of(name: str, values: Iterable[float | None]) -> Array:
+def is_decision_table(model: object) -> TypeGuard[Decisions | Table]:
+    """Whether the model's labels are typed decisions."""
+    return isinstance(model, Decisions) or (
+        hasattr(model, "keys") and {"question", "type"} <= set(map(str, model.keys()))
+    )
+
+
+def numbers_of(name: str, values: Iterable[Any]) -> Array:
     """Labels as float64, with NaN for missing ones. ValueError: a label is not a number."""
     try:
-        return np.array([np.nan if is_missing(value) else float(value) for value in values])  # type: ignore[arg-type]
+        return np.array([np.nan if is_missing(value) else float(value) for value in values])
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{name} must be numbers, such as 1 for a label and 0 for others: {error}"

@@ -290,6 +290,33 @@ def plot_estimates(series: Mapping[str, Columns], confidence: float, path: Pictu
     return save(figure, path)
 
 
+def plot_reliability(curve: Columns, path: Picture) -> "Figure":
+    """Reliability diagrams, one panel per type of question: the share of right answers by the mean
+    probability of a bin. The area of a point is the number of answers.
+    """
+    types = list(dict.fromkeys(curve["type"]))
+    figure = new_figure(1.2 + 3.2 * len(types), 3.8)
+    panels = figure.subplots(1, len(types), squeeze=False)[0]
+    rows = list(zip(*(curve[k] for k in ("type", "when", "prob", "correct", "n")), strict=True))
+    for axes, kind in zip(panels, types, strict=True):
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--")
+        for when, color in (("before", VERMILLION), ("after", BLUE)):
+            points = [row for row in rows if row[:2] == (kind, when)]
+            total = sum(point[4] for point in points)
+            x, y = [point[2] for point in points], [point[3] for point in points]
+            axes.plot(x, y, color=color, linewidth=1, label=when)
+            axes.scatter(x, y, [20 + 160 * point[4] / total for point in points], color=color)
+        axes.set_title(kind, fontsize=10)
+        axes.set_xlim(0, 1.03)
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_xlabel("probability of the answer")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("share of right answers")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", frameon=False, fontsize=9, ncols=2)
+    return save(figure, path)
+
+
 def plot_accuracy(accuracy: Mapping[str, object], path: Picture) -> "Figure":
     """The accuracy of each phenomenon with its interval, from the largest. The last row has all
     pairs.

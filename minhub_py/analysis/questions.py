@@ -25,6 +25,8 @@ EXAMPLES = {
     "score": '{"type": "score", "instructions": "How urgent is it?", "criteria": ["Can wait", "Today"]}',
 }
 SETTINGS, TEMPLATE = "decision.json", "decision_template.jinja"
+# Settings of decision heads in their original formats, which transformers converts.
+OTHER_HEADS = ("judge_config.json", "decision_config.json")
 Content = str | dict | list | None  # type: ignore[type-arg]
 
 
@@ -128,6 +130,14 @@ class DecisionSettings:
     def read(cls, folder: Path) -> "DecisionSettings":
         """The settings in a folder. ValueError: decision.json is invalid."""
         path, template = folder / SETTINGS, folder / TEMPLATE
+        if not path.exists() and (
+            found := [name for name in OTHER_HEADS if (folder / name).exists()]
+        ):
+            raise ValueError(
+                f"{folder / found[0]} describes a decision head in another format: save the model"
+                " by transformers, JevForDecision.from_pretrained(…).save_pretrained(folder), and"
+                " load that folder. settings=DecisionSettings() ignores the head"
+            )
         values = read_json(path, DecisionFile) if path.exists() else DecisionFile()
         options = values.get("noul_options") or ["true", "false"]
         if sorted(options) != ["false", "true"]:

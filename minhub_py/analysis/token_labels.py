@@ -179,7 +179,7 @@ def tokens_of(
     texts: Sequence[str],
     stride: int | None = None,
     progress: Progress | None = None,
-) -> list[list[Token]]:
+) -> list[list[LabeledToken]]:
     """The tokens of each text without special tokens, with the probabilities of their labels."""
     labelled = labelled_texts(model, tokenizer, texts, stride)
     processed, total = 0, sum(len(row.ids) for row in labelled.inputs)

@@ -27,7 +27,10 @@ OLDER_TOKENIZERS = (
     "spm.model",
     "vocab.txt",
 )
+# Settings and prompt of typed decisions
+DECISION_FILES = ("decision.json", "decision_template.jinja")
 TOKENIZER_FILES = (
+    *DECISION_FILES,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -66,7 +69,8 @@ EMBEDDING_FILES = (
 # and a folder with all weights is complete. Offline calls, which cannot ask the Hub for the list of
 # files, rely on this order.
 COMPANIONS = ("generation_config.json", *TOKENIZER_FILES, *EMBEDDING_FILES)
-SMALL = (*COMPANIONS, "config.json")
+# "judge_config.json", "decision_config.json": of decision heads in other formats
+SMALL = (*COMPANIONS, "config.json", "judge_config.json", "decision_config.json")
 MAX_SHARDS = 10_000
 # File names from a server or an index become local paths only if they match these.
 SHARD = re.compile(r"\w[\w.-]{0,240}\.(safetensors|bin)", re.ASCII)

@@ -187,7 +187,9 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     if not folder.is_dir() or not (folder / "modules.json").exists():
         return None
     modules = read_modules(folder)
-    settings = read_optional(folder / "config_sentence_transformers.json", SentenceTransformersSettings)
+    settings = read_optional(
+        folder / "config_sentence_transformers.json", SentenceTransformersSettings
+    )
     files = [folder / name for name in TRANSFORMER_SETTINGS if (folder / name).exists()]
     transformer = read_json(files[-1], TransformerSettings) if files else TransformerSettings()
     is_pylate = settings.get("model_type") == "ColBERT"
@@ -279,7 +281,7 @@ def check_level(path: Path, name: str | None, level: str) -> None:
         )
 
 
-def prompts_of(settings: Settings, per_token: bool) -> dict[str, str]:
+def prompts_of(settings: SentenceTransformersSettings, per_token: bool) -> dict[str, str]:
     """The prompts of a repository, after PyLate's prefixes. With vectors per token, there always are
     queries and documents.
     """
@@ -293,7 +295,9 @@ def prompts_of(settings: Settings, per_token: bool) -> dict[str, str]:
 def prefixes_of(folder: Path) -> list[str]:
     """PyLate's prefixes of queries and documents in a folder."""
     file = folder / "config_sentence_transformers.json"
-    return [*prefixes(read_json(file, Settings)).values()] if file.exists() else []
+    return (
+        [*prefixes(read_json(file, SentenceTransformersSettings)).values()] if file.exists() else []
+    )
 
 
 def inside(folder: Path, path: str) -> Path:

@@ -10,6 +10,7 @@ import gc
 
 import click
 
+from minhub_py.cli.calibration import calibrate
 from minhub_py.cli.chat import chat
 from minhub_py.cli.encoders import answer, classify, entities, masked, pll, rerank
 from minhub_py.cli.group import Group, remember_debug
@@ -70,6 +71,7 @@ for command in (
     activations,
     annotate,
     decide,
+    calibrate,
     rerank,
     classify,
     entities,

@@ -65,11 +65,18 @@ def check_list(name: str, values: object, elements: str) -> None:
         raise ValueError(f"{name} must be a list of {elements}, not {brief(values)}")
 
 
-def decoder_of(model: object, call: str) -> "LanguageModel":
+def decoder_of(model: object, call: str, *, decision: bool = False) -> "LanguageModel":
     """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without
     output head.
+
+    decision: whether the model may have a decision head instead.
     """
     result = model_of(model, call)
+    if not decision and getattr(result.config, "head", None) == "decision":
+        raise ValueError(
+            f"{call}: this {result.config.TITLE} has a decision head, and does not predict the next"
+            f" token: use {call_name('decide')}"
+        )
     if result.encoder_only:
         raise ValueError(f"{call}: {not_a_decoder(result.config)}")
     if result.without_head:

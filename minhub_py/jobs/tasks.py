@@ -331,7 +331,7 @@ def embed(
 
 
 def embed_sparse(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: Any
 ) -> list[Results]:
     """The tokens of the sparse embedding of each text, and their weights, the largest first."""
     from minhub_py.analysis.embeddings import embed as embed_texts
@@ -349,7 +349,7 @@ def embed_sparse(
 
 
 def embed_words(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: Any
 ) -> list[Results]:
     """The words of each text and their embeddings."""
     from minhub_py.analysis.word_embeddings import word_embeddings
@@ -686,6 +686,7 @@ DECISION = (
     Column("confidence", "float64"),
     Column("score", "float64"),
     Column("spread", "float64"),
+    Column("temperature", "float64"),
 )
 SCORE = (
     Column("tokens", "int64"),

@@ -4,8 +4,9 @@ to download.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Literal
 
 import weights_map
@@ -22,6 +23,7 @@ from minhub_py.loading.adapters.loading import (
 )
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.config import build, check, read
+from minhub_py.models.heads import DecisionHead
 from minhub_py.models.registry import (
     ARCHITECTURES,
     Architecture,
@@ -31,6 +33,8 @@ from minhub_py.models.registry import (
     entry_of,
 )
 from minhub_py.system.extras import require
+
+DECISION_TYPE = "jev"  # model_type of transformers' JevForDecision
 
 
 @dataclass(frozen=True)
@@ -170,14 +174,25 @@ def described_by_shapes(checkpoint: Checkpoint) -> tuple[Architecture, ModelConf
                 return architecture, build(
                     architecture.Config, architecture.Config.from_shapes(shapes)
                 )
+    if (checkpoint.path / "rl_agent_config.json").exists():
+        raise ValueError(
+            f"{checkpoint.path} is a Laya decision model (rl_agent_config.json), an encoder whose"
+            " head has its own layers, which is not supported: use a chat model, or a JevForDecision"
+            " that transformers saved"
+        )
     raise FileNotFoundError(
         f"{checkpoint.path} has no config.json, and its tensors do not determine the config: copy"
         " config.json there"
     )
 
 
-def text_settings(settings: dict[str, object]) -> dict[str, object]:
-    """The settings of the language model. A multimodal model has them in text_config."""
+def text_settings(settings: dict[str, Any]) -> dict[str, object]:
+    """The settings of the language model. A multimodal model has them in text_config.
+
+    ValueError: a decision model reads another language model than Qwen 3.5.
+    """
+    if settings.get("model_type") == DECISION_TYPE:
+        return decision_settings(settings)
     text = settings.get("text_config")
     wrappers = [
         model_type
@@ -194,6 +209,41 @@ def text_settings(settings: dict[str, object]) -> dict[str, object]:
         "pad_token_id",
     )
     return {**{name: settings[name] for name in shared if name in settings}, **text}
+
+
+def decision_settings(settings: dict[str, Any]) -> dict[str, object]:
+    """The settings of the language model of a JevForDecision, and of its head. ValueError: it is
+    not a Qwen 3.5.
+    """
+    text = settings.get("text_config")
+    text = text_settings(text) if isinstance(text, dict) else {}
+    if text.get("model_type") != "qwen3_5_text":
+        raise ValueError(
+            f"the decision model (JevForDecision) reads a {brief(text.get('model_type'))}; only"
+            " qwen3_5_text is supported. transformers' pipeline('decision') runs others"
+        )
+    if settings.get("hidden_size", text.get("hidden_size")) != text.get("hidden_size"):
+        raise ValueError("config.json's hidden_size contradicts that of text_config")
+    names = [field.name for field in fields(DecisionHead)]
+    head = {name: settings[name] for name in names if settings.get(name) is not None}
+    return {**text, "architectures": ["JevForDecision"], "decision": head}
+
+
+def file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of config.json for a config's settings: the inverse of `text_settings` for
+    decision models.
+    """
+    if settings.get("decision") is None:
+        return dict(settings)
+    text = {name: settings[name] for name in settings if name not in ("architectures", "decision")}
+    return {
+        "architectures": settings["architectures"],
+        "model_type": DECISION_TYPE,
+        "hidden_size": settings["hidden_size"],
+        **settings["decision"],
+        **({"dtype": settings["dtype"]} if "dtype" in settings else {}),
+        "text_config": text,
+    }
 
 
 def with_token_ids(config: ModelConfig, generation: Mapping[str, object]) -> ModelConfig:

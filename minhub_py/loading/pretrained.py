@@ -33,7 +33,7 @@ from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
 from minhub_py.inference.quantize import check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, AdapterSource, load_adapters
 from minhub_py.loading.facts import Facts, collect, fit
-from minhub_py.loading.files import ModelFiles, open_files, other_architecture
+from minhub_py.loading.files import ModelFiles, file_settings, open_files, other_architecture
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.config import with_older_rope
 from minhub_py.models.experts import ExpertMatrices
@@ -401,10 +401,9 @@ def save_pretrained(
     architecture = architecture_of(config.to_hub()["model_type"])
     tensors = weights_map.to_hub(architecture.model_type, own.state_dict(), config)
     dtype = next(own.parameters()).dtype
-    settings = {
-        **with_older_rope(config, config.to_hub()),
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+    settings = file_settings(
+        {**with_older_rope(config, config.to_hub()), "dtype": str(dtype).removeprefix("torch.")}
+    )
     companions: dict[str, bytes] = {}
     outdated = ["generation_config.json", *EMBEDDING_FILES]
     if own.generation_config:

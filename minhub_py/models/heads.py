@@ -12,8 +12,8 @@ Notation
     labels
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -32,6 +32,7 @@ HEADS = {
     "ForSequenceClassification": "sequence",
     "ForTokenClassification": "tokens",
     "ForQuestionAnswering": "questions",
+    "ForDecision": "decision",
 }
 SUFFIXES = {
     None: "Model",
@@ -39,6 +40,7 @@ SUFFIXES = {
     "sequence": "ForSequenceClassification",
     "tokens": "ForTokenClassification",
     "questions": "ForQuestionAnswering",
+    "decision": "ForDecision",
 }
 
 
@@ -134,6 +136,39 @@ class LastTokenHead(nn.Module):
         return self.out(last_of(x, mask))
 
 
+@dataclass(frozen=True)
+class DecisionHead:
+    """The settings of a decision head, JevForDecision of transformers: a linear layer whose rows
+    are scores of labels, at the token before each mark of a prompt.
+
+    num_verbalizers: rows of the layer.    offsets: row of the first label of each type of question.
+    softcap: of the scores, if any.
+    """
+
+    num_verbalizers: int = 24
+    offsets: Mapping[str, int] = field(default_factory=lambda: {"noul": 0, "score": 2, "choice": 8})
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        if set(self.offsets) != {"noul", "score", "choice"} or not all(
+            type(row) is int and 0 <= row < self.num_verbalizers for row in self.offsets.values()
+        ):
+            raise ValueError(
+                "offsets must be a row of the head for each of noul, score and choice, from 0 to"
+                f" {self.num_verbalizers - 1}, not {self.offsets!r}"
+            )
+
+    def rows(self, kind: str, count: int) -> range:
+        """The rows of a question's options. ValueError: it has more options than rows."""
+        first = self.offsets[kind]
+        if first + count > self.num_verbalizers:
+            raise ValueError(
+                f"{count} options are too many for a {kind} question of this model's decision head:"
+                f" it has at most {self.num_verbalizers - first}"
+            )
+        return range(first, first + count)
+
+
 class TokenHead(nn.Module):
     """Scores (B, T, L) of the labels of each token; for question answering (B, T, 2), of an
     answer's start and end.
@@ -217,8 +252,10 @@ class HeadSettings(Effective):
         """Reset the settings of a decoder without a classification head, so that they do not
         distinguish configs.
         """
-        if self.head != "sequence" and not self.IS_ENCODER:
-            for setting in HEAD_SETTINGS:
+        if self.head == "sequence" or self.IS_ENCODER:
+            return
+        for setting in HEAD_SETTINGS:
+            if setting != "architectures" or self.head != "decision":
                 object.__setattr__(self, setting, None)
 
     def hub_head(self, name: str) -> dict[str, object]:

@@ -19,6 +19,9 @@ Differences from similar architectures
               DeltaNet.
     LSTM      has a recurrent state of fixed size, too, and computes it sequentially.
 
+Decision models (JevForDecision of transformers) have a linear layer in place of the output head:
+scores of the answers to typed questions.
+
 Notation
     B batch rows    T new positions    S attended positions (cached and new)    C channels
     H heads    G KV heads, or heads of q and k in DeltaNet    D head size    R rotated numbers of a
@@ -40,7 +43,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, Layout, State
 from minhub_py.models.delta import GatedNorm, gated_delta
 from minhub_py.models.experts import Routing
-from minhub_py.models.heads import HeadSettings
+from minhub_py.models.heads import DecisionHead, HeadSettings
 from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.mixture import Mixture, SharedExpert
 from minhub_py.models.mlp import GatedMLP
@@ -60,6 +63,7 @@ from minhub_py.models.steps import (
     Step,
 )
 from minhub_py.system.json_text import JsonObject
+from minhub_py.system.shapes import convert
 
 
 class GatedDeltaNet(nn.Module):
@@ -206,11 +210,16 @@ class Qwen35(LanguageModel):
             for layer, kind in enumerate(config.kinds)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
-        # A tied head is the token embedding itself and has no parameter.
-        tied = config.tie_word_embeddings
+        # A tied head is the token embedding itself and has no parameter. A decision head replaces it.
+        decision = config.decision_head
+        tied = config.tie_word_embeddings or decision is not None
         self.lm_head = (
             None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         )
+        self.proj = (
+            None if decision is None else nn.Linear(config.hidden_size, decision.num_verbalizers)
+        )
+        self.softcap = None if decision is None else decision.softcap
         self.mtp = None
         if config.mtp_layers:  # its cache is separate, and its layer is the first one there
             block = Block(config, 0, True, config.model_type != "qwen3_5_text")
@@ -225,6 +234,11 @@ class Qwen35(LanguageModel):
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
+        if self.proj is not None:
+            scores = self.proj(x)
+            if self.softcap is not None:
+                scores = self.softcap * torch.tanh(scores / self.softcap)
+            return scores
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
     def prediction_head(self) -> MultiTokenPrediction:
@@ -274,7 +288,10 @@ class Qwen35(LanguageModel):
         for block in self.layers:
             yield from block.steps(self.rope, self.config.hidden_act)
         yield Norm(self.norm)
-        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
+        if self.proj is not None:
+            yield Logits(self.proj, self.proj.bias, softcap=self.softcap)
+        else:
+            yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
     def mtp_steps(self) -> Iterator[PredictionStep]:
         yield from self.prediction_head().steps(
@@ -369,9 +386,13 @@ class Qwen35Config(HeadSettings):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
+    # of a JevForDecision: num_verbalizers, offsets and softcap
+    decision: dict | None = None  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         self.drop_unused_labels()
+        if self.decision_head is None:
+            object.__setattr__(self, "decision", None)
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         check_multiple(self, "linear_num_value_heads", "linear_num_key_heads")
         if self.mlp_only_layers and self.model_type != "qwen3_next":
@@ -389,6 +410,16 @@ class Qwen35Config(HeadSettings):
             check_layer_types("Qwen 3.5", self.layer_types, choices, self.num_hidden_layers)
         rotary.check("Qwen 3.5", self.rope, partial=True)
         check_rotated("Qwen 3.5", self.rotated, self.head_dim)
+
+    @property
+    def decision_head(self) -> DecisionHead | None:
+        """The decision head; None for other models. ValueError: its settings are invalid."""
+        if self.head != "decision":
+            return None
+        try:
+            return convert(dict(self.decision or {}), DecisionHead)
+        except ValueError as error:
+            raise ValueError(f"{self.TITLE} with a decision head: {error}") from error
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
@@ -461,6 +492,10 @@ class Qwen35Config(HeadSettings):
             "layer_types": self.kinds,
             "rope_parameters": {**(self.rope_parameters or {}), **self.rope},
         }
+        if self.decision is None:
+            del settings["decision"]
+        if self.head == "decision":
+            return {"architectures": ["JevForDecision"], **settings}
         return {**self.hub_head(CLASSES[self.model_type]), **settings}
 
     @property

@@ -28,6 +28,7 @@ class Spelling:
     train = "train()"
     calls: ClassVar[Mapping[str, str]] = {
         "embed": "embed()",
+        "decide": "decide()",
         "masked": "masked_tokens()",
         "classify": "classify()",
         "rerank": "rerank()",

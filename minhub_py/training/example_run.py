@@ -24,7 +24,13 @@ from minhub_py.system.spelling import setting
 from minhub_py.training import contrastive
 from minhub_py.training.adapter_run import invocation_of
 from minhub_py.training.checkpoint import RunFolder
-from minhub_py.training.examples import EMBEDDING, ExampleEncoder, is_table, labels_in, prepare_examples
+from minhub_py.training.examples import (
+    EMBEDDING,
+    ExampleEncoder,
+    is_table,
+    labels_in,
+    prepare_examples,
+)
 from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
 from minhub_py.training.rows import form_of

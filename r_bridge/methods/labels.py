@@ -97,6 +97,48 @@ def question_of(question: dict[str, object]) -> dict[str, object]:
     return {**value, "criteria": dict(zip(vector_values(options), descriptions, strict=True))}
 
 
+def calibrate(
+    session: Session,
+    table: Any,
+    truth: Any,
+    estimator: str,
+    folds: int,
+    bins: int,
+    seed: int,
+    save: str | None,
+) -> dict[str, object]:
+    """The results of minhub_py.calibrate for a decision table, with calibrated columns for its rows.
+
+    truth: a hand-coded answer for each row.
+    """
+    from minhub_py.analysis.calibrate import calibrate as compute
+    from minhub_py.analysis.coded import text_numbers
+
+    columns = {name: vector_values(values) for name, values in dict(table).items()}
+    settings: dict[str, Any] = {"method": estimator, "folds": folds, "bins": bins, "seed": seed}
+    result = compute(columns | {"": vector_values(truth)}, "", **settings)
+    if save is not None:
+        result.save(save)
+    calibrated = result.decisions.table(options=True)
+    names = [question.name for question in result.decisions.questions]
+    rows = [
+        text * len(names) + names.index(name)
+        for text, name in zip(text_numbers(columns), columns["question"], strict=True)
+    ]
+    kept = [name for name in calibrated if name not in ("text", "question", "type", "temperature")]
+    found = {name: [calibrated[name][row] for row in rows] for name in kept}
+    found = {
+        name: values if name == "answer" else np.array(values) for name, values in found.items()
+    }
+    return {
+        "frame": frame(result.columns),
+        "curve": frame(result.curve),
+        "decisions": frame(found),
+        "types": character(result.temperature),
+        "temperature": np.array(list(result.temperature.values()), float),
+    }
+
+
 def label_agreement(
     session: Session,
     raters: Character,

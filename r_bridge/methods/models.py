@@ -196,7 +196,9 @@ def save_pretrained(
     save(model.module, folder, tokenizer.tokenizer if tokenizer else model.optional_tokenizer())
 
 
-def new_adapter(session: Session, model: Model, lora: Mapping[str, object], seed: int) -> dict[str, object]:
+def new_adapter(
+    session: Session, model: Model, lora: Mapping[str, object], seed: int
+) -> dict[str, object]:
     """The model with a new adapter for training in R torch. lora: settings as in minhub_train()."""
     from minhub_py.inference.arguments import model_of
     from minhub_py.loading.adapters import attach

@@ -522,6 +522,7 @@ def test_help_is_whole_at_every_width(
         "activations": 2,
         "annotate": 3,
         "answer": 2,
+        "calibrate": 2,
         "classify": 3,
         "decide": 2,
         "embed": 3,

@@ -53,16 +53,17 @@ def publish(hub: HubServer, folder: Path) -> None:
     )
     save_pretrained(model, folder / "gpt2", tokenizer)
     hub.add("gpt2", folder / "gpt2")
-    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>")
+    merges = [("Y", "e"), ("Ye", "s"), ("N", "o")]  # labels of decisions
+    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", merges=merges)
     bot = llama(
-        vocab_size=258,
+        vocab_size=261,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=2048,
-        bos_token_id=256,
-        eos_token_id=257,
+        bos_token_id=259,
+        eos_token_id=260,
     )
     save_pretrained(bot, folder / "bot", tokenizer)
     settings = {"chat_template": TEMPLATE, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}

@@ -33,7 +33,7 @@ from tokenizers.decoders import DecodeStream
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.gguf_header import read_header
-from minhub_py.checkpoints.layout import OLDER_TOKENIZERS, folder_gguf_hint
+from minhub_py.checkpoints.layout import DECISION_FILES, OLDER_TOKENIZERS, folder_gguf_hint
 from minhub_py.checkpoints.sentence_transformers import prefixes_of
 from minhub_py.checkpoints.storage import read_settings
 from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
@@ -75,7 +75,12 @@ from minhub_py.system.shapes import TokenID, read_json
 # In order of preference.
 FORMS = ("tokenizer.json", "vocab.json", *OLDER_TOKENIZERS, "vocab.dat")
 # Optional companions of a tokenizer.json, which are saved with it.
-SAVED_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+SAVED_COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    *DECISION_FILES,
+)
 # The source of each tokenizer: the class has no attributes and cannot be subclassed.
 FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()
 TOKENS = "tokenizer.ggml.tokens"  # a GGUF file without this key has no tokenizer

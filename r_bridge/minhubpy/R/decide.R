@@ -40,6 +40,7 @@
 #'   * `confidence`: from 0 for equal probabilities to 1; `NA` for `"noul"`;
 #'   * `score`: the expected level; `NA` for other types;
 #'   * `spread`: the standard deviation of `prob` over the orders;
+#'   * `temperature`: the temperature of the question's type, see [calibrate_decisions()];
 #'   * `prob_OPTION` for each option, if `options`.
 #' @references
 #' Pezeshkpour, P. and Hruschka, E. (2024). Large language models sensitivity to the
@@ -96,4 +97,130 @@ check_questions <- function(questions) {
       descriptions = if (length(criteria)) (if (named || type == "score") unname(criteria) else rep(NA_character_, length(criteria)))
     )
   })
+}
+
+#' Calibrate the probabilities of decisions by hand-coded answers
+#'
+#' Of the answers with a calibrated probability of 0.8, 80 % are right. Hand-coded
+#' answers to some of the questions calibrate the probabilities by cross-fitting: those
+#' of a text do not depend on its own hand-coded answer, so that errors before and
+#' after are comparable, and [corrected_estimate()] remains valid.
+#'
+#' * `"temperature"`: one number for each type of question, by which the scores of the
+#'   options are divided (Guo et al. 2017). It changes no answer.
+#' * `"isotonic"`: for each option of a question, an increasing step function of its
+#'   probability (Zadrozny and Elkan 2002). It corrects more, and needs more
+#'   hand-coded answers.
+#'
+#' @param decisions The result of [decide_texts()] with `options = TRUE`.
+#' @param truth The hand-coded answers: the name of a column, or a vector with one
+#'   element for each row, `NA` where there is none. Answers are options, levels from
+#'   0, or `TRUE` and `FALSE`.
+#' @param method The method.
+#' @param folds The number of folds.
+#' @param bins The number of bins of the expected calibration error.
+#' @param seed The seed of the division into folds.
+#' @param save The folder of a model, see [save_pretrained()], in whose
+#'   `decision.json` the temperatures are stored. [decide_texts()], [minhub_serve()]
+#'   and the Python package transformers use them. `NULL`: they are not stored.
+#' @param object,x The result.
+#' @param main The titles of the plots. `NULL`: the types of questions.
+#' @param col The colors before and after.
+#' @param ... For plots, graphical parameters. Otherwise not used.
+#' @returns An object of class `minhub_calibration`, a list with
+#'   * `errors`: a data frame with the columns type, n (hand-coded answers),
+#'     temperature, `ece_before`, `ece_after` (expected calibration error),
+#'     `brier_before`, `brier_after` (Brier score, from 0 to 1), and spread (mean over
+#'     the orders of the options);
+#'   * `decisions`: the data frame `decisions` with calibrated columns;
+#'   * `temperature`: the temperature of each type, from all hand-coded answers;
+#'   * `curve`: the points of the plot, which shows the share of right answers by the
+#'     probability of the answer.
+#' @references
+#' Guo, C., Pleiss, G., Sun, Y. and Weinberger, K. Q. (2017). On calibration of modern
+#' neural networks. ICML.
+#'
+#' Zadrozny, B. and Elkan, C. (2002). Transforming classifier scores into accurate
+#' multiclass probability estimates. KDD.
+#' @family functions for labels
+#' @examplesIf minhubpy:::is_ready()
+#' set.seed(1)
+#' p <- runif(300)
+#' decisions <- data.frame(
+#'   text = 1:300, question = "refund", type = "noul", prob_true = p, prob_false = 1 - p,
+#'   spread = 0, temperature = 1
+#' )
+#' decisions$coded <- ifelse(1:300 <= 60, runif(300) < plogis(qlogis(p) / 3), NA)
+#' calibrate_decisions(decisions, "coded")
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+calibrate_decisions <- function(decisions, truth, method = c("temperature", "isotonic"), folds = 5, bins = 10, seed = 0,
+                                save = NULL) {
+  if (!is.data.frame(decisions)) fail("decisions must be the data frame of decide_texts(), not ", describe(decisions))
+  if (is.character(truth) && length(truth) == 1L) truth <- column_of(decisions, truth)
+  truth <- as_text(truth)
+  if (!is.atomic(truth) || length(truth) != nrow(decisions)) {
+    fail("truth must have one value for each of ", nrow(decisions), " rows, or be the name of a column, not ", describe(truth))
+  }
+  method <- choice(method, c("temperature", "isotonic"))
+  options <- grep("^prob_", names(decisions), value = TRUE)
+  if (!length(options)) fail("decisions has no columns prob_OPTION: call decide_texts() with options = TRUE")
+  used <- c("text", "question", "type", options, "spread", "temperature")
+  columns <- lapply(stats::setNames(nm = used), function(name) as_text(column_of(decisions, name)))
+  if (anyNA(columns$question)) fail("the column question must not contain NA, as at position ", positions_of(is.na(columns$question)))
+  result <- ask(
+    "calibrate",
+    table = columns, truth = truth, estimator = method, folds = whole_number(folds, min = 2),
+    bins = whole_number(bins, min = 1), seed = whole_number(seed), save = optional(save, string, "save")
+  )
+  decisions[names(result$decisions)] <- result$decisions
+  decisions$temperature <- NA_real_
+  structure(
+    list(
+      errors = result$frame, decisions = decisions, temperature = stats::setNames(as.double(result$temperature), result$types),
+      curve = result$curve, method = method
+    ),
+    class = "minhub_calibration"
+  )
+}
+
+#' @rdname calibrate_decisions
+#' @export
+print.minhub_calibration <- function(x, ...) print_format(x, ...)
+
+#' @export
+format.minhub_calibration <- function(x, ...) c(paste0("Calibration by ", x$method, ", cross-fitted"), format_rows(x$errors))
+
+#' @rdname calibrate_decisions
+#' @export
+as.data.frame.minhub_calibration <- function(x, ...) x$errors
+
+#' @rdname calibrate_decisions
+#' @export
+coef.minhub_calibration <- function(object, ...) object$temperature
+
+#' @rdname calibrate_decisions
+#' @export
+plot.minhub_calibration <- function(x, main = NULL, col = c("#D55E00", "#0072B2"), ...) {
+  col <- rep_len(check_color(col), 2L)
+  types <- x$errors$type
+  draw_panels(panel_titles(main, types, "types of questions", "the types"), function(i) draw_reliability(x$curve[x$curve$type == types[[i]], ], col), ...)
+  invisible(x)
+}
+
+draw_reliability <- function(curve, col) {
+  set_margins(left = lines_high(3), bottom = lines_high(3.6), right = 0.3)
+  graphics::plot.window(c(0, 1), c(0, 1))
+  ticks <- seq(0, 1, 0.25)
+  graphics::abline(0, 1, col = "grey50", lty = 2L)
+  graphics::axis(1L, ticks, lwd = 0, mgp = c(2, 0.3, 0))
+  graphics::axis(2L, ticks, lwd = 0, mgp = c(2, 0.3, 0), las = 1L)
+  for (i in 1:2) {
+    points <- curve[curve$when == c("before", "after")[[i]], ]
+    graphics::lines(points$prob, points$correct, col = col[[i]], lwd = 1.5)
+    graphics::points(points$prob, points$correct, pch = 16L, cex = 0.6 + 1.6 * sqrt(points$n / sum(points$n)), col = col[[i]])
+  }
+  graphics::mtext("share of right answers", side = 2L, line = 2, cex = 0.9 * graphics::par("cex"))
+  legend_above(c("before", "after"), col, c(1L, 1L), c(2.5, 2.5))
+  footer("probability of the answer; ", grouped(sum(curve$n) / 2), " hand-coded answers")
 }

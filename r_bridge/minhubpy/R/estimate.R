@@ -54,9 +54,12 @@ choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NU
 #' @param formula A formula such as `human ~ year + party`, or `human ~ 1` for a mean.
 #'   Its left side is `NA` for texts without a human label. It may be a comparison,
 #'   such as `human == "positive"`.
-#' @param data A data frame with one row per text.
+#' @param data A data frame with one row per text, or the result of [decide_texts()]
+#'   with `options = TRUE` and columns for hand-coded answers and covariates.
 #' @param prediction The model's labels as numbers or logical values, such as a column
-#'   of probabilities: the name of a column, or a vector.
+#'   of probabilities: the name of a column, or a vector. `NULL`, for decisions: the
+#'   probability of `true`, or the score.
+#' @param question For decisions, the question whose rows are used.
 #' @param probability Each text's probability of being chosen: the name of a column,
 #'   or a vector. `NULL`: a simple random sample.
 #' @param family `"linear"` or `"logistic"`.
@@ -91,12 +94,15 @@ choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NU
 #' corrected_estimate(human ~ year, texts, prediction = "model")
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-corrected_estimate <- function(formula, data, prediction, probability = NULL, family = c("linear", "logistic"),
+corrected_estimate <- function(formula, data, prediction = NULL, probability = NULL, family = c("linear", "logistic"),
                                method = c("auto", "ppi++", "ppi", "dsl", "confidence", "naive", "human"),
-                               confidence = 0.95, cluster = NULL, cross_fit = 0, splits = 10, seed = 0) {
+                               confidence = 0.95, cluster = NULL, cross_fit = 0, splits = 10, seed = 0, question = NULL) {
   if (!inherits(formula, "formula") || length(formula) != 3L) fail("formula must have two sides, such as human ~ year, not ", describe(formula))
   if (!is.data.frame(data)) fail("data must be a data frame, not ", describe(data))
-  data <- plain_columns(data)
+  all <- nrow(data)
+  rows <- rows_of_question(data, question)
+  data <- plain_columns(data[rows, , drop = FALSE])
+  if (is.null(prediction)) prediction <- prediction_of(data)
   frame <- tryCatch(
     stats::model.frame(formula, data, na.action = stats::na.pass),
     error = function(error) fail("formula cannot be evaluated with the columns of data (", toString(names(data)), "): ", conditionMessage(error))
@@ -107,15 +113,16 @@ corrected_estimate <- function(formula, data, prediction, probability = NULL, fa
   }
   design <- stats::model.matrix(attr(frame, "terms"), frame)
   if (nrow(design) != nrow(data)) fail("a covariate is missing for some texts: remove those rows")
+  of_rows <- function(value) if (length(value) == all && nrow(data) < all) value[rows] else value # vectors for all rows of `data`
   column <- function(value, what) {
     if (is.character(value) && length(value) == 1L) value <- column_of(data, value)
-    value <- plain(value, what)
+    value <- of_rows(plain(value, what))
     if (!is_plain_number(value) && !is.logical(value)) fail(what, " must be numbers, logical values or the name of such a column, not ", describe(value))
     if (length(value) != nrow(data)) fail(what, " must have one value for each of ", nrow(data), " rows, not ", length(value))
     as.double(value)
   }
   if (is.character(cluster) && length(cluster) == 1L) cluster <- column_of(data, cluster)
-  cluster <- plain(cluster)
+  cluster <- of_rows(plain(cluster))
   if (!is.null(cluster)) {
     if (!is.atomic(cluster)) fail("cluster must be a vector or the name of a column, not ", describe(cluster))
     if (length(cluster) != nrow(data)) fail("cluster must have one value for each of ", nrow(data), " rows, not ", length(cluster))
@@ -139,6 +146,29 @@ corrected_estimate <- function(formula, data, prediction, probability = NULL, fa
     ),
     class = "minhub_estimate"
   )
+}
+
+# The rows of one question of a decision table.
+rows_of_question <- function(data, question) {
+  if (is.null(question)) {
+    asked <- if (is_decisions(data)) unique(as.character(data$question))
+    if (length(asked) > 1L) fail("data has decisions about several questions: set question to one of ", toString(asked))
+    return(seq_len(nrow(data)))
+  }
+  asked <- as.character(column_of(data, "question"))
+  question <- choice(question, unique(asked))
+  which(asked == question)
+}
+
+is_decisions <- function(data) all(c("text", "question", "type", "answer") %in% names(data))
+
+# The column of predictions of a question of true and false, or of a score.
+prediction_of <- function(data) {
+  type <- if (is_decisions(data)) unique(as.character(data$type))
+  if (identical(type, "noul")) return("prob_true")
+  if (identical(type, "score")) return("score")
+  options <- grep("^prob_", names(data), value = TRUE)
+  fail("prediction must be the name of a column of numbers", if (length(options)) c(", such as ", options[[1L]]))
 }
 
 #' @rdname corrected_estimate

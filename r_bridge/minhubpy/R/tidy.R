@@ -10,6 +10,7 @@
 #' | [activations()] | point, text, token and channel |
 #' | [attention_weights()] | layer, head, token and attended-to token |
 #' | [label_agreement()] | statistic |
+#' | [calibrate_decisions()] | type of question |
 #' | [corrected_estimate()] | term |
 #' | [minimal_pairs()] | phenomenon |
 #' | [tuned_lens()] | layer |
@@ -77,6 +78,9 @@ tidy.minhub_agreement <- as_tidy
 
 #' @rawNamespace S3method(generics::tidy,minhub_attention)
 tidy.minhub_attention <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_calibration)
+tidy.minhub_calibration <- as_tidy
 
 #' @rawNamespace S3method(generics::tidy,minhub_chat)
 tidy.minhub_chat <- as_tidy

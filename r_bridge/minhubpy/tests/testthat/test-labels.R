@@ -119,7 +119,8 @@ test_that("decide_texts() has a row per text and question, with NA for missing t
   )
   texts <- c(a = "O Romeo", b = NA, c = "Off with his head!")
   found <- decide_texts(model, texts, questions, options = TRUE)
-  expect_identical(names(found)[1:8], c("text", "question", "type", "answer", "prob", "confidence", "score", "spread"))
+  columns <- c("text", "question", "type", "answer", "prob", "confidence", "score", "spread", "temperature")
+  expect_identical(names(found)[1:9], columns)
   expect_identical(as.character(found$text), rep(c("a", "b", "c"), each = 3L))
   expect_identical(as.character(found$question), rep(names(questions), 3L))
   expect_identical(is.na(found$answer), rep(c(FALSE, TRUE, FALSE), each = 3L))
@@ -138,4 +139,71 @@ test_that("decide_texts() has a row per text and question, with NA for missing t
   expect_refused(decide_texts(model, "x", list(q = list(type = "open"))), 'the type of question q must be one of')
   expect_refused(decide_texts(model, "x", list(q = list(type = "choice"))), "criteria")
   expect_refused(decide_texts(a_model(), "x", plain), "no chat template. Use annotate_texts()")
+})
+
+# Decisions about 300 texts by a model whose scores are three times too large, and hand-coded answers to the first 150.
+some_decisions <- function() {
+  set.seed(1)
+  p <- runif(300, 0.02, 0.98)
+  level <- rbinom(300, 2, p)
+  party <- rep(c("a", "b"), 150)
+  refund <- data.frame(
+    text = 1:300, question = "refund", type = "noul", answer = "true", prob = NA_real_, confidence = NA_real_, score = NA_real_,
+    spread = 0, temperature = 1, prob_true = plogis(3 * qlogis(p)), prob_false = plogis(-3 * qlogis(p)), prob_0 = NA, prob_1 = NA,
+    prob_2 = NA, coded = as.character(runif(300) < p), party = party
+  )
+  urgency <- transform(refund,
+    question = "urgency", type = "score", prob_true = NA, prob_false = NA, prob_0 = (1 - p)^2, prob_1 = 2 * p * (1 - p),
+    prob_2 = p^2, score = 2 * p, coded = as.character(level)
+  )
+  data <- rbind(refund, urgency)[order(rep(1:300, 2), rep(1:2, each = 300)), ]
+  data$coded[data$text > 150] <- NA
+  data
+}
+
+test_that("calibrate_decisions() finds the temperatures, stores them, and plots reliability", {
+  needs_python()
+  data <- some_decisions()
+  found <- calibrate_decisions(data, "coded")
+  expect_identical(found$errors$type, c("noul", "score"))
+  expect_identical(as.integer(found$errors$n), c(150L, 150L))
+  expect_equal(unname(coef(found)), found$errors$temperature)
+  expect_true(abs(coef(found)[["noul"]] - 3) < 0.8)
+  expect_lt(found$errors$ece_after[[1L]], found$errors$ece_before[[1L]] / 2)
+  expect_identical(found$decisions$text, data$text)
+  row <- match(TRUE, data$question == "refund" & data$text > 150)
+  logit <- qlogis(c(data$prob_true[[row]], found$decisions$prob_true[[row]]))
+  expect_equal(logit[[1L]] / logit[[2L]], coef(found)[["noul"]], tolerance = 0.1)
+  expect_equal(calibrate_decisions(data, data$coded)$errors, found$errors)
+  folder <- tempfile()
+  dir.create(folder)
+  calibrate_decisions(data, "coded", save = folder)
+  expect_match(readLines(file.path(folder, "decision.json")), '"noul": ', all = FALSE)
+  expect_output(print(found), "Calibration by temperature, cross-fitted")
+  expect_identical(as.data.frame(found), found$errors)
+  shown <- strings(drawn(plot(found)))
+  expect_true(all(c("noul", "score", "before", "after", "share of right answers") %in% shown))
+  isotonic <- calibrate_decisions(data, "coded", "isotonic")
+  expect_identical(coef(isotonic), stats::setNames(numeric(), character()))
+  expect_refused(calibrate_decisions(isotonic$decisions, "coded"), "calibrated already: pass the result of decide_texts()")
+  expect_refused(calibrate_decisions(data, "other"), "no column other")
+  expect_refused(calibrate_decisions(data, 1:3), "truth must have one value for each of 600 rows")
+  expect_refused(calibrate_decisions(data[1:9], data$coded), "call decide_texts() with options = TRUE")
+})
+
+test_that("corrected_estimate() accepts decisions", {
+  needs_python()
+  data <- some_decisions()
+  refund <- data[data$question == "refund", ]
+  expected <- corrected_estimate(coded == "TRUE" ~ party, refund, prediction = refund$prob_true)
+  found <- corrected_estimate(coded == "TRUE" ~ party, data, question = "refund")
+  expect_identical(found$estimates, expected$estimates)
+  expect_identical(found$texts, 300L)
+  expect_identical(found$coded, 150L)
+  expect_identical(corrected_estimate(coded == "TRUE" ~ party, data, data$prob_true, question = "refund")$estimates, expected$estimates)
+  score <- corrected_estimate(as.integer(coded) ~ 1, data, question = "urgency")
+  expect_true(score$estimates$lower < 1 && score$estimates$upper > 1)
+  expect_refused(corrected_estimate(coded == "TRUE" ~ 1, data), "several questions: set question to one of refund, urgency")
+  expect_refused(corrected_estimate(coded == "TRUE" ~ 1, data, question = "mood"), 'must be one of')
+  expect_refused(corrected_estimate(coded == "TRUE" ~ 1, refund[c("coded", "prob_true")]), "such as prob_true")
 })

@@ -1,0 +1,237 @@
+"""Decision tables, and hand-coded answers to the questions of a table."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from reprlib import repr as brief
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minhub_py.analysis.decisions import Decisions
+from minhub_py.analysis.questions import TYPES, Question, Type
+from minhub_py.analysis.tokens import is_missing
+
+# A table of `Decisions.table(options=True)`, as columns or a data frame.
+Table = Mapping[str, Any]
+# Hand-coded answers by question, one per text and None for texts without one; rows with the columns
+# text, question and answer; or the name of a column of the decision table.
+Truth = Mapping[str, Iterable[object]] | Iterable[Mapping[str, object]] | str
+Indices = NDArray[np.int64]
+NO_OPTIONS = "has no columns prob_OPTION: compute it with options=True (minhub decide --options)"
+
+
+def decisions_of(source: Decisions | Table) -> Decisions:
+    """Decisions, or those of a decision table, with its texts in the order of the rows.
+
+    ValueError: the table lacks a column, or the rows of a question.
+    """
+    if isinstance(source, Decisions):
+        return source
+    columns = columns_of(source)
+    options = [name for name in columns if name.startswith("prob_")]
+    if not options:
+        raise ValueError(f"the decision table {NO_OPTIONS}")
+    texts = text_numbers(columns)
+    rows: dict[str, dict[int, int]] = {}
+    for row, (text, name) in enumerate(zip(texts, columns["question"], strict=True)):
+        rows.setdefault(str(name), {})[text] = row
+    questions, values, scores, spreads = list[Question](), [], [], []
+    temperature: dict[Type, float] = {}
+    for name, found in rows.items():
+        first = next(iter(found.values()))
+        kind = columns["type"][first]
+        if kind not in TYPES:
+            raise ValueError(f"the type of question {name!r} must be {', '.join(TYPES)}")
+        table = np.full((max(texts) + 1, len(options)), np.nan)
+        for text, row in found.items():
+            table[text] = [number_of(columns[option][row]) for option in options]
+        used = ~np.isnan(table).all(axis=0)
+        names = tuple(o.removeprefix("prob_") for o, u in zip(options, used, strict=True) if u)
+        if not names:
+            raise ValueError(f"the decision table has no probability for question {name!r}")
+        questions.append(Question(name, kind, None, names, (), (None,) * len(names)))
+        divisors = {number_of(columns["temperature"][row]) for row in found.values()}
+        divisors = {value for value in divisors if not math.isnan(value)} or {math.nan}
+        temperature.setdefault(kind, divisors.pop())
+        values.append(table[:, used])
+        with np.errstate(divide="ignore"):
+            scores.append(np.log(table[None, :, used]) * temperature[kind])
+        spread = np.full_like(values[-1], np.nan)
+        for text, row in found.items():
+            if not np.isnan(values[-1][text]).any():
+                spread[text, values[-1][text].argmax()] = number_of(columns["spread"][row])
+        spreads.append(spread)
+    return Decisions(tuple(questions), tuple(values), tuple(spreads), tuple(scores), temperature)
+
+
+def columns_of(table: Table) -> dict[str, list[Any]]:
+    """The columns of a table as lists. ValueError: a column is missing, or lengths differ."""
+    if not hasattr(table, "keys") or not hasattr(table, "__getitem__"):
+        raise ValueError(
+            f"decisions must be the result of decide() or its table, not {brief(table)}"
+        )
+    columns = {str(name): list(table[name]) for name in table.keys()}  # noqa: SIM118 (a data frame)
+    required = ("text", "question", "type", "spread", "temperature")
+    if missing := [name for name in required if name not in columns]:
+        raise ValueError(
+            f"the decision table must have the column {missing[0]}: pass the table of decide()"
+        )
+    if len({len(values) for values in columns.values()}) > 1:
+        raise ValueError("the columns of the decision table have different lengths")
+    # A job writes a row without a question for a text that has a problem.
+    kept = [row for row, name in enumerate(columns["question"]) if not is_empty(name)]
+    if not kept:
+        raise ValueError("the decision table has no rows with a question")
+    return {name: [values[row] for row in kept] for name, values in columns.items()}
+
+
+def is_empty(value: object) -> bool:
+    """Whether a cell of a table is empty."""
+    return is_missing(value) or value == ""
+
+
+def text_numbers(columns: Mapping[str, Sequence[Any]]) -> list[int]:
+    """The number of each row's text, in order. Each further row of a question with the same text is
+    another text.
+    """
+    numbers: dict[tuple[Any, int], int] = {}
+    counts: dict[tuple[Any, Any], int] = {}
+    result = list[int]()
+    for pair in zip(columns["text"], columns["question"], strict=True):
+        counts[pair] = counts.get(pair, -1) + 1
+        result.append(numbers.setdefault((pair[0], counts[pair]), len(numbers)))
+    return result
+
+
+def number_of(value: object) -> float:
+    """A cell of a table, NaN if it is empty."""
+    return math.nan if is_empty(value) else float(str(value))
+
+
+def truth_of(source: Decisions | Table, truth: Any) -> Any:
+    """Hand-coded answers, as rows if they are a column of the table. ValueError: no such column."""
+    if not isinstance(truth, str):
+        return truth
+    columns = {} if isinstance(source, Decisions) else columns_of(source)
+    if truth not in columns:
+        raise ValueError(f"the decision table has no column {truth!r} with hand-coded answers")
+    return [
+        {"text": text, "question": name, "answer": None if is_empty(answer) else answer}
+        for text, name, answer in zip(
+            text_numbers(columns), columns["question"], columns[truth], strict=True
+        )
+    ]
+
+
+def coded_answers(decisions: Decisions, truth: Truth) -> list[Indices]:
+    """For each question, the index of each text's hand-coded option (texts,); -1 without one.
+
+    ValueError: an unknown question, text or option, a wrong length, or a text coded twice.
+    """
+    count = len(decisions.probabilities[0])
+    by_name = {question.name: question for question in decisions.questions}
+    answers = {name: np.full(count, -1) for name in by_name}
+    for text, name, answer in cells_of(truth, by_name, count):
+        if is_missing(answer):
+            continue
+        if answers[name][text] >= 0:
+            raise ValueError(f"question {name!r} of text {text} has two hand-coded answers")
+        answers[name][text] = option_index(by_name[name], answer)
+    if all((indices < 0).all() for indices in answers.values()):
+        raise ValueError("no text has a hand-coded answer")
+    return list(answers.values())
+
+
+def cells_of(
+    truth: Truth, questions: Mapping[str, Question], count: int
+) -> Iterable[tuple[int, str, object]]:
+    """Text, question and answer of each cell. ValueError: a question or a text is unknown."""
+    if isinstance(truth, Mapping):
+        for name, answers in truth.items():
+            check_name(name, questions)
+            values = list(answers)
+            if len(values) != count:
+                raise ValueError(
+                    f"question {name!r} has {len(values)} hand-coded answers for {count} texts:"
+                    " pass one per text, with None for texts without one"
+                )
+            yield from ((text, name, answer) for text, answer in enumerate(values))
+        return
+    if isinstance(truth, str) or not isinstance(truth, Iterable):
+        raise ValueError(
+            "hand-coded answers must be lists by question, or rows with text, question and answer,"
+            f" not {brief(truth)}"
+        )
+    for row in truth:
+        if not isinstance(row, Mapping) or not {"text", "question", "answer"} <= row.keys():
+            raise ValueError(f"a hand-coded row must have text, question and answer: {brief(row)}")
+        name, text = str(row["question"]), row["text"]
+        check_name(name, questions)
+        try:
+            number = int(str(text))
+        except ValueError as error:
+            raise ValueError(
+                f"text must be the number of a text from 0, not {brief(text)}"
+            ) from error
+        if not 0 <= number < count:
+            raise ValueError(f"text {number} does not exist: there are {count} texts from 0")
+        yield number, name, row["answer"]
+
+
+def check_name(name: object, questions: Mapping[str, Question]) -> None:
+    """ValueError: the question is unknown."""
+    if name not in questions:
+        raise ValueError(f"question {name!r} is unknown: the questions are {', '.join(questions)}")
+
+
+def option_index(question: Question, answer: object) -> int:
+    """The index of a hand-coded option. ValueError: it is unknown."""
+    if question.type == "noul" and isinstance(answer, bool | np.bool_):
+        answer = "true" if answer else "false"
+    spelled = str(answer)
+    if question.type == "noul":
+        spelled = spelled.lower()
+    elif question.type == "score" and isinstance(answer, float) and answer.is_integer():
+        spelled = str(int(answer))
+    if spelled not in question.options:
+        raise ValueError(
+            f"{brief(answer)} is not an answer to question {question.name!r}: use"
+            f" {' or '.join(sorted(question.options)[:8])}"
+        )
+    return question.options.index(spelled)
+
+
+def outcome(
+    decisions: Decisions, truth: object, question: str | None, option: str | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Human and predicted labels (texts,) as numbers: of an option 1 or 0 and its probability, of a
+    score the level and its expectation. NaN without a human label.
+
+    truth: hand-coded answers, also those to the question as a list.
+    ValueError: the question or the option is unknown or must be given.
+    """
+    by_name = {asked.name: number for number, asked in enumerate(decisions.questions)}
+    if question is None and len(by_name) > 1:
+        raise ValueError(f"question must be one of {', '.join(by_name)}")
+    name = next(iter(by_name)) if question is None else question
+    check_name(name, {asked.name: asked for asked in decisions.questions})
+    number = by_name[name]
+    asked, probabilities = decisions.questions[number], decisions.probabilities[number]
+    answers: Any = truth if isinstance(truth, Mapping) or are_rows(truth) else {name: truth}
+    coded = coded_answers(decisions, answers)[number]
+    if option is None and asked.type == "score":
+        levels = np.array([int(level) for level in asked.options], float)
+        return np.where(coded < 0, np.nan, levels[coded]), probabilities @ levels
+    if option is None and asked.type == "choice":
+        raise ValueError(
+            f"option must be one of {', '.join(asked.options)}: the outcome of a choice is whether"
+            " an option is the answer"
+        )
+    index = option_index(asked, "true" if option is None else option)
+    return np.where(coded < 0, np.nan, coded == index), probabilities[:, index]
+
+
+def are_rows(truth: object) -> bool:
+    """Whether hand-coded answers are rows."""
+    return isinstance(truth, Sequence) and any(isinstance(row, Mapping) for row in truth)

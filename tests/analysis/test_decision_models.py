@@ -1,0 +1,168 @@
+"""Decision models: JevForDecision of transformers, loaded, saved and computed by the C decoder."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from guarantees import EXACT, assert_same
+from needs import needs
+from random_weights import draw
+from safetensors.torch import save_file
+from test_decisions import DECISION_TEMPLATES, QUESTIONS, SIZES, STATES, checkpoint, write_settings
+
+from minhub_py import (
+    decide,
+    from_pretrained,
+    generate,
+    save_pretrained,
+    tokenizer_from_pretrained,
+)
+from minhub_py.inference.native_runner import NativeRunner, runner_of
+
+TEXT_CONFIG = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "model_type": "qwen3_5_text",
+    "vocab_size": 420,
+    "head_dim": 16,
+    "rms_norm_eps": 0.01,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "max_position_embeddings": 1024,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+
+
+def decision_model(folder, template="jev", text_config=TEXT_CONFIG, **head):
+    """A random JevForDecision, as transformers saves it."""
+    from transformers import JevConfig, JevForDecision
+    from transformers.models.jev.configuration_jev import JEV_TEMPLATE
+
+    checkpoint(folder)  # the tokenizer
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).unlink()
+    config = JevConfig(hidden_size=32, text_config=dict(text_config), **head)
+    torch.manual_seed(0)
+    model = JevForDecision(config).eval()
+    draw(model)
+    model.save_pretrained(folder)
+    template = JEV_TEMPLATE if template == "jev" else DECISION_TEMPLATES.get(template)
+    settings = {"temperature": {"noul": 0.7, "choice": 1.5}, "noul_options": ["false", "true"]}
+    write_settings(folder, template, **settings)
+    return folder
+
+
+CASES = {
+    "jev": {},
+    "softcap": {"softcap": 2.0, "num_verbalizers": 12, "offsets": {"noul": 9, "score": 0, "choice": 4}},
+    "together": {"template": "together"},
+    "default prompt": {"template": None, "num_verbalizers": 26, "offsets": {"noul": 0, "score": 0, "choice": 0}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory):
+    folder = decision_model(tmp_path_factory.mktemp("jev"), **CASES[request.param])
+    return folder, from_pretrained(folder, device="cpu"), tokenizer_from_pretrained(str(folder))
+
+
+def pipeline_at(folder):
+    from transformers import pipeline
+
+    return pipeline("decision", model=str(folder), dtype=torch.float32)
+
+
+def assert_equal_answers(folder, results) -> None:
+    pipeline = pipeline_at(folder)
+    for number, state in enumerate(STATES):
+        expected = pipeline({"state": state, "questions": QUESTIONS})
+        actual = results.answers(number)
+        assert actual["refund"]["noul"] == pytest.approx(expected["refund"]["noul"], abs=1e-5)
+        for name in ("tone", "urgency"):
+            assert actual[name]["probabilities"] == pytest.approx(
+                expected[name]["probabilities"], abs=1e-5
+            )
+
+
+@needs("transformers 5.24")
+def test_answers_equal_the_pipeline_of_transformers(pair, tmp_path) -> None:
+    folder, model, tokenizer = pair
+    if EXACT:
+        assert isinstance(runner_of(model), NativeRunner)
+    results = decide(model, tokenizer, STATES, QUESTIONS)
+    assert_equal_answers(folder, results)
+    spreads = [np.ptp(values, axis=0).max() for values in results.probabilities]
+    assert max(spreads) > 0.002  # they depend on the text
+    alone = decide(model, tokenizer, STATES[1], QUESTIONS)
+    assert_same(alone.probabilities[2][0], results.probabilities[2][1])
+
+
+@needs("transformers 5.24")
+def test_a_saved_model_is_loaded_by_transformers(pair, tmp_path) -> None:
+    folder, model, tokenizer = pair
+    save_pretrained(model, tmp_path, tokenizer)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert (saved["model_type"], saved["architectures"]) == ("jev", ["JevForDecision"])
+    assert saved["text_config"]["model_type"] == "qwen3_5_text"
+    for name in ("decision.json", "decision_template.jinja"):
+        assert (tmp_path / name).exists() == (folder / name).exists()
+    again = decide(from_pretrained(tmp_path, device="cpu"), tokenizer, STATES, QUESTIONS)
+    expected = decide(model, tokenizer, STATES, QUESTIONS)
+    assert_same(again.probabilities[1], expected.probabilities[1])
+    assert_equal_answers(tmp_path, again)
+
+
+@needs("transformers 5.24")
+def test_other_calls_name_decide(pair) -> None:
+    _, model, _ = pair
+    with pytest.raises(
+        ValueError, match=r"generate\(\): this Qwen 3.5 has a decision head.*decide"
+    ):
+        generate(model, [[1, 2]], 3)
+
+
+@needs("transformers 5.24")
+def test_more_options_than_rows_are_named(tmp_path) -> None:
+    folder = decision_model(tmp_path, num_verbalizers=10)
+    model, tokenizer = from_pretrained(folder), tokenizer_from_pretrained(str(folder))
+    with pytest.raises(ValueError, match="question 'tone': 3 options are too many for a choice"):
+        decide(model, tokenizer, "text", QUESTIONS)
+
+
+@needs("transformers 5.24")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"text_config": {"model_type": "qwen2"}},
+            "reads a 'qwen2'; only qwen3_5_text is supported",
+        ),
+        ({"hidden_size": 64}, "hidden_size contradicts that of text_config"),
+        ({"offsets": {"noul": 0}}, "offsets must be a row of the head for each of noul, score and"),
+        ({"offsets": {"noul": 0, "score": 2, "choice": 24}}, "from 0 to 23"),
+        ({"num_verbalizers": "many"}, "decision head: num_verbalizers must be"),
+    ],
+)
+def test_invalid_decision_models_are_named(tmp_path, changes, message) -> None:
+    folder = decision_model(tmp_path)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(folder)
+
+
+def test_heads_in_other_formats_are_rejected_by_name(tmp_path) -> None:
+    folder = checkpoint(tmp_path / "chat")
+    (folder / "judge_config.json").write_text("{}")
+    model, tokenizer = from_pretrained(folder), tokenizer_from_pretrained(str(folder))
+    with pytest.raises(ValueError, match="judge_config.json describes a decision head in another"):
+        decide(model, tokenizer, "text", QUESTIONS)
+    laya = tmp_path / "laya"
+    laya.mkdir()
+    save_file({"scorer.1.weight": torch.zeros(2, 2)}, laya / "model.safetensors")
+    (laya / "rl_agent_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="is a Laya decision model"):
+        from_pretrained(laya)
