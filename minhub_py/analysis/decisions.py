@@ -233,10 +233,10 @@ def answer(
                 spans.append(Span(prompt.ids, mark, mark + 1))
                 targets.append((order, number, index[question.name]))
 
-    def consume(logits: Tensor, rows: list[int], numbers: list[int], _: list[int]) -> None:
-        for row, span in zip(rows, numbers, strict=True):
+    def consume(logits: Tensor, positions: list[int], numbers: list[int], _: list[int]) -> None:
+        for position, span in zip(positions, numbers, strict=True):
             order, number, kind = targets[span]
-            scores = logits[row, rows[kind]].double().cpu().numpy()
+            scores = logits[position, rows[kind]].double().cpu().numpy()
             values[kind][order, number, variants[order][1][kind]] = scores
 
     predict(model, spans, consume, progress)

@@ -33,6 +33,7 @@ from minhub_py.models.registry import (
     entry_of,
 )
 from minhub_py.system.extras import require
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 DECISION_TYPE = "jev"  # model_type of transformers' JevForDecision
 
@@ -186,7 +187,7 @@ def described_by_shapes(checkpoint: Checkpoint) -> tuple[Architecture, ModelConf
     )
 
 
-def text_settings(settings: dict[str, Any]) -> dict[str, object]:
+def text_settings(settings: JsonObject) -> dict[str, object]:
     """The settings of the language model. A multimodal model has them in text_config.
 
     ValueError: a decision model reads another language model than Qwen 3.5.
@@ -211,7 +212,7 @@ def text_settings(settings: dict[str, Any]) -> dict[str, object]:
     return {**{name: settings[name] for name in shared if name in settings}, **text}
 
 
-def decision_settings(settings: dict[str, Any]) -> dict[str, object]:
+def decision_settings(settings: JsonObject) -> dict[str, object]:
     """The settings of the language model of a JevForDecision, and of its head. ValueError: it is
     not a Qwen 3.5.
     """
@@ -229,7 +230,7 @@ def decision_settings(settings: dict[str, Any]) -> dict[str, object]:
     return {**text, "architectures": ["JevForDecision"], "decision": head}
 
 
-def file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def file_settings(settings: JsonMapping) -> JsonObject:
     """The content of config.json for a config's settings: the inverse of `text_settings` for
     decision models.
     """
