@@ -24,13 +24,14 @@ bfloat16 does not apply; its prefill is slower.
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from minhub_py.inference.beams import Beams, BeamSearch, Hypothesis
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import AnyMatcher
 from minhub_py.inference.mask_threads import MaskThreads, ThreadedMatcher
@@ -42,6 +43,7 @@ from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.rows import Row, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import Drafter, DraftSource, PromptLookup
+from minhub_py.inference.token_limits import LimitedMatcher
 from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
 
@@ -58,6 +60,8 @@ class Event:
     top: the most likely tokens at this position with their log-probabilities, in descending order,
     if requested.
     error: the error that ends this sequence only, such as NaN logits. There is no token then.
+    hypotheses: the result of a beam search, which has one event: the best sequences, in descending
+    order of their scores. There is no token then.
     """
 
     row: int
@@ -66,6 +70,7 @@ class Event:
     end: Literal["stop", "length"] | None = None
     top: tuple[tuple[int, float], ...] = ()
     error: ValueError | None = None
+    hypotheses: tuple[Hypothesis, ...] = ()
 
 
 class Batch:
@@ -77,7 +82,7 @@ class Batch:
             for event in batch.step():
                 ...
 
-    rows: maximum number of sequences.
+    rows: maximum number of sequences; a beam search counts as one per beam.
     max_length: positions per sequence; longer sequences continue with a part of their context. An
         encoder-decoder's prompt and output are limited separately.
     prefix_bytes: size of the prefix cache of finished sequences. A prompt copies its longest common
@@ -127,8 +132,8 @@ class Batch:
         self.cached_tokens: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """The number of active sequences."""
-        return len(self.rows) + len(self.joining)
+        """The number of active sequences, with one per beam."""
+        return sum(row.width for row in (*self.rows, *self.joining))
 
     @property
     def decoding(self) -> int:
@@ -153,6 +158,7 @@ class Batch:
         like: int | None = None,
         matcher: AnyMatcher | None = None,
         generated: int = 0,
+        search: BeamSearch | None = None,
     ) -> int:
         """Add a sequence at the next step. Returns its number for events and `retire`.
 
@@ -168,6 +174,8 @@ class Batch:
         like: an active sequence; its cache is copied for the common prefix where possible.
         matcher: restricts tokens to those it allows and ends the sequence when complete.
             Log-probabilities are still those computed by the model.
+        search: settings of a beam search, which has one event, at its end. Of the settings of
+            `sampling`, the penalties and the bias apply, and of the matchers, limits of tokens.
 
         ValueError: an empty prompt, no tokens to generate or score, an ID outside the vocabulary,
         or more tokens than the batch has room for. IndexError: all rows are in use.
@@ -177,7 +185,12 @@ class Batch:
                 "a sequence needs a prompt of at least one token and at least one token to generate"
                 " or score"
             )
-        if len(self) == self.capacity:
+        width = 1 if search is None else search.beams
+        if width > self.capacity:
+            raise ValueError(
+                f"a search with {width} beams does not fit a batch of {self.capacity} rows"
+            )
+        if len(self) + width > self.capacity:
             raise IndexError(f"all {self.capacity} rows of the batch are in use")
         tokens = [*ids, *targets]
         smallest, largest = min(tokens), max(tokens)
@@ -209,6 +222,20 @@ class Batch:
         if draft is not None and self.runner.supports_drafts:
             drafter = draft.sequence(speculate or draft.MOST, end)
         stop = stop or StopCriteria(frozenset(), (), None)
+        output_start, beams = len(text) - generated, None
+        if search is not None:
+            beams, matcher = (
+                Beams(
+                    search,
+                    sampling,
+                    stop,
+                    len(text),
+                    output_start,
+                    max_new_tokens,
+                    limits_of(matcher),
+                ),
+                None,
+            )
         random = generator or torch.default_generator
         self.joining.append(
             Row(
@@ -216,7 +243,7 @@ class Batch:
                 encoder_ids,
                 text,
                 len(text),
-                len(text) - generated,
+                output_start,
                 end,
                 sampling,
                 random,
@@ -228,6 +255,7 @@ class Batch:
                 like,
                 adapter_start,
                 None if matcher is None else ThreadedMatcher(matcher, self.masks),
+                beams=beams,
             )
         )
         return self.count
@@ -286,7 +314,7 @@ class Batch:
             row.matcher.mask for row in self.rows if row.matcher and row.logits is not None
         ]
         pending += [row.loading for row in self.rows if row.in_prefill and row.loading is not None]
-        if pending and len(pending) == len(self):
+        if pending and len(pending) == len(self.rows) + len(self.joining):
             wait_for(pending, return_when=FIRST_COMPLETED)
 
     def _join(self) -> None:
@@ -443,7 +471,16 @@ class Batch:
         """
         events: list[Event] = []
         starts = [0, *accumulate(1 + len(row.draft) for row in rows)]
-        first = {row.key: start for row, start in zip(rows, starts, strict=False)}
+        searches: dict[int, list[tuple[Row, int]]] = {}
+        numbered = list(zip(rows, starts, strict=False))
+        for row, start in numbered:
+            if row.beams is not None:
+                searches.setdefault(row.key, []).append((row, start))
+        for pairs in searches.values():
+            pairs.sort(key=lambda pair: pair[0].beam)
+            events += self._search([row for row, _ in pairs], logits[[start for _, start in pairs]])
+        rows = [row for row in rows if row.beams is None]
+        first = {row.key: start for row, start in numbered if row.beams is None}
         accepted = dict.fromkeys(first, 0)
         active = []
         for row in rows:
@@ -472,6 +509,44 @@ class Batch:
                 row.drafter.update(accepted[row.key], len(row.draft))
             row.draft = []
         return events
+
+    def _search(self, rows: list[Row], logits: Tensor) -> list[Event]:
+        """Extend the beams of a sequence, in the order of their numbers, by logits (n, V).
+
+        The first step has one row; the others then share its positions of the cache.
+        """
+        first, beams = rows[0], rows[0].beams
+        assert beams is not None
+        try:
+            following = beams.advance(logits, [row.text for row in rows])
+        except ValueError as error:
+            for row in rows:
+                row.stop_reason = "error"
+            return [Event(first.key, error=error)]
+        if not following:
+            for row in rows:
+                row.stop_reason = beams.hypotheses[0].end
+            found = tuple(beams.hypotheses)
+            return [Event(first.key, end=found[0].end, hypotheses=found)]
+        parents = [rows[candidate.parent % len(rows)] for candidate in following]
+        texts = [
+            [*parent.text, candidate.token]
+            for parent, candidate in zip(parents, following, strict=True)
+        ]
+        if not first.forked:
+            if self.prefixes.size:
+                self.sharing.store(first)
+            first.forked = True
+            for number in range(1, len(following)):
+                rows.append(
+                    replace(first, slot=self.cache.share(first.slot), beam=number, draft=[])
+                )
+            self.rows += rows[1:]
+        else:
+            self.cache.reorder([row.slot for row in rows], [row.slot for row in parents])
+        for row, text in zip(rows, texts, strict=True):
+            row.text = text
+        return []
 
     def _add(self, row: Row, token: NextToken | ValueError) -> Event:
         """Append a token to a row, or end the row with an error."""
@@ -511,9 +586,20 @@ class Batch:
 
     def _leave(self, row: Row) -> None:
         """Free the slot of a row. The last row moves to this slot."""
-        if self.prefixes.size and row.stop_reason != "error":
+        if self.prefixes.size and row.stop_reason != "error" and not row.forked:
             self.sharing.store(row)
         self.cache.leave(row.slot)
         last = self.rows.pop()
         if last is not row:
             self.rows[row.slot], last.slot = last, row.slot
+        if row.forked and not any(active.forked for active in self.rows):
+            self.cache.unshare()
+
+
+def limits_of(matcher: AnyMatcher | None) -> LimitedMatcher | None:
+    """The limits of tokens of a beam search. ValueError: a grammar, which has one state per
+    sequence.
+    """
+    if matcher is None or (isinstance(matcher, LimitedMatcher) and matcher.matcher is None):
+        return matcher
+    raise ValueError("beam search cannot be combined with a grammar: remove one of them")
