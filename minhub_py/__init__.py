@@ -58,6 +58,8 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.checkpoints.tokenizers.tokenizer import (
         tokenizer_from_pretrained as tokenizer_from_pretrained,
     )
+    from minhub_py.inference.beam_search import beam_search as beam_search
+    from minhub_py.inference.beams import Hypothesis as Hypothesis
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
@@ -107,6 +109,8 @@ _HOMES = {
     "decode_stream": "checkpoints.tokenizers.tokenizer",
     "generate": "inference.generate",
     "stream": "inference.generate",
+    "beam_search": "inference.beam_search",
+    "Hypothesis": "inference.beams",
     "score": "inference.generate",
     "word_logprobs": "analysis.surprisal",
     "target_logprobs": "analysis.surprisal",

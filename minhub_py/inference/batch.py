@@ -264,7 +264,7 @@ class Batch:
     def retire(self, row: int) -> None:
         """Remove a sequence before its end. Does nothing if it has ended."""
         self.joining = [active for active in self.joining if active.key != row]
-        for active in [active for active in self.rows if active.key == row]:
+        for active in [active for active in reversed(self.rows) if active.key == row]:
             self._leave(active)
 
     def step(self) -> list[Event]:
@@ -304,7 +304,8 @@ class Batch:
         if prefill:
             self._join()
             events += self._prefill() if self.chunk is None else self._prefill_chunk(self.chunk)
-        for row in [row for row in self.rows if row.stop_reason]:
+        # from the last slot, so that no row moves to a slot that is freed next
+        for row in [row for row in reversed(self.rows) if row.stop_reason]:
             self._leave(row)
         return events
 

@@ -5,9 +5,8 @@ rows.py describes long sequences.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from reprlib import repr as brief
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -15,16 +14,14 @@ from torch import Tensor
 
 from minhub_py.inference.arguments import check_integer, decoder_of
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.beams import BeamSearch, Hypothesis
-from minhub_py.inference.limits import check_beams
+from minhub_py.inference.beam_search import search_batch, search_of
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
+from minhub_py.inference.prompts import batch_length, check_ids, check_prompts, check_targets
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.inference.speculative import DraftModel, DraftSource, PredictionHead
-from minhub_py.inference.token_limits import TokenLimits
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.habits import with_hints
-from minhub_py.system.spelling import setting
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +91,11 @@ def generate(
             `speculate` is then 3 by default. The output does not change. A `speculative.DraftModel`
             or `speculative.PredictionHead` also counts the accepted tokens.
         beams: use beam search with this number of beams, 1 to 64, instead of sampling;
-            `beam_search` describes it and the next three arguments, and also returns scores and
-            further sequences. Temperature, top_k, top_p and min_p have no effect on it and must
-            not be set.
-        length_penalty, early_stopping, no_repeat_ngram_size: settings of beam search.
+            `beam_search` describes it, and also returns scores and further sequences. temperature,
+            top_k, top_p and min_p have no effect on it and must not be set.
+        length_penalty: setting of beam search, see `beam_search`.
+        early_stopping: setting of beam search.
+        no_repeat_ngram_size: setting of beam search.
 
     Returns:
         The new token IDs of each prompt, without the prompt.
@@ -131,73 +129,6 @@ def generate(
     ):
         results[row].append(id)
     return results
-
-
-@with_hints
-def beam_search(
-    model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int = 64,
-    *,
-    beams: int = 4,
-    length_penalty: float = 1.0,
-    early_stopping: bool | Literal["never"] = False,
-    no_repeat_ngram_size: int = 0,
-    min_new_tokens: int = 0,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    logit_bias: Mapping[int, float] | None = None,
-    eos_id: int | Sequence[int] | Literal["auto"] | None = "auto",
-    stop: str | Sequence[str] = (),
-    tokenizer: Tokenizer | None = None,
-) -> list[list[Hypothesis]]:
-    """Search for the most likely sequences of new tokens after each prompt, with scores.
-
-    A step extends `beams` sequences by each token and continues the best of them; complete ones
-    are ranked by their scores. Sequences and scores are those of transformers. A prompt gets the
-    same result in a batch and alone.
-
-        for found in beam_search(model, [ids], beams=4)[0]:
-            print(found.score, tokenizer.decode(found.ids))
-
-    Args:
-        model: a model of this package.
-        prompts: lists of token IDs of any length, at least one ID each.
-        max_new_tokens: maximum number of new tokens per prompt.
-        beams: number of sequences that a step continues, 1 to 64. 1 is greedy decoding.
-        length_penalty: a score is the sum of the log-probabilities divided by the number of new
-            tokens to this power, -10 to 10. Values above 0 favor longer sequences, 0 has no effect.
-        early_stopping: when the search ends, after `beams` sequences are complete: True at once;
-            False if the best incomplete one, at its present length, has a lower score than all of
-            them; "never" if no longer sequence can have a higher one.
-        no_repeat_ngram_size: sequences of this number of tokens occur at most once; 0 has no
-            effect. The prompt counts, except for an encoder-decoder.
-        min_new_tokens: number of new tokens before an end token can occur.
-        repetition_penalty, presence_penalty, frequency_penalty, logit_bias: as for `generate`; they
-            change log-probabilities, and with them the scores.
-        eos_id, stop, tokenizer: as for `generate`.
-
-    Returns:
-        For each prompt, at most `beams` sequences in descending order of their scores:
-        `Hypothesis(ids, score, end)`. `ids` are the new token IDs; `end` is "stop" after an end
-        token or a stop string, and "length" at the maximum number of tokens.
-
-    Raises:
-        ValueError: as for `generate`.
-    """
-    model = decoder_of(model, "beam_search()")
-    texts = check_prompts(model, prompts)
-    sampling = Sampling(
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=logit_bias,
-    )
-    search = BeamSearch(beams, length_penalty, early_stopping, no_repeat_ngram_size)
-    criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
-    minimum = check_integer("min_new_tokens", min_new_tokens, 0)
-    return search_batch(model, texts, max_new_tokens, search, sampling, criteria, minimum)
 
 
 @with_hints
@@ -325,86 +256,6 @@ def length_groups(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield group
 
 
-def batch_length(model: LanguageModel, prompt: Sequence[int], new: int) -> int:
-    """The `max_length` of a batch for a prompt and `new` tokens."""
-    return max(len(prompt), 1 + new) if model.encoder_decoder else len(prompt) + new
-
-
-def check_targets(model: LanguageModel, targets: object, count: int) -> list[list[int]]:
-    """`count` targets as lists of ints. ValueError: see `check_prompts`, or another number of
-    targets.
-    """
-    try:
-        texts = check_prompts(model, targets)
-    except ValueError as error:
-        raise ValueError(f"targets: {error}") from error
-    if len(texts) != count:
-        raise ValueError(f"{len(texts)} targets for {count} prompts: pass one target per prompt")
-    return texts
-
-
-def check_prompts(model: LanguageModel, prompts: object) -> list[list[int]]:
-    """Prompts as lists of ints. ValueError: a wrong type, an empty prompt, or a token ID outside
-    the vocabulary.
-    """
-    check_kind(prompts)
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts must be a list of lists of token IDs, not {brief(prompts)}")
-    return [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
-
-
-def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
-    """A prompt as a list of ints. row: its index in a list of prompts, for messages; None for a
-    single prompt.
-
-    ValueError: a wrong type, an empty prompt, or a token ID outside the vocabulary.
-    """
-    name = "the prompt" if row is None else f"prompt {row}"
-    check_kind(prompt)
-    try:
-        values = list(prompt)
-        ids = [int(value) for value in values]
-    except (TypeError, ValueError, OverflowError) as error:
-        if row is None:
-            raise ValueError(
-                f"stream() takes one prompt, a list of token IDs, not {brief(prompt)}"
-            ) from error
-        advice = ": put a single prompt into a list, [ids]" if isinstance(prompt, int) else ""
-        raise ValueError(
-            f"prompts must be a list of lists of token IDs, but prompt {row} is"
-            f" {brief(prompt)}{advice}"
-        ) from error
-    if not ids:
-        raise ValueError(f"{name} is empty: pass at least one token ID")
-    largest = model.config.vocab_size - 1
-    for id, value in zip(ids, values, strict=True):
-        if not 0 <= id <= largest or id != value:
-            raise ValueError(
-                f"token IDs must be whole numbers between 0 and {largest}, but {name} has"
-                f" {brief(value)}"
-            )
-    return ids
-
-
-def check_kind(prompt: object) -> None:
-    """ValueError: text, a tokenizer, or its result, instead of token IDs."""
-    problem = ""
-    if isinstance(prompt, str | bytes):
-        call = f"generate(model, [tokenizer.encode({brief(prompt)}).ids])"
-        problem = (
-            f"text: encode it, as in {call}, with tokenizer = tokenizer_from_pretrained(name of the"
-            " model)"
-        )
-    elif callable(getattr(prompt, "encode", None)):
-        problem = "a tokenizer: pass tokenizer.encode(text).ids"
-    elif hasattr(prompt, "ids"):
-        problem = "an encoding: pass its ids, tokenizer.encode(text).ids"
-    elif isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):
-        problem = 'a mapping: pass its "input_ids", if a tokenizer of transformers returned it'
-    if problem:
-        raise ValueError(f"a prompt is a list of token IDs, not {problem}")
-
-
 def stream_batch(
     model: LanguageModel,
     texts: list[list[int]],
@@ -451,74 +302,6 @@ def stream_batch(
             logger.info("%d of %d draft tokens accepted", drafts.accepted, drafts.proposed)
 
     return run()
-
-
-def search_of(
-    sampling: Sampling,
-    beams: int | None,
-    length_penalty: float,
-    early_stopping: bool | Literal["never"],
-    no_repeat_ngram_size: int,
-    speculate: int = 0,
-    draft: object = None,
-) -> BeamSearch | None:
-    """The beam search of the arguments of `generate`, or None. ValueError: settings that have no
-    effect together.
-    """
-    search = BeamSearch(beams or 1, length_penalty, early_stopping, no_repeat_ngram_size)
-    if beams is None:
-        given = [name for name, value in vars(BeamSearch(1)).items() if vars(search)[name] != value]
-        if given:
-            raise ValueError(
-                f"{setting(given[0])} is a setting of beam search: set {setting('beams')} too"
-            )
-        return None
-    check_beams("beams", beams)
-    drawn = {"top_k": None, "top_p": None, "min_p": None}
-    given = [name for name, value in drawn.items() if getattr(sampling, name) != value]
-    given += ["temperature"] if sampling.temperature not in (0, 1) else []
-    given += ["speculate"] if speculate else ["draft"] if draft is not None else []
-    if given:
-        raise ValueError(
-            f"{setting(given[0])} has no effect on beam search: remove it, or {setting('beams')}"
-        )
-    return search
-
-
-def search_batch(
-    model: LanguageModel,
-    texts: list[list[int]],
-    max_new_tokens: int,
-    search: BeamSearch,
-    sampling: Sampling,
-    criteria: StopCriteria,
-    min_new_tokens: int = 0,
-) -> list[list[Hypothesis]]:
-    """The hypotheses of prompts that `check_prompts` returns; none without new tokens."""
-    max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 0)
-    size = model.config.vocab_size
-    sampling.check_vocabulary(size)
-    limits = TokenLimits(size, minimum=min_new_tokens, ends=criteria.ids)
-    results: list[list[Hypothesis]] = [[] for _ in texts]
-    if not texts or max_new_tokens == 0:
-        return results
-    longest = max(batch_length(model, text, max_new_tokens) for text in texts)
-    batch = Batch(model, len(texts) * search.beams, longest)
-    indices = {
-        batch.admit(
-            text,
-            max_new_tokens,
-            sampling=sampling,
-            stop=criteria,
-            matcher=limits.matcher() if limits.restrict else None,
-            search=search,
-        ): i
-        for i, text in enumerate(texts)
-    }
-    while len(batch):
-        for event in batch.step():
-            results[indices[event.row]] = list(event.hypotheses)
-    return results
 
 
 def drafts_of(model: LanguageModel, draft: object) -> DraftSource | None:

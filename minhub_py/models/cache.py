@@ -204,7 +204,8 @@ class Cache:
 
         Only the table of positions changes; recurrent states, of one position, are copied.
         """
-        assert self.sources is not None
+        if self.sources is None:  # a single beam
+            return
         self.sources[rows] = self.sources[parents]
         column = self.lengths[rows[0]] % self.max_length
         self.sources[rows, column] = torch.tensor(rows, device=self.sources.device)

@@ -52,7 +52,8 @@ def generate(
     """
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.arguments import decoder_of
-    from minhub_py.inference.generate import check_prompts, drafts_of, stream_batch
+    from minhub_py.inference.generate import drafts_of, stream_batch
+    from minhub_py.inference.prompts import check_prompts
     from minhub_py.inference.sampling import Sampling, StopCriteria
 
     decoder_of(model.module, "generate()")
@@ -163,8 +164,8 @@ def score(
     """
     from minhub_py.analysis.segments import target_ids
     from minhub_py.inference.arguments import decoder_of
-    from minhub_py.inference.generate import check_prompts, check_targets
     from minhub_py.inference.generate import score as log_probabilities
+    from minhub_py.inference.prompts import check_prompts, check_targets
 
     decoder_of(model.module, "score()")
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts) or is_text(targets))
