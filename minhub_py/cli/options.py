@@ -15,6 +15,7 @@ from minhub_py.cli.completion import Model
 from minhub_py.inference.limits import (
     CHAT_SAMPLING,
     PUBLISHED_FIELDS,
+    check_beams,
     check_sampling,
     parse_logit_bias,
     stop_strings,
@@ -309,3 +310,57 @@ def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
             ),
         ]
     )
+
+
+def check_beam_setting(_: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Validate a setting of beam search, as `check_setting` does."""
+    if parameter.name == "early_stopping":
+        return {"true": True, "false": False}.get(value, value)
+    try:
+        if value is not None:
+            check_beams(str(parameter.name), value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+# Options of beam search. Unset options are None.
+beam_options: Callable[[Any], Any] = add_options(
+    [
+        click.option(
+            "--beams",
+            type=int,
+            metavar="N",
+            callback=check_beam_setting,
+            help=(
+                "Use beam search with N beams instead of sampling; 1 is greedy decoding. With"
+                " --json, all sequences with their scores."
+            ),
+        ),
+        click.option(
+            "--length-penalty",
+            type=float,
+            callback=check_beam_setting,
+            help=(
+                "Of beam search: a score is divided by the number of tokens to this power; values"
+                " above 0 favor longer sequences.  [default: 1]"
+            ),
+        ),
+        click.option(
+            "--early-stopping",
+            type=click.Choice(["false", "true", "never"]),
+            callback=check_beam_setting,
+            help=(
+                "Of beam search: when it ends, after N sequences are complete. true: at once;"
+                " false: if the best incomplete one has a lower score now; never: if no longer"
+                " sequence can have a higher one.  [default: false]"
+            ),
+        ),
+        click.option(
+            "--no-repeat-ngram-size",
+            type=int,
+            callback=check_beam_setting,
+            help="Of beam search: n-grams of this size occur at most once.  [default: 0, no effect]",
+        ),
+    ]
+)

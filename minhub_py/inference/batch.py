@@ -601,6 +601,13 @@ def limits_of(matcher: AnyMatcher | None) -> LimitedMatcher | None:
     """The limits of tokens of a beam search. ValueError: a grammar, which has one state per
     sequence.
     """
-    if matcher is None or (isinstance(matcher, LimitedMatcher) and matcher.matcher is None):
-        return matcher
-    raise ValueError("beam search cannot be combined with a grammar: remove one of them")
+    if matcher is None:
+        return None
+    try:
+        if isinstance(matcher, LimitedMatcher):
+            return matcher.copy()
+        raise TypeError("a grammar")
+    except TypeError as error:
+        raise ValueError(
+            "beam search cannot be combined with a grammar: remove one of them"
+        ) from error

@@ -14,7 +14,7 @@ from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.token_limits import TokenLimits
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.habits import with_hints
-from minhub_py.system.spelling import setting
+from minhub_py.system.spelling import SettingError, setting
 
 
 @with_hints
@@ -91,10 +91,10 @@ def beam_search(
 
 def search_of(
     sampling: Sampling,
-    beams: int | None,
-    length_penalty: float,
-    early_stopping: bool | Literal["never"],
-    no_repeat_ngram_size: int,
+    beams: int | None = None,
+    length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
+    no_repeat_ngram_size: int = 0,
     speculate: int = 0,
     draft: object = None,
 ) -> BeamSearch | None:
@@ -105,7 +105,7 @@ def search_of(
     if beams is None:
         given = [name for name, value in vars(BeamSearch(1)).items() if vars(search)[name] != value]
         if given:
-            raise ValueError(
+            raise SettingError(
                 f"{setting(given[0])} is a setting of beam search: set {setting('beams')} too"
             )
         return None
@@ -115,7 +115,7 @@ def search_of(
     given += ["temperature"] if sampling.temperature not in (0, 1) else []
     given += ["speculate"] if speculate else ["draft"] if draft is not None else []
     if given:
-        raise ValueError(
+        raise SettingError(
             f"{setting(given[0])} has no effect on beam search: remove it, or {setting('beams')}"
         )
     return search

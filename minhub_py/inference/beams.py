@@ -9,7 +9,6 @@ hypotheses, and the best K others the next beams. There are at least 2K candidat
 them are incomplete.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -135,7 +134,7 @@ class Beams:
             return []
         self.scores = [NO_SCORE if beam.end else beam.score for beam in beams]
         if self.matchers:
-            self.matchers = [copy.copy(self.matchers[beam.parent]) for beam in beams]
+            self.matchers = [self.matchers[beam.parent].copy() for beam in beams]
             for matcher, beam in zip(self.matchers, beams, strict=True):
                 matcher.accept(beam.token)
         return beams

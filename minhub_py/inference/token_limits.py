@@ -3,6 +3,7 @@ number of tokens.
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,6 +90,14 @@ class LimitedMatcher:
         if self.limits.longest:
             self.recent = [*self.recent, id][-self.limits.longest :]
         return self.matcher is not None and self.matcher.accept(id)
+
+    def copy(self) -> "LimitedMatcher":
+        """The same state for another sequence. TypeError: a grammar, whose state has no copies."""
+        if self.matcher is not None and not isinstance(self.matcher, LimitedMatcher):
+            raise TypeError("the state of a grammar cannot be copied")
+        matcher = copy(self)
+        matcher.matcher = None if self.matcher is None else self.matcher.copy()
+        return matcher
 
     def _limited(self) -> Tensor:
         """The mask without the grammar."""

@@ -158,11 +158,11 @@ def generate(
     draft: the identifier of a draft model, or "mtp" for the model's head for multi-token
     prediction.
     """
-    from minhub_py.chat.defaults import default_sampling
+    from minhub_py.chat.defaults import completion_settings
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until, without_end
     from minhub_py.inference.generate import generate as generate_ids
 
-    settings = {**default_sampling(model, chat=False), **settings}
+    settings = completion_settings(model, settings)
     if settings.get("logit_bias"):  # a replayed job has the keys of JSON, which are strings
         settings["logit_bias"] = {int(id): bias for id, bias in settings["logit_bias"].items()}
     drafts: Any = draft
@@ -172,7 +172,10 @@ def generate(
     if not model.encoder_decoder:
         prompts = [replace(text, ids=without_end(tokenizer, text.ids)) for text in texts]
     results: dict[int, Results] = {}
-    for batch in memory_batches([text for text in prompts if text.ids], settings["max_new_tokens"]):
+    beams = settings.get("beams") or 1
+    for batch in memory_batches(
+        [text for text in prompts if text.ids], settings["max_new_tokens"], beams
+    ):
         seeds = [(seed + text.row) % 2**63 for text in batch]
         outputs = generate_ids(
             model,
@@ -203,14 +206,17 @@ def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> "DraftM
     return DraftModel(from_pretrained(identifier, device=device))
 
 
-def memory_batches(texts: Sequence[Text], max_new_tokens: int) -> Iterator[Sequence[Text]]:
-    """Split texts into consecutive batches of at most `MAX_BATCH_TOKENS` padded and new tokens, or
-    of one text.
+def memory_batches(
+    texts: Sequence[Text], max_new_tokens: int, beams: int = 1
+) -> Iterator[Sequence[Text]]:
+    """Split texts into consecutive batches of at most `MAX_BATCH_TOKENS` padded and new tokens of
+    all beams, or of one text.
     """
     start, longest = 0, 0
     for index, text in enumerate(texts):
         longest = max(longest, len(text.ids))
-        if index > start and (index + 1 - start) * (longest + max_new_tokens) > MAX_BATCH_TOKENS:
+        size = (index + 1 - start) * (longest + max_new_tokens) * beams
+        if index > start and size > MAX_BATCH_TOKENS:
             yield texts[start:index]
             start, longest = index, len(text.ids)
     if texts[start:]:
