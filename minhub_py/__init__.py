@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.probes import probe as probe
     from minhub_py.analysis.search import search as search
     from minhub_py.analysis.search import similarity as similarity
+    from minhub_py.analysis.summaries import summarize as summarize
     from minhub_py.analysis.surprisal import next_tokens as next_tokens
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
@@ -126,6 +127,7 @@ _HOMES = {
     "classify_tokens": "analysis.token_labels",
     "answer_questions": "analysis.answers",
     "rerank": "analysis.classify",
+    "summarize": "analysis.summaries",
     "annotate": "analysis.annotate",
     "decide": "analysis.decisions",
     "Decisions": "analysis.decisions",

@@ -137,7 +137,9 @@ def generate(
     context = [] if network.encoder_decoder else prompt_ids
     found = searched(network, tokenizer, prompt_ids, max_new_tokens, stop, drafts, options)
     if found is not None:
-        texts = ["".join(until(decode_stream(tokenizer, each.ids, context), stop)) for each in found]
+        texts = [
+            "".join(until(decode_stream(tokenizer, each.ids, context), stop)) for each in found
+        ]
         print_sequences(found, texts, {"model": model, "prompt": prompt}, bool(context), as_json)
         return
     options |= {"seed": seed, "stop": stop, "tokenizer": tokenizer, "draft": drafts}

@@ -129,8 +129,12 @@ def search_batch(
     sampling: Sampling,
     criteria: StopCriteria,
     min_new_tokens: int = 0,
+    admissions: Sequence[Mapping[str, int]] = (),
 ) -> list[list[Hypothesis]]:
-    """The hypotheses of prompts that `check_prompts` returns; none without new tokens."""
+    """The hypotheses of prompts that `check_prompts` returns; none without new tokens.
+
+    admissions: further arguments of `Batch.admit` for each prompt.
+    """
     max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 0)
     size = model.config.vocab_size
     sampling.check_vocabulary(size)
@@ -148,8 +152,11 @@ def search_batch(
             stop=criteria,
             matcher=limits.matcher() if limits.restrict else None,
             search=search,
+            **admission,
         ): i
-        for i, text in enumerate(texts)
+        for i, (text, admission) in enumerate(
+            zip(texts, admissions or [{}] * len(texts), strict=True)
+        )
     }
     while len(batch):
         for event in batch.step():

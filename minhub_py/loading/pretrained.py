@@ -34,7 +34,7 @@ from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, AdapterSource, l
 from minhub_py.loading.facts import Facts, collect, fit
 from minhub_py.loading.files import ModelFiles, open_files, other_architecture
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.models.config import with_older_rope
+from minhub_py.models.config import GENERATION, with_older_rope
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.models.steps import LayerInputs
@@ -223,6 +223,9 @@ def load(
         target = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
     target = choose_dtype(target, probe, [tensor.dtype for tensor in facts.meta.values()])
     model.generation_config = files.checkpoint.generation_config
+    model.task_settings = {
+        name: value for name, value in (files.checkpoint.config or {}).items() if name in GENERATION
+    }
     if group is not None:
         return split(model, facts.tensors, target, kind, group)
     target_device = torch.device(probe.name)
@@ -390,6 +393,7 @@ def save_pretrained(
     tensors = weights_map.to_hub(architecture.model_type, own.state_dict(), config)
     dtype = next(own.parameters()).dtype
     settings = {
+        **(own.task_settings if own.encoder_decoder else {}),
         **with_older_rope(config, config.to_hub()),
         "dtype": str(dtype).removeprefix("torch."),
     }

@@ -81,6 +81,9 @@ class LanguageModel(nn.Module):
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the
     # sampling settings.
     generation_config: Mapping[str, Any] = MappingProxyType({})
+    # Content of config.json that concerns generation only, set by `from_pretrained`: settings of
+    # tasks, and settings that newer models have in generation_config.json.
+    task_settings: Mapping[str, Any] = MappingProxyType({})
     # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py);
     # None: the default.
     embedding_settings: Any = None
