@@ -43,7 +43,7 @@ from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.rows import Row, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import Drafter, DraftSource, PromptLookup
-from minhub_py.inference.token_limits import LimitedMatcher
+from minhub_py.inference.token_limits import LimitedMatcher, id_set, model_limits
 from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
 
@@ -110,6 +110,7 @@ class Batch:
         drafts: int = 0,
     ) -> None:
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
+        self.output_size, self.limits = model.output_size, model_limits(model)
         self.max_length = min(max_length, self.context or max_length)
         self.start, self.invocation = model.decoder_start, model.invocation
         self.runner = runner or runner_of(model)
@@ -159,6 +160,8 @@ class Batch:
         matcher: AnyMatcher | None = None,
         generated: int = 0,
         search: BeamSearch | None = None,
+        first: int | None = None,
+        start: int | None = None,
     ) -> int:
         """Add a sequence at the next step. Returns its number for events and `retire`.
 
@@ -176,6 +179,8 @@ class Batch:
             Log-probabilities are still those computed by the model.
         search: settings of a beam search, which has one event, at its end. Of the settings of
             `sampling`, the penalties and the bias apply, and of the matchers, limits of tokens.
+        first: the first token of an encoder-decoder's reply, in place of forced_bos_token_id.
+        start: the token before it, in place of decoder_start_token_id.
 
         ValueError: an empty prompt, no tokens to generate or score, an ID outside the vocabulary,
         or more tokens than the batch has room for. IndexError: all rows are in use.
@@ -192,17 +197,16 @@ class Batch:
             )
         if len(self) + width > self.capacity:
             raise IndexError(f"all {self.capacity} rows of the batch are in use")
-        tokens = [*ids, *targets]
-        smallest, largest = min(tokens), max(tokens)
-        if smallest < 0 or largest >= self.vocab_size:  # the C code would read outside its table
-            raise ValueError(
-                f"token IDs must be between 0 and {self.vocab_size - 1}, but range from {smallest}"
-                f" to {largest}: use the tokenizer of this model"
-            )
+        start = self.start if start is None else start
+        encoder_ids, text = ([], list(ids)) if start is None else (list(ids), [start])
+        # the C code would read outside its tables
+        check_token_ids(encoder_ids, self.vocab_size)
+        check_token_ids([*text, *targets], self.output_size)
         sampling = sampling or Sampling()
-        sampling.check_vocabulary(self.vocab_size)
-        encoder_ids, text = ([], list(ids)) if self.start is None else (list(ids), [self.start])
+        sampling.check_vocabulary(self.output_size)
         end = len(text) + (len(targets) or max_new_tokens)
+        if encoder_ids and self.context is not None:
+            end = self._limited_end(encoder_ids, end, targets)
         if self.cache.bounded and self.max_length < min(end, self.context or end):
             raise ValueError(
                 f"a sequence of {end} tokens does not fit a batch with max_length {self.max_length}"
@@ -221,6 +225,11 @@ class Batch:
         drafter: Drafter = PromptLookup(speculate if self.runner.supports_drafts else 0)
         if draft is not None and self.runner.supports_drafts:
             drafter = draft.sequence(speculate or draft.MOST, end)
+        if not targets:
+            limits = self.limits if first is None else replace(self.limits, first=id_set(first))
+            if limits.restrict:
+                limits = replace(limits, maximum=end - len(text))
+                matcher = LimitedMatcher(limits, matcher)
         stop = stop or StopCriteria(frozenset(), (), None)
         output_start, beams = len(text) - generated, None
         if search is not None:
@@ -231,7 +240,7 @@ class Batch:
                     stop,
                     len(text),
                     output_start,
-                    max_new_tokens,
+                    end - len(text),
                     limits_of(matcher),
                 ),
                 None,
@@ -259,6 +268,21 @@ class Batch:
             )
         )
         return self.count
+
+    def _limited_end(self, prompt: Sequence[int], end: int, targets: Sequence[int]) -> int:
+        """The maximum number of an encoder-decoder's tokens, whose context does not slide.
+
+        ValueError: the prompt or the targets exceed the positions of the model.
+        """
+        assert self.context is not None
+        longest = max(len(prompt), end if targets else 0)
+        if longest > self.context:
+            name = "prompt" if len(prompt) > self.context else "target"
+            raise ValueError(
+                f"a {name} of {longest} tokens exceeds the model's {self.context} positions:"
+                " shorten or split the text"
+            )
+        return min(end, self.context)
 
     @torch.inference_mode()
     def retire(self, row: int) -> None:
@@ -611,3 +635,12 @@ def limits_of(matcher: AnyMatcher | None) -> LimitedMatcher | None:
         raise ValueError(
             "beam search cannot be combined with a grammar: remove one of them"
         ) from error
+
+
+def check_token_ids(ids: Sequence[int], size: int) -> None:
+    """ValueError: a token ID is outside a vocabulary of this size."""
+    if ids and not 0 <= min(ids) <= max(ids) < size:
+        raise ValueError(
+            f"token IDs must be between 0 and {size - 1}, but range from {min(ids)} to {max(ids)}:"
+            " use the tokenizer of this model"
+        )

@@ -136,7 +136,7 @@ def search_batch(
     admissions: further arguments of `Batch.admit` for each prompt.
     """
     max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 0)
-    size = model.config.vocab_size
+    size = model.output_size
     sampling.check_vocabulary(size)
     limits = TokenLimits(size, minimum=min_new_tokens, ends=criteria.ids)
     results: list[list[Hypothesis]] = [[] for _ in texts]

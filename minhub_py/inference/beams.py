@@ -167,6 +167,8 @@ class Beams:
             mask = matcher.allowed()
             if mask is not None:
                 row.masked_fill_(~mask.to(row.device), -torch.inf)
+            if matcher.forced:  # as in transformers, a forced token does not change the score
+                row[sorted(matcher.forced)] = 0.0
         return values
 
 

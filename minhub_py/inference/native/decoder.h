@@ -128,7 +128,7 @@ typedef struct {
             int32_t reach;                 /* largest distance in the bias */
             float scale, cap;              /* of the scores; cap 0: none */
         } attend;
-        struct { matrix keys, values; int32_t kv_heads, head_size; } encoder_cache; /* projections to keys and values */
+        struct { matrix keys, values; const float *key_bias, *value_bias; int32_t kv_heads, head_size; } encoder_cache; /* projections to keys and values */
         struct { int32_t width, sigmoid; } gate; /* of the output; whether a factor's logit follows */
         struct { matrix weight_ih, weight_hh; const float *bias; } lstm;
         struct {                           /* DELTA_RULE */

@@ -212,7 +212,17 @@ class Parameters(ctypes.Union):
                 cap=float32,
             ),
         ),
-        ("encoder_cache", structure(keys=Matrix, values=Matrix, kv_heads=int32, head_size=int32)),
+        (
+            "encoder_cache",
+            structure(
+                keys=Matrix,
+                values=Matrix,
+                key_bias=pointer,
+                value_bias=pointer,
+                kv_heads=int32,
+                head_size=int32,
+            ),
+        ),
         ("gate", structure(width=int32, sigmoid=int32)),
         ("lstm", structure(weight_ih=Matrix, weight_hh=Matrix, bias=pointer)),
         (

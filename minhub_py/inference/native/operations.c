@@ -421,9 +421,10 @@ static void attend(const operation *op, const call *c, float *in, float *out, in
 /* Fills the encoder cache of a layer of cross attention with its keys and values; does not change `in`. */
 static void fill_encoder_cache(const operation *op, const call *c, float *in, float *out, int alone) {
     const matrix *weights[] = {&op->encoder_cache.keys, &op->encoder_cache.values};
+    const float *biases[] = {op->encoder_cache.key_bias, op->encoder_cache.value_bias};
     void *to[] = {c->keys[op->layer], c->values[op->layer]};
     for (int i = 0; i < 2; i++) {
-        const operation part = {.kind = LINEAR, .linear = {.weight = *weights[i]}};
+        const operation part = {.kind = LINEAR, .linear = {.weight = *weights[i], .bias = biases[i]}};
         linear(&part, c, in, out, c->tokens, alone);
         for (int64_t m = 0; m < c->tokens; m++)
             cache_heads(c, op->layer, op->encoder_cache.kv_heads, op->encoder_cache.head_size, to[i], out, m);
