@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from bart_models import CASES as CASES_OF_BART
+from bart_models import saved
 from decoders import in_dtype
 from guarantees import EXACT, assert_same, tolerance
 from references import CASES, FIRST, save_reference
@@ -94,6 +96,35 @@ def test_sequences_and_scores_equal_transformers(name: str, tmp_path: Path) -> N
             assert hypothesis.ids == tokens
             assert hypothesis.score == pytest.approx(value, rel=1e-5, abs=1e-4)
             assert hypothesis.end == ("stop" if tokens[-1] in ends else "length")
+
+
+FORCED = {"forced_bos_token_id": 7, "forced_eos_token_id": 2, "bad_words_ids": [[3], [4, 5]]}
+
+
+@pytest.mark.parametrize("name", ["bart", "marian-ids", "marian-two-sizes", "m2m100", "pegasus"])
+@pytest.mark.parametrize("forced", [{}, FORCED], ids=["free", "forced"])
+def test_forced_and_banned_tokens_of_encoder_decoders(
+    name: str, forced: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = saved(name, tmp_path)
+    own = {key: value for key, value in CASES_OF_BART[name].items() if key in FORCED}
+    forced = {**dict.fromkeys(FORCED), **own, **forced}
+    end = reference.config.eos_token_id
+    if forced["forced_eos_token_id"] is not None:
+        forced["forced_eos_token_id"] = end
+    model = from_pretrained(tmp_path)
+    model.generation_config = forced
+    for key, value in forced.items():
+        setattr(reference.generation_config, key, value)
+    start = {"decoder_start_token_id": reference.config.decoder_start_token_id}
+    for number, search in enumerate([{"beams": 4}, {"beams": 3, "no_repeat_ngram_size": 2}]):
+        ids = [token for token in text(number, 12) if token < 40]
+        found = beam_search(model, [ids], NEW, **search)[0]
+        for hypothesis, (tokens, value) in zip(
+            found, expected(reference, ids, [end], {**search, **start}), strict=True
+        ):
+            assert hypothesis.ids == tokens
+            assert hypothesis.score == pytest.approx(value, rel=1e-5, abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4"])
