@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
     from minhub_py.analysis.token_labels import classify_tokens as classify_tokens
+    from minhub_py.analysis.translation import translate as translate
     from minhub_py.analysis.tuned_lens import tuned_lens as tuned_lens
     from minhub_py.chat.completion import complete as complete
     from minhub_py.chat.conversation import Chat as Chat
@@ -128,6 +129,7 @@ _HOMES = {
     "answer_questions": "analysis.answers",
     "rerank": "analysis.classify",
     "summarize": "analysis.summaries",
+    "translate": "analysis.translation",
     "annotate": "analysis.annotate",
     "decide": "analysis.decisions",
     "Decisions": "analysis.decisions",

@@ -20,13 +20,13 @@ def sentences(text: str) -> Iterator[tuple[str, str]]:
 
 
 def parts(text: str, fits: Callable[[str], bool]) -> list[tuple[str, str]]:
-    """Sentences joined to parts that fit, and the white space after each part.
+    """The sentences of a line joined to parts that fit, and the white space after each part.
 
     A sentence that does not fit is a separate part.
     """
     result: list[tuple[str, str]] = []
     for sentence, space in sentences(text):
-        if result:
+        if result and "\n" not in result[-1][1]:
             joined = result[-1][0] + result[-1][1] + sentence
             if fits(joined):
                 result[-1] = joined, space
