@@ -1,7 +1,7 @@
 """Summaries of texts with an encoder-decoder: `summarize`."""
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
@@ -66,34 +66,28 @@ def summarize(
         "early_stopping": early_stopping,
         "no_repeat_ngram_size": no_repeat_ngram_size,
     }
-    present = [number for number, text in enumerate(rows) if text is not None]
-    summaries, problems = summaries_of(
-        model, tokenizer, [rows[number] or "" for number in present], given, progress, check=True
-    )
-    assert not problems
-    results: list[str | None] = [None] * len(rows)
-    for number, summary in zip(present, summaries, strict=True):
-        results[number] = summary
-    return results
+    present = {number: text for number, text in enumerate(rows) if text is not None}
+    summaries, _ = summaries_of(model, tokenizer, present, given, progress, check=True)
+    return [summaries.get(number) for number in range(len(rows))]
 
 
 def summaries_of(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    texts: list[str],
-    given: dict[str, object],
+    texts: Mapping[int, str],
+    given: Mapping[str, Any],
     progress: Progress | None = None,
     *,
     check: bool = False,
-) -> tuple[list[str | None], dict[int, str]]:
-    """The summary of each text, and the problems of texts without one, by their numbers.
+) -> tuple[dict[int, str], dict[int, str]]:
+    """The summaries of texts, and the problems of those without one, by their numbers.
 
     check: raise the first problem as a ValueError.
     """
     model = encoder_decoder_of(model, tokenizer, "summarize()")
     generation = generation_of(model, tokenizer, "summarization", given)
     sources, problems = {}, {}
-    for number, text in enumerate(texts):
+    for number, text in texts.items():
         ids = encode(tokenizer, generation.prefix + text) if text.strip() else []
         if not ids:
             problems[number] = "is empty"
@@ -107,5 +101,4 @@ def summaries_of(
     for number, problem in problems.items() if check else ():
         raise ValueError(f"text {number} {problem}")
     found = generate_texts(model, tokenizer, list(sources.values()), generation, progress)
-    summaries = dict(zip(sources, found, strict=True))
-    return [summaries.get(number) for number in range(len(texts))], problems
+    return dict(zip(sources, found, strict=True)), problems

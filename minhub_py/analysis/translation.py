@@ -99,7 +99,7 @@ def translate(
             has a sentence with more tokens than the model has positions; a setting is out of range.
     """
     rows = as_texts("texts", texts)
-    present = [number for number, text in enumerate(rows) if text is not None]
+    present = {number: text for number, text in enumerate(rows) if text is not None}
     given = {
         "beams": beams,
         "max_new_tokens": max_new_tokens,
@@ -110,7 +110,7 @@ def translate(
     found = translations(
         model,
         tokenizer,
-        {number: rows[number] or "" for number in present},
+        present,
         source,
         target,
         given,

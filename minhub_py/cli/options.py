@@ -324,43 +324,60 @@ def check_beam_setting(_: click.Context, parameter: click.Parameter, value: Any)
     return value
 
 
-# Options of beam search. Unset options are None.
-beam_options: Callable[[Any], Any] = add_options(
-    [
-        click.option(
-            "--beams",
-            type=int,
-            metavar="N",
-            callback=check_beam_setting,
-            help=(
-                "Use beam search with N beams instead of sampling; 1 is greedy decoding. With"
-                " --json, all sequences with their scores."
+def beam_options(*, always: bool = False) -> Callable[[F], F]:
+    """Options of beam search. Unset options are None.
+
+    always: for commands that search in any case, with the model's settings.
+    """
+    beams, penalty, early, size = (
+        "  [default: the model's value" + (f", else {value}]" if value else "]") if always else text
+        for value, text in (
+            ("4", ""),
+            ("1", "  [default: 1]"),
+            ("false", "  [default: false]"),
+            ("0", "  [default: 0, no effect]"),
+        )
+    )
+    instead = (
+        "Number of beams; 1 is greedy decoding."
+        if always
+        else "Use beam search with N beams instead of sampling; 1 is greedy decoding. With --json, all"
+        " sequences with their scores."
+    )
+    of_search = "" if always else "Of beam search: "
+    return add_options(
+        [
+            click.option(
+                "--beams",
+                type=int,
+                metavar="N",
+                callback=check_beam_setting,
+                help=f"{instead}{beams}",
             ),
-        ),
-        click.option(
-            "--length-penalty",
-            type=float,
-            callback=check_beam_setting,
-            help=(
-                "Of beam search: a score is divided by the number of tokens to this power; values"
-                " above 0 favor longer sequences.  [default: 1]"
+            click.option(
+                "--length-penalty",
+                type=float,
+                callback=check_beam_setting,
+                help=(
+                    f"{of_search}a score is divided by the number of tokens to this power; values"
+                    f" above 0 favor longer sequences.{penalty}"
+                ),
             ),
-        ),
-        click.option(
-            "--early-stopping",
-            type=click.Choice(["false", "true", "never"]),
-            callback=check_beam_setting,
-            help=(
-                "Of beam search: when it ends, after N sequences are complete. true: at once;"
-                " false: if the best incomplete one has a lower score now; never: if no longer"
-                " sequence can have a higher one.  [default: false]"
+            click.option(
+                "--early-stopping",
+                type=click.Choice(["false", "true", "never"]),
+                callback=check_beam_setting,
+                help=(
+                    f"{of_search}when it ends, after N sequences are complete. true: at once;"
+                    " false: if the best incomplete one has a lower score now; never: if no longer"
+                    f" sequence can have a higher one.{early}"
+                ),
             ),
-        ),
-        click.option(
-            "--no-repeat-ngram-size",
-            type=int,
-            callback=check_beam_setting,
-            help="Of beam search: n-grams of this size occur at most once.  [default: 0, no effect]",
-        ),
-    ]
-)
+            click.option(
+                "--no-repeat-ngram-size",
+                type=int,
+                callback=check_beam_setting,
+                help=f"{of_search}n-grams of this size occur at most once.{size}",
+            ),
+        ]
+    )

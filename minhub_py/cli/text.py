@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     help="Maximum number of tokens to generate.",
 )
 @sampling_options()
-@beam_options
+@beam_options()
 @click.option(
     "--speculate",
     type=click.IntRange(min=0),

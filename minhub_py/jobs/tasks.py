@@ -194,6 +194,43 @@ def generate(
     return [results.get(text.row, []) for text in texts]
 
 
+def translate(
+    model: "LanguageModel",
+    tokenizer: "Tokenizer",
+    texts: Sequence[Text],
+    *,
+    source: str | None,
+    target: str | None,
+    **settings: Any,
+) -> list[Results]:
+    """The translation of each text."""
+    from minhub_py.analysis.translation import divided_warning, translations
+
+    found = translations(
+        model, tokenizer, {text.row: text.text for text in texts}, source, target, settings
+    )
+    note_problems(texts, found.problems)
+    for number in found.divided:
+        warnings.warn(divided_warning("row", [number + 1]), stacklevel=2)
+    return [
+        [{"translation": found.texts[text.row]}] if text.row in found.texts else []
+        for text in texts
+    ]
+
+
+def summarize(
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any
+) -> list[Results]:
+    """The summary of each text."""
+    from minhub_py.analysis.summaries import summaries_of
+
+    summaries, problems = summaries_of(
+        model, tokenizer, {text.row: text.text for text in texts}, settings
+    )
+    note_problems(texts, problems)
+    return [[{"summary": summaries[text.row]}] if text.row in summaries else [] for text in texts]
+
+
 @lru_cache(1)  # for all chunks
 def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> "DraftModel":
     """The draft model of `generate`. ValueError: it has another tokenizer, or cannot make drafts."""
@@ -619,6 +656,13 @@ def note_rows(texts: Sequence[Text], problem: str) -> None:
         warnings.warn(f"row {text.row + 1} has no result: {problem}", stacklevel=2)
 
 
+def note_problems(texts: Sequence[Text], problems: Mapping[int, str]) -> None:
+    """Note the problems of rows, by their numbers."""
+    for text in texts:
+        if text.row in problems:
+            note_rows([text], f"the text {problems[text.row]}")
+
+
 def mask_pattern(tokenizer: "Tokenizer") -> str:
     """A pattern that matches a mask: [MASK], or the tokenizer's own spelling."""
     from minhub_py.analysis.masked import mask_of
@@ -706,6 +750,8 @@ TASKS: Mapping[str, Task] = {
     "score": Task(score, SCORE, 256, "Scoring"),
     "score_targets": Task(score_targets, SCORE, 256, "Scoring", extra="target"),
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
+    "translate": Task(translate, (Column("translation", "string"),), 64, "Translating"),
+    "summarize": Task(summarize, (Column("summary", "string"),), 64, "Summarizing"),
     "words": Task(words, WORDS, 128, "Scoring words", more_columns=word_measures),
     "words_by": Task(
         words_by, WORD_VALUES, 1024, "Scoring words", extra="by", more_columns=word_measures
