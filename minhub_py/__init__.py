@@ -47,10 +47,12 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.probes import probe as probe
     from minhub_py.analysis.search import search as search
     from minhub_py.analysis.search import similarity as similarity
+    from minhub_py.analysis.summaries import summarize as summarize
     from minhub_py.analysis.surprisal import next_tokens as next_tokens
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
     from minhub_py.analysis.token_labels import classify_tokens as classify_tokens
+    from minhub_py.analysis.translation import translate as translate
     from minhub_py.analysis.tuned_lens import tuned_lens as tuned_lens
     from minhub_py.analysis.word_embeddings import word_embeddings as word_embeddings
     from minhub_py.chat.completion import complete as complete
@@ -61,6 +63,8 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.checkpoints.tokenizers.tokenizer import (
         tokenizer_from_pretrained as tokenizer_from_pretrained,
     )
+    from minhub_py.inference.beam_search import beam_search as beam_search
+    from minhub_py.inference.beams import Hypothesis as Hypothesis
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
@@ -110,6 +114,8 @@ _HOMES = {
     "decode_stream": "checkpoints.tokenizers.tokenizer",
     "generate": "inference.generate",
     "stream": "inference.generate",
+    "beam_search": "inference.beam_search",
+    "Hypothesis": "inference.beams",
     "score": "inference.generate",
     "word_logprobs": "analysis.surprisal",
     "target_logprobs": "analysis.surprisal",
@@ -126,6 +132,8 @@ _HOMES = {
     "classify_tokens": "analysis.token_labels",
     "answer_questions": "analysis.answers",
     "rerank": "analysis.classify",
+    "summarize": "analysis.summaries",
+    "translate": "analysis.translation",
     "annotate": "analysis.annotate",
     "decide": "analysis.decisions",
     "Decisions": "analysis.decisions",

@@ -23,6 +23,7 @@ R_FUNCTIONS = {
     "similarity": "text_similarity", "search": "text_search", "Chat": "minhub_chat",
     "annotate": "annotate_texts", "agreement": "label_agreement", "estimate": "corrected_estimate",
     "decide": "decide_texts", "calibrate": "calibrate_decisions",
+    "translate": "translate_texts", "summarize": "summarize_texts",
     "patching": "activation_patching", "direction": "steering_direction", "probe": "linear_probe",
     "attribution": "logit_attribution", "rollout": "attention_rollout",
 }  # fmt: skip

@@ -30,8 +30,8 @@ EXAMPLE = "arcee"
 FILES = [
     found[0] for step in STEPS.values() if (found := re.findall(r"^`([\w/]+\.\w+)`", step, re.M))
 ]
-# Their tests are in other files: tests/models/test_lstm.py, test_sinusoidal.py and test_t5.py.
-TESTED_ELSEWHERE = {"lstm", "sinusoidal", "t5"}
+# Their tests are in other files: tests/models/test_lstm.py, test_sinusoidal.py, test_t5.py and test_bart.py.
+TESTED_ELSEWHERE = {"bart", "lstm", "sinusoidal", "t5"}
 
 
 def naming(word: str) -> set[str]:

@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,16 +12,23 @@ from paths import R_PACKAGE, ROOT
 import minhub_py
 from minhub_py.cli.bench import KINDS as MEASURED
 from minhub_py.cli.main import main
+from minhub_py.inference.beams import BeamSearch
 from minhub_py.inference.limits import CHAT_SAMPLING, PUBLISHED_FIELDS
 from minhub_py.inference.quantize import check_kind
 from minhub_py.inference.sampling import Sampling
 from minhub_py.serve.ollama import LEVELS
-from minhub_py.serve.settings import parse_sampling
+from minhub_py.serve.settings import parse_sampling, parse_search
 from minhub_py.serve.validation import Fields
 from minhub_py.system.quantization import FILE_KINDS, KINDS
 from minhub_py.training.settings import Settings
 
 SHARED = (*Sampling.names(), "max_new_tokens", "seed", "stop")
+BEAM_SETTINGS: dict[str, Any] = {
+    "beams": 5,
+    "length_penalty": 0.5,
+    "early_stopping": "never",
+    "no_repeat_ngram_size": 2,
+}
 VALUES = {
     "temperature": 0.3,
     "top_k": 5,
@@ -96,3 +104,18 @@ def test_kinds_of_quantization_have_one_list() -> None:
         assert f'\\item \\code{{"{kind}"}}' in help_page or f'or \\code{{"{kind}"}}' in help_page
     assert {*KINDS} <= MEASURED.keys()
     assert {*KINDS} <= LEVELS.keys()
+
+
+@pytest.mark.parametrize("name", BEAM_SETTINGS)
+def test_settings_of_beam_search_have_one_name_and_default(name: str) -> None:
+    signature = inspect.signature(minhub_py.generate).parameters
+    default = inspect.signature(minhub_py.beam_search).parameters[name].default
+    assert signature[name].default == (None if name == "beams" else default)
+    assert name in options("generate")
+    is_choice = isinstance(default, bool)
+    expected = "NULL" if name == "beams" else str(default).upper() if is_choice else f"{default:g}"
+    assert r_arguments("generate", "\\method{generate}{minhub_model}(")[name] == expected
+    fields = Fields({"beams": 3, name: BEAM_SETTINGS[name]})
+    served = SimpleNamespace(engine=SimpleNamespace(batch_size=8))
+    search = parse_search(fields, served, 1, stream=False)  # type: ignore[arg-type]
+    assert search == BeamSearch(**{"beams": 3, name: BEAM_SETTINGS[name]})

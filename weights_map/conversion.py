@@ -60,7 +60,9 @@ def match_names(
             problems["unknown"].append(name)
 
     needed = [row for row in table.rows if matches[row] or not row.optional]
-    settings = {name for row in needed for name in (row.operation.setting, row.layers) if name}
+    settings = {
+        name for row in needed for name in (row.operation.setting, row.layers, row.only) if name
+    }
     if settings and config is None:
         raise ValueError(
             f"the weight table of {table.model_type} needs the model's config, for"

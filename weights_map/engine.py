@@ -206,6 +206,7 @@ class Row:
             tensors.
         layers: the config's name of the number of first layers that have the row; tensors of later
             layers are ignored. Without an index, the row belongs to the first layer.
+        only: the config's name of a property; models where it is false ignore the tensors.
     """
 
     hub: str | tuple[str, ...]
@@ -214,6 +215,7 @@ class Row:
     optional: bool = False
     head: str | None = None
     layers: str | None = None
+    only: str | None = None
 
     def templates(self, side: Side) -> tuple[str, ...]:
         """The templates of one side, always as a tuple."""
@@ -295,7 +297,19 @@ class Table:
     def for_model(self, config: object) -> "Table":
         """The table of a model with this config. config: None for a model without a head."""
         table = self.without_decoder() if getattr(config, "encoder_only", False) else self
-        return table.for_head(getattr(config, "table_head", None))
+        return table.for_properties(config).for_head(getattr(config, "table_head", None))
+
+    def for_properties(self, config: object) -> "Table":
+        """The table without the rows whose property `only` is false; the table itself without a
+        config.
+        """
+        if config is None or not any(row.only for row in self.rows):
+            return self
+        rows = [row for row in self.rows if row.only is None or getattr(config, row.only)]
+        used, own = (
+            {t for row in group for t in row.templates("hub")} for group in (rows, self.rows)
+        )
+        return replace(self, rows=(*rows, *(Row(t, (), drop) for t in sorted(own - used))))
 
     def without_decoder(self) -> "Table":
         """The table of the encoder of an encoder-decoder. Tensors of the decoder are unused, as in

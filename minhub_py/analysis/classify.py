@@ -24,7 +24,7 @@ from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.segments import as_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of, model_of
-from minhub_py.inference.generate import check_prompts
+from minhub_py.inference.prompts import check_prompts
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Classifier, Encoder
 from minhub_py.system.spelling import call_name

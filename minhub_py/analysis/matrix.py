@@ -15,7 +15,7 @@ from minhub_py.analysis.predictions import Progress, Span, log_normalizers, pred
 from minhub_py.analysis.surprisal import refuse_encoder_decoder
 from minhub_py.analysis.tokens import encodings, token_strings
 from minhub_py.inference.arguments import check_list, decoder_of
-from minhub_py.inference.generate import check_ids
+from minhub_py.inference.prompts import check_ids
 from minhub_py.models.base import LanguageModel
 
 

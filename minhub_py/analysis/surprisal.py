@@ -42,7 +42,7 @@ from minhub_py.analysis.segments import (
 from minhub_py.analysis.tokens import encode_prompts, encodings, token_strings
 from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.inference.arguments import check_integer, check_list, decoder_of, is_text
-from minhub_py.inference.generate import check_prompts
+from minhub_py.inference.prompts import check_prompts
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
 from minhub_py.system.tables import Columns

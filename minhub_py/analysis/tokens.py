@@ -14,7 +14,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     working,
 )
 from minhub_py.inference.arguments import check_tokenizer
-from minhub_py.inference.generate import check_ids
+from minhub_py.inference.prompts import check_ids
 from minhub_py.models.base import LanguageModel
 
 if TYPE_CHECKING:

@@ -5,9 +5,11 @@ RECOMMENDATION_FIELDS is a complete recommendation: its missing settings have no
 base models contain only token IDs.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.checkpoints.storage import Checkpoint
@@ -16,6 +18,8 @@ from minhub_py.inference.sampling import Sampling
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.json_text import JsonObject
 
+# Settings that beam search does not use.
+DRAWN = ("temperature", "top_k", "top_p", "min_p")
 RECOMMENDATION_FIELDS = ("do_sample", "temperature", "top_p", "top_k")
 
 
@@ -53,3 +57,11 @@ def default_sampling(
             f"generation_config.json of the model: {error}; correct or delete this entry"
         ) from error
     return settings
+
+
+def completion_settings(model: LanguageModel, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of `generate` with the model's defaults for missing ones, which apply to them."""
+    defaults = default_sampling(model, chat=False)
+    if settings.get("beams") is not None:
+        defaults = {name: value for name, value in defaults.items() if name not in DRAWN}
+    return {**defaults, **settings}

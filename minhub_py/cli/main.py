@@ -22,6 +22,7 @@ from minhub_py.cli.serving import serve
 from minhub_py.cli.system import bench, devices, doctor, run_r
 from minhub_py.cli.text import generate, score
 from minhub_py.cli.training import compare, train
+from minhub_py.cli.translation import summarize, translate
 from minhub_py.system.openmp import limit_spinning
 from minhub_py.system.version import __version__
 
@@ -64,6 +65,8 @@ for command in (
     generate,
     chat,
     serve,
+    translate,
+    summarize,
     score,
     words,
     pairs,

@@ -15,6 +15,7 @@ from minhub_py.cli.completion import ModelArgument
 from minhub_py.inference.limits import (
     CHAT_SAMPLING,
     PUBLISHED_FIELDS,
+    check_beams,
     check_sampling,
     parse_logit_bias,
     stop_strings,
@@ -306,6 +307,77 @@ def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
                 multiple=True,
                 callback=check_setting,
                 help="Stop before this string; may be repeated.",
+            ),
+        ]
+    )
+
+
+def check_beam_setting(_: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Validate a setting of beam search, as `check_setting` does."""
+    if parameter.name == "early_stopping":
+        return {"true": True, "false": False}.get(value, value)
+    try:
+        if value is not None:
+            check_beams(str(parameter.name), value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+def beam_options(*, always: bool = False) -> Callable[[F], F]:
+    """Options of beam search. Unset options are None.
+
+    always: for commands that search in any case, with the model's settings.
+    """
+    beams, penalty, early, size = (
+        "  [default: the model's value" + (f", else {value}]" if value else "]") if always else text
+        for value, text in (
+            ("4", ""),
+            ("1", "  [default: 1]"),
+            ("false", "  [default: false]"),
+            ("0", "  [default: 0, no effect]"),
+        )
+    )
+    instead = (
+        "Number of beams; 1 is greedy decoding."
+        if always
+        else "Use beam search with N beams instead of sampling; 1 is greedy decoding. With --json, all"
+        " sequences with their scores."
+    )
+    of_search = "" if always else "Of beam search: "
+    return add_options(
+        [
+            click.option(
+                "--beams",
+                type=int,
+                metavar="N",
+                callback=check_beam_setting,
+                help=f"{instead}{beams}",
+            ),
+            click.option(
+                "--length-penalty",
+                type=float,
+                callback=check_beam_setting,
+                help=(
+                    f"{of_search}a score is divided by the number of tokens to this power; values"
+                    f" above 0 favor longer sequences.{penalty}"
+                ),
+            ),
+            click.option(
+                "--early-stopping",
+                type=click.Choice(["false", "true", "never"]),
+                callback=check_beam_setting,
+                help=(
+                    f"{of_search}when it ends, after N sequences are complete. true: at once;"
+                    " false: if the best incomplete one has a lower score now; never: if no longer"
+                    f" sequence can have a higher one.{early}"
+                ),
+            ),
+            click.option(
+                "--no-repeat-ngram-size",
+                type=int,
+                callback=check_beam_setting,
+                help=f"{of_search}n-grams of this size occur at most once.{size}",
             ),
         ]
     )

@@ -12,6 +12,7 @@ from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import read_stdin, standard_input, unread_pipe
 from minhub_py.cli.loading import LoadingOptions, decode_utf8, encode, open_model
 from minhub_py.cli.options import (
+    beam_options,
     files_argument,
     json_option,
     loading_options,
@@ -22,11 +23,13 @@ from minhub_py.cli.output import emit, progress_bar
 from minhub_py.cli.output import table as print_table
 from minhub_py.cli.parallel import broadcast, connected, tensor_parallel_option
 from minhub_py.system.console import note
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import displayed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from minhub_py.inference.beams import Hypothesis
     from minhub_py.inference.speculative import DraftModel, PredictionHead
     from minhub_py.models.base import LanguageModel
 
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     help="Maximum number of tokens to generate.",
 )
 @sampling_options()
+@beam_options()
 @click.option(
     "--speculate",
     type=click.IntRange(min=0),
@@ -110,11 +114,7 @@ def generate(
         raise click.UsageError("Give one PROMPT, in quotes. For the rows of FILEs, add --out.")
     group = connected(loading["device"])
     from_pipe = prompts in ((), ("-",))
-    if from_pipe:
-        message = "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."
-        prompt = broadcast(group, lambda: read_stdin(message, named=bool(prompts)))
-    else:
-        [prompt] = prompts
+    prompt = broadcast(group, lambda: prompt_from_pipe(prompts)) if from_pipe else prompts[0]
     network, tokenizer = open_model(
         model, **loading, group=group, adapter=adapter, mtp=draft == "mtp"
     )
@@ -127,16 +127,23 @@ def generate(
     if not from_pipe and unread_pipe():
         note("Note: standard input is ignored; to read it, use - as PROMPT.")
 
-    from minhub_py.chat.defaults import default_sampling
+    from minhub_py.chat.defaults import completion_settings
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.generate import stream
 
     new_ids: list[int] = []
     started = time.perf_counter()
-    options = {**default_sampling(network, chat=False), **options}
+    options = completion_settings(network, options)
+    context = [] if network.encoder_decoder else prompt_ids
+    found = searched(network, tokenizer, prompt_ids, max_new_tokens, stop, drafts, options)
+    if found is not None:
+        texts = [
+            "".join(until(decode_stream(tokenizer, each.ids, context), stop)) for each in found
+        ]
+        print_sequences(found, texts, {"model": model, "prompt": prompt}, bool(context), as_json)
+        return
     options |= {"seed": seed, "stop": stop, "tokenizer": tokenizer, "draft": drafts}
     tokens = stream(network, prompt_ids, max_new_tokens, **options)
-    context = [] if network.encoder_decoder else prompt_ids
     pieces = until(decode_stream(tokenizer, record(tokens, new_ids), context), stop)
     if as_json:
         text = "".join(pieces)
@@ -164,6 +171,58 @@ def generate(
     click.echo()
     if drafts is not None:
         note(f"Note: {drafts.accepted} of {drafts.proposed} draft tokens were accepted.")
+
+
+def prompt_from_pipe(prompts: tuple[str, ...]) -> str:
+    """The prompt in standard input. prompts: the argument of the command."""
+    missing = "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."
+    return read_stdin(missing, named=bool(prompts))
+
+
+def print_sequences(
+    found: "list[Hypothesis]",
+    texts: list[str],
+    call: JsonObject,
+    with_prompt: bool,
+    as_json: bool,
+) -> None:
+    """Print the best sequence of a beam search, or all of them as JSON.
+
+    call: the model and the prompt.    with_prompt: print the prompt before the text.
+    """
+    if as_json:
+        pairs = zip(texts, found, strict=True)
+        emit({**call, "sequences": [{"text": text, **each._asdict()} for text, each in pairs]})
+        return
+    text = "".join([call["prompt"] if with_prompt else "", *texts[:1]])
+    click.echo(displayed(text) if sys.stdout.isatty() else text)
+
+
+def searched(
+    network: "LanguageModel",
+    tokenizer: "Tokenizer",
+    prompt_ids: list[int],
+    max_new_tokens: int,
+    stop: tuple[str, ...],
+    drafts: object,
+    options: dict[str, Any],
+) -> "list[Hypothesis] | None":
+    """The sequences of a beam search, in descending order of their scores; None without --beams.
+
+    Removes its options.
+    """
+    from minhub_py.inference.beam_search import search_batch, search_of
+    from minhub_py.inference.sampling import Sampling, StopCriteria
+
+    names = ("beams", "length_penalty", "early_stopping", "no_repeat_ngram_size")
+    settings = {name: options.pop(name) for name in names if name in options}
+    sampling = Sampling(**{name: options[name] for name in Sampling.names() if name in options})
+    search = search_of(sampling, speculate=options["speculate"], draft=drafts, **settings)
+    if search is None:
+        return None
+    criteria = StopCriteria.of(network, "auto", stop, tokenizer)
+    [found] = search_batch(network, [prompt_ids], max_new_tokens, search, sampling, criteria)
+    return found
 
 
 def open_draft(

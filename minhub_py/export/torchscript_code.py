@@ -256,7 +256,8 @@ class CodeWriter:
         self.lines += [f"x = h + {rows}", "h = x"]
 
     def add_sinusoids(self, step: AddSinusoids) -> None:
-        rows = f"sinusoidal_positions(positions[0] + {step.first}, {list(step.frequencies)})"
+        arguments = f"{list(step.frequencies)}, {step.exact}"
+        rows = f"sinusoidal_positions(positions[0] + {step.first}, {arguments})"
         self.lines.append(f"x = h + {rows}.to(h.dtype)")
         if step.dropout:
             self.lines.append(f"x = {self.dropped('x', step.dropout)}")

@@ -24,13 +24,14 @@ bfloat16 does not apply; its prefill is slower.
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from minhub_py.inference.beams import Beams, BeamSearch, Hypothesis
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import AnyMatcher
 from minhub_py.inference.mask_threads import MaskThreads, ThreadedMatcher
@@ -42,6 +43,7 @@ from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.rows import BatchRow, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import Drafter, DraftSource, PromptLookup
+from minhub_py.inference.token_limits import LimitedMatcher, id_set, model_limits
 from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
 
@@ -58,6 +60,8 @@ class Event:
     top: the most likely tokens at this position with their log-probabilities, in descending order,
     if requested.
     error: the error that ends this sequence only, such as NaN logits. There is no token then.
+    hypotheses: the result of a beam search, which has one event: the best sequences, in descending
+    order of their scores. There is no token then.
     """
 
     row: int
@@ -66,6 +70,7 @@ class Event:
     end: Literal["stop", "length"] | None = None
     top: tuple[tuple[int, float], ...] = ()
     error: ValueError | None = None
+    hypotheses: tuple[Hypothesis, ...] = ()
 
 
 class Batch:
@@ -77,7 +82,7 @@ class Batch:
             for event in batch.step():
                 ...
 
-    rows: maximum number of sequences.
+    rows: maximum number of sequences; a beam search counts as one per beam.
     max_length: positions per sequence; longer sequences continue with a part of their context. An
         encoder-decoder's prompt and output are limited separately.
     prefix_bytes: size of the prefix cache of finished sequences. A prompt copies its longest common
@@ -105,6 +110,7 @@ class Batch:
         drafts: int = 0,
     ) -> None:
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
+        self.output_size, self.limits = model.output_size, model_limits(model)
         self.max_length = min(max_length, self.context or max_length)
         self.start, self.invocation = model.decoder_start, model.invocation
         self.runner = runner or runner_of(model)
@@ -127,8 +133,8 @@ class Batch:
         self.cached_tokens: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """The number of active sequences."""
-        return len(self.rows) + len(self.joining)
+        """The number of active sequences, with one per beam."""
+        return sum(row.width for row in (*self.rows, *self.joining))
 
     @property
     def decoding(self) -> int:
@@ -153,6 +159,9 @@ class Batch:
         like: int | None = None,
         matcher: AnyMatcher | None = None,
         generated: int = 0,
+        search: BeamSearch | None = None,
+        first: int | None = None,
+        start: int | None = None,
     ) -> int:
         """Add a sequence at the next step. Returns its number for events and `retire`.
 
@@ -168,6 +177,10 @@ class Batch:
         like: an active sequence; its cache is copied for the common prefix where possible.
         matcher: restricts tokens to those it allows and ends the sequence when complete.
             Log-probabilities are still those computed by the model.
+        search: settings of a beam search, which has one event, at its end. Of the settings of
+            `sampling`, the penalties and the bias apply, and of the matchers, limits of tokens.
+        first: the first token of an encoder-decoder's reply, in place of forced_bos_token_id.
+        start: the token before it, in place of decoder_start_token_id.
 
         ValueError: an empty prompt, no tokens to generate or score, an ID outside the vocabulary,
         or more tokens than the batch has room for. IndexError: all rows are in use.
@@ -177,19 +190,23 @@ class Batch:
                 "a sequence needs a prompt of at least one token and at least one token to generate"
                 " or score"
             )
-        if len(self) == self.capacity:
-            raise IndexError(f"all {self.capacity} rows of the batch are in use")
-        tokens = [*ids, *targets]
-        smallest, largest = min(tokens), max(tokens)
-        if smallest < 0 or largest >= self.vocab_size:  # the C code would read outside its table
+        width = 1 if search is None else search.beams
+        if width > self.capacity:
             raise ValueError(
-                f"token IDs must be between 0 and {self.vocab_size - 1}, but range from {smallest}"
-                f" to {largest}: use the tokenizer of this model"
+                f"a search with {width} beams does not fit a batch of {self.capacity} rows"
             )
+        if len(self) + width > self.capacity:
+            raise IndexError(f"all {self.capacity} rows of the batch are in use")
+        start = self.start if start is None else start
+        encoder_ids, text = ([], list(ids)) if start is None else (list(ids), [start])
+        # the C code would read outside its tables
+        check_token_ids(encoder_ids, self.vocab_size)
+        check_token_ids([*text, *targets], self.output_size)
         sampling = sampling or Sampling()
-        sampling.check_vocabulary(self.vocab_size)
-        encoder_ids, text = ([], list(ids)) if self.start is None else (list(ids), [self.start])
+        sampling.check_vocabulary(self.output_size)
         end = len(text) + (len(targets) or max_new_tokens)
+        if encoder_ids and self.context is not None:
+            end = self._limited_end(encoder_ids, end, targets)
         if self.cache.bounded and self.max_length < min(end, self.context or end):
             raise ValueError(
                 f"a sequence of {end} tokens does not fit a batch with max_length {self.max_length}"
@@ -208,7 +225,26 @@ class Batch:
         drafter: Drafter = PromptLookup(speculate if self.runner.supports_drafts else 0)
         if draft is not None and self.runner.supports_drafts:
             drafter = draft.sequence(speculate or draft.MOST, end)
+        if not targets:
+            limits = self.limits if first is None else replace(self.limits, first=id_set(first))
+            if limits.restrict:
+                limits = replace(limits, maximum=end - len(text))
+                matcher = LimitedMatcher(limits, matcher)
         stop = stop or StopCriteria(frozenset(), (), None)
+        output_start, beams = len(text) - generated, None
+        if search is not None:
+            beams, matcher = (
+                Beams(
+                    search,
+                    sampling,
+                    stop,
+                    len(text),
+                    output_start,
+                    end - len(text),
+                    limits_of(matcher),
+                ),
+                None,
+            )
         random = generator or torch.default_generator
         self.joining.append(
             BatchRow(
@@ -216,7 +252,7 @@ class Batch:
                 encoder_ids,
                 text,
                 len(text),
-                len(text) - generated,
+                output_start,
                 end,
                 sampling,
                 random,
@@ -228,15 +264,31 @@ class Batch:
                 like,
                 adapter_start,
                 None if matcher is None else ThreadedMatcher(matcher, self.masks),
+                beams=beams,
             )
         )
         return self.count
+
+    def _limited_end(self, prompt: Sequence[int], end: int, targets: Sequence[int]) -> int:
+        """The maximum number of an encoder-decoder's tokens, whose context does not slide.
+
+        ValueError: the prompt or the targets exceed the positions of the model.
+        """
+        assert self.context is not None
+        longest = max(len(prompt), end if targets else 0)
+        if longest > self.context:
+            name = "prompt" if len(prompt) > self.context else "target"
+            raise ValueError(
+                f"a {name} of {longest} tokens exceeds the model's {self.context} positions:"
+                " shorten or split the text"
+            )
+        return min(end, self.context)
 
     @torch.inference_mode()
     def retire(self, row: int) -> None:
         """Remove a sequence before its end. Does nothing if it has ended."""
         self.joining = [active for active in self.joining if active.key != row]
-        for active in [active for active in self.rows if active.key == row]:
+        for active in [active for active in reversed(self.rows) if active.key == row]:
             self._leave(active)
 
     def step(self) -> list[Event]:
@@ -276,7 +328,8 @@ class Batch:
         if prefill:
             self._join()
             events += self._prefill() if self.chunk is None else self._prefill_chunk(self.chunk)
-        for row in [row for row in self.rows if row.stop_reason]:
+        # from the last slot, so that no row moves to a slot that is freed next
+        for row in [row for row in reversed(self.rows) if row.stop_reason]:
             self._leave(row)
         return events
 
@@ -286,7 +339,7 @@ class Batch:
             row.matcher.mask for row in self.rows if row.matcher and row.logits is not None
         ]
         pending += [row.loading for row in self.rows if row.in_prefill and row.loading is not None]
-        if pending and len(pending) == len(self):
+        if pending and len(pending) == len(self.rows) + len(self.joining):
             wait_for(pending, return_when=FIRST_COMPLETED)
 
     def _join(self) -> None:
@@ -443,7 +496,16 @@ class Batch:
         """
         events: list[Event] = []
         starts = [0, *accumulate(1 + len(row.draft) for row in rows)]
-        first = {row.key: start for row, start in zip(rows, starts, strict=False)}
+        searches: dict[int, list[tuple[BatchRow, int]]] = {}
+        numbered = list(zip(rows, starts, strict=False))
+        for row, start in numbered:
+            if row.beams is not None:
+                searches.setdefault(row.key, []).append((row, start))
+        for pairs in searches.values():
+            pairs.sort(key=lambda pair: pair[0].beam)
+            events += self._search([row for row, _ in pairs], logits[[start for _, start in pairs]])
+        rows = [row for row in rows if row.beams is None]
+        first = {row.key: start for row, start in numbered if row.beams is None}
         accepted = dict.fromkeys(first, 0)
         active = []
         for row in rows:
@@ -472,6 +534,44 @@ class Batch:
                 row.drafter.update(accepted[row.key], len(row.draft))
             row.draft = []
         return events
+
+    def _search(self, rows: list[BatchRow], logits: Tensor) -> list[Event]:
+        """Extend the beams of a sequence, in the order of their numbers, by logits (n, V).
+
+        The first step has one row; the others then share its positions of the cache.
+        """
+        first, beams = rows[0], rows[0].beams
+        assert beams is not None
+        try:
+            following = beams.advance(logits, [row.text for row in rows])
+        except ValueError as error:
+            for row in rows:
+                row.stop_reason = "error"
+            return [Event(first.key, error=error)]
+        if not following:
+            for row in rows:
+                row.stop_reason = beams.hypotheses[0].end
+            found = tuple(beams.hypotheses)
+            return [Event(first.key, end=found[0].end, hypotheses=found)]
+        parents = [rows[candidate.parent % len(rows)] for candidate in following]
+        texts = [
+            [*parent.text, candidate.token]
+            for parent, candidate in zip(parents, following, strict=True)
+        ]
+        if not first.forked:
+            if self.prefixes.size:
+                self.sharing.store(first)
+            first.forked = True
+            for number in range(1, len(following)):
+                rows.append(
+                    replace(first, slot=self.cache.share(first.slot), beam=number, draft=[])
+                )
+            self.rows += rows[1:]
+        else:
+            self.cache.reorder([row.slot for row in rows], [row.slot for row in parents])
+        for row, text in zip(rows, texts, strict=True):
+            row.text = text
+        return []
 
     def _add(self, row: BatchRow, token: NextToken | ValueError) -> Event:
         """Append a token to a row, or end the row with an error."""
@@ -511,9 +611,36 @@ class Batch:
 
     def _leave(self, row: BatchRow) -> None:
         """Free the slot of a row. The last row moves to this slot."""
-        if self.prefixes.size and row.stop_reason != "error":
+        if self.prefixes.size and row.stop_reason != "error" and not row.forked:
             self.sharing.store(row)
         self.cache.leave(row.slot)
         last = self.rows.pop()
         if last is not row:
             self.rows[row.slot], last.slot = last, row.slot
+        if row.forked and not any(active.forked for active in self.rows):
+            self.cache.unshare()
+
+
+def limits_of(matcher: AnyMatcher | None) -> LimitedMatcher | None:
+    """The limits of tokens of a beam search. ValueError: a grammar, which has one state per
+    sequence.
+    """
+    if matcher is None:
+        return None
+    try:
+        if isinstance(matcher, LimitedMatcher):
+            return matcher.copy()
+        raise TypeError("a grammar")
+    except TypeError as error:
+        raise ValueError(
+            "beam search cannot be combined with a grammar: remove one of them"
+        ) from error
+
+
+def check_token_ids(ids: Sequence[int], size: int) -> None:
+    """ValueError: a token ID is outside a vocabulary of this size."""
+    if ids and not 0 <= min(ids) <= max(ids) < size:
+        raise ValueError(
+            f"token IDs must be between 0 and {size - 1}, but range from {min(ids)} to {max(ids)}:"
+            " use the tokenizer of this model"
+        )

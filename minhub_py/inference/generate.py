@@ -5,9 +5,8 @@ rows.py describes long sequences.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from reprlib import repr as brief
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -15,8 +14,10 @@ from torch import Tensor
 
 from minhub_py.inference.arguments import check_integer, decoder_of
 from minhub_py.inference.batch import Batch
+from minhub_py.inference.beam_search import search_batch, search_of
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
+from minhub_py.inference.prompts import batch_length, check_ids, check_prompts, check_targets
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.inference.speculative import DraftModel, DraftSource, PredictionHead
 from minhub_py.models.base import LanguageModel
@@ -45,6 +46,10 @@ def generate(
     tokenizer: Tokenizer | None = None,
     speculate: int = 0,
     draft: object = None,
+    beams: int | None = None,
+    length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
+    no_repeat_ngram_size: int = 0,
 ) -> list[list[int]]:
     """Generate new tokens for each prompt.
 
@@ -85,6 +90,12 @@ def generate(
             multi-token prediction, if it was loaded with `from_pretrained(…, mtp=True)`;
             `speculate` is then 3 by default. The output does not change. A `speculative.DraftModel`
             or `speculative.PredictionHead` also counts the accepted tokens.
+        beams: use beam search with this number of beams, 1 to 64, instead of sampling;
+            `beam_search` describes it, and also returns scores and further sequences. temperature,
+            top_k, top_p and min_p have no effect on it and must not be set.
+        length_penalty: setting of beam search, see `beam_search`.
+        early_stopping: setting of beam search.
+        no_repeat_ngram_size: setting of beam search.
 
     Returns:
         The new token IDs of each prompt, without the prompt.
@@ -106,6 +117,12 @@ def generate(
         logit_bias,
     )
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
+    search = search_of(
+        sampling, beams, length_penalty, early_stopping, no_repeat_ngram_size, speculate, draft
+    )
+    if search is not None:
+        found = search_batch(model, texts, max_new_tokens, search, sampling, criteria)
+        return [hypotheses[0].ids if hypotheses else [] for hypotheses in found]
     results: list[list[int]] = [[] for _ in texts]
     for row, id in stream_batch(
         model, texts, max_new_tokens, sampling, seed, criteria, speculate, draft
@@ -237,86 +254,6 @@ def length_groups(lengths: Sequence[int]) -> Iterator[list[int]]:
             group.append(i)
     if group:
         yield group
-
-
-def batch_length(model: LanguageModel, prompt: Sequence[int], new: int) -> int:
-    """The `max_length` of a batch for a prompt and `new` tokens."""
-    return max(len(prompt), 1 + new) if model.encoder_decoder else len(prompt) + new
-
-
-def check_targets(model: LanguageModel, targets: object, count: int) -> list[list[int]]:
-    """`count` targets as lists of ints. ValueError: see `check_prompts`, or another number of
-    targets.
-    """
-    try:
-        texts = check_prompts(model, targets)
-    except ValueError as error:
-        raise ValueError(f"targets: {error}") from error
-    if len(texts) != count:
-        raise ValueError(f"{len(texts)} targets for {count} prompts: pass one target per prompt")
-    return texts
-
-
-def check_prompts(model: LanguageModel, prompts: object) -> list[list[int]]:
-    """Prompts as lists of ints. ValueError: a wrong type, an empty prompt, or a token ID outside
-    the vocabulary.
-    """
-    check_kind(prompts)
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts must be a list of lists of token IDs, not {brief(prompts)}")
-    return [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
-
-
-def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
-    """A prompt as a list of ints. row: its index in a list of prompts, for messages; None for a
-    single prompt.
-
-    ValueError: a wrong type, an empty prompt, or a token ID outside the vocabulary.
-    """
-    name = "the prompt" if row is None else f"prompt {row}"
-    check_kind(prompt)
-    try:
-        values = list(prompt)
-        ids = [int(value) for value in values]
-    except (TypeError, ValueError, OverflowError) as error:
-        if row is None:
-            raise ValueError(
-                f"stream() takes one prompt, a list of token IDs, not {brief(prompt)}"
-            ) from error
-        advice = ": put a single prompt into a list, [ids]" if isinstance(prompt, int) else ""
-        raise ValueError(
-            f"prompts must be a list of lists of token IDs, but prompt {row} is"
-            f" {brief(prompt)}{advice}"
-        ) from error
-    if not ids:
-        raise ValueError(f"{name} is empty: pass at least one token ID")
-    largest = model.config.vocab_size - 1
-    for id, value in zip(ids, values, strict=True):
-        if not 0 <= id <= largest or id != value:
-            raise ValueError(
-                f"token IDs must be whole numbers between 0 and {largest}, but {name} has"
-                f" {brief(value)}"
-            )
-    return ids
-
-
-def check_kind(prompt: object) -> None:
-    """ValueError: text, a tokenizer, or its result, instead of token IDs."""
-    problem = ""
-    if isinstance(prompt, str | bytes):
-        call = f"generate(model, [tokenizer.encode({brief(prompt)}).ids])"
-        problem = (
-            f"text: encode it, as in {call}, with tokenizer = tokenizer_from_pretrained(name of the"
-            " model)"
-        )
-    elif callable(getattr(prompt, "encode", None)):
-        problem = "a tokenizer: pass tokenizer.encode(text).ids"
-    elif hasattr(prompt, "ids"):
-        problem = "an encoding: pass its ids, tokenizer.encode(text).ids"
-    elif isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):
-        problem = 'a mapping: pass its "input_ids", if a tokenizer of transformers returned it'
-    if problem:
-        raise ValueError(f"a prompt is a list of token IDs, not {problem}")
 
 
 def stream_batch(

@@ -56,7 +56,7 @@ class AnyMatcher(Protocol):
 
     @property
     def restricts(self) -> bool:
-        """Whether `allowed` computes a mask; False if it returns None at once."""
+        """Whether `allowed` computes a mask; False if it returns at once."""
 
     def allowed(self) -> Tensor | None:
         """A mask (V,) of the tokens that can come next, bool on the CPU; None if all can."""

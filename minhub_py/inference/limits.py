@@ -12,6 +12,8 @@ from minhub_py.inference.arguments import all_of, is_number, is_text, is_whole
 
 # Each decoding step compares the new text with every stop string.
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
+# Settings of beam search. Each beam needs a row of the KV cache.
+MAX_BEAMS, MAX_LENGTH_PENALTY, MAX_NGRAM = 64, 10, 1000
 # Sampling settings that generation_config.json can have, and those of chats with a model whose file
 # has none.
 PUBLISHED_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty", "min_p")
@@ -56,6 +58,33 @@ def check_sampling(name: str, value: Any) -> None:
     if name == "repetition_penalty" and not 0.01 <= value <= 100:
         raise ValueError(
             f"repetition_penalty must be between 0.01 and 100 (1 has no effect), not {value}"
+        )
+
+
+def check_beams(name: str, value: object) -> None:
+    """Validate a setting of beam search by its name.
+
+    Raises:
+        ValueError: a wrong type, or a value outside the setting's range.
+    """
+    if name == "beams" and not (is_whole(value) and 1 <= value <= MAX_BEAMS):
+        raise ValueError(
+            f"beams must be a whole number from 1 (greedy decoding) to {MAX_BEAMS}, not"
+            f" {brief(value)}"
+        )
+    if name == "length_penalty" and not (
+        is_number(value) and -MAX_LENGTH_PENALTY <= float(str(value)) <= MAX_LENGTH_PENALTY
+    ):
+        raise ValueError(
+            f"length_penalty must be a number from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY} (1"
+            f" ranks by the mean log-probability), not {brief(value)}"
+        )
+    if name == "early_stopping" and value not in (True, False, "never"):
+        raise ValueError(f'early_stopping must be True, False or "never", not {brief(value)}')
+    if name == "no_repeat_ngram_size" and not (is_whole(value) and 0 <= value <= MAX_NGRAM):
+        raise ValueError(
+            f"no_repeat_ngram_size must be a whole number from 0 (no effect) to {MAX_NGRAM}, not"
+            f" {brief(value)}"
         )
 
 

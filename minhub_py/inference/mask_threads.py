@@ -51,7 +51,7 @@ class ThreadedMatcher:
         if self._matcher.restricts:
             self._threads.submit(self)
         else:
-            self.mask.set_result(None)
+            self.compute()
 
     @property
     def ready(self) -> bool:

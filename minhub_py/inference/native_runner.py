@@ -196,6 +196,10 @@ class NativeRunner(TorchRunner):
             self.logits = self.logits.new_empty(len(requested), self.vocab_size)
         call = self._new_call(cache.layers, cache.dtype, self.buffers)
         call.sizes = integers(cache.slot_counts)
+        encoder_rows = None
+        if cache.sources is not None:
+            call.sources, call.source_count = cache.sources.data_ptr(), cache.sources.size(1)
+            encoder_rows = [cache.encoder_rows[row] for row in rows]
         for first in range(0, len(ids), MAX_TOKENS):
             part = slice(first, first + MAX_TOKENS)
             outputs = [index - first for index in requested if first <= index < first + MAX_TOKENS]
@@ -208,6 +212,7 @@ class NativeRunner(TorchRunner):
             )
             call.encoder_lengths = integers(encoder_lengths[part])
             call.adapted = None if adapted is None else integers(adapted[part])
+            call.encoder_rows = None if encoder_rows is None else integers(encoder_rows[part])
             call.outputs, call.logits = (
                 integers(outputs),
                 self.logits.data_ptr() + 4 * previous * self.vocab_size,

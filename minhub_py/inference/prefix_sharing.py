@@ -98,6 +98,7 @@ class PrefixSharing:
         return (
             (self.prefixes.size > 0 or active.key == row.like)
             and active.encoder_ids == row.encoder_ids
+            and not active.forked
             and context_start(len(active.text), self.context) == 0
         )
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from minhub_py.inference.beams import Beams
 from minhub_py.inference.mask_threads import ThreadedMatcher
 from minhub_py.inference.prefixes import CachedPrefix
 from minhub_py.inference.sampling import Sampling, StopCriteria
@@ -59,6 +60,14 @@ class BatchRow:
     # (1 + draft tokens, V), if the mask of the grammar is still being computed
     logits: Tensor | None = None
     stop_reason: Literal["stop", "length", "error"] | None = None
+    beams: Beams | None = None  # of a beam search, whose beams are rows with the same key
+    beam: int = 0
+    forked: bool = False  # whether this row is one beam; otherwise, it stands for all of them
+
+    @property
+    def width(self) -> int:
+        """The number of slots of the cache that the row needs."""
+        return 1 if self.beams is None or self.forked else self.beams.settings.beams
 
     @property
     def can_continue(self) -> bool:

@@ -94,13 +94,7 @@ class Sampling:
 
         starts: the number of prompt tokens in each of `texts`, 0 by default.
         """
-        logits = logits.float()
-        if self.logit_bias is not None:
-            logits = self._add_bias(logits)
-        if self.repetition_penalty != 1:
-            logits = self._penalize(logits, texts)
-        if self.presence_penalty or self.frequency_penalty:
-            logits = self._penalize_output(logits, texts, starts or [0] * len(texts))
+        logits = self.adjusted(logits.float(), texts, starts or [0] * len(texts))
         largest, ids = most_likely(logits)  # NaN or infinite if a logit is
         if self.temperature > 0:
             ids = self._draw((logits - largest.unsqueeze(1)) / self.temperature, draws)
@@ -111,6 +105,18 @@ class Sampling:
         if not all(map(math.isfinite, maxima)):
             raise ValueError(NOT_FINITE)
         return [int(id) for id in chosen]
+
+    def adjusted(
+        self, logits: Tensor, texts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Tensor:
+        """Logits (R, V), or log-probabilities, with the biases and the penalties."""
+        if self.logit_bias is not None:
+            logits = self._add_bias(logits)
+        if self.repetition_penalty != 1:
+            logits = self._penalize(logits, texts)
+        if self.presence_penalty or self.frequency_penalty:
+            logits = self._penalize_output(logits, texts, starts)
+        return logits
 
     def _draw(self, logits: Tensor, draws: Tensor) -> Tensor:
         """IDs (R,) from logits (R, V) with maximum 0, so that no temperature makes them overflow."""

@@ -1,8 +1,12 @@
-"""Limits of the tokens of a reply: allowed and banned tokens, banned sequences, and a minimum
-number of tokens.
+"""Limits of the tokens of a reply: allowed and banned tokens, banned sequences, a minimum number of
+tokens, and forced first and last tokens.
+
+`model_limits` are those of an encoder-decoder, such as BART: forced_bos_token_id,
+forced_eos_token_id and bad_words_ids in generation_config.json or config.json.
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +14,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.inference.grammar import AnyGrammar, AnyMatcher, GrammarError
+from minhub_py.models.base import LanguageModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +27,8 @@ class TokenLimits:
     minimum: number of tokens before an end token can occur.
     ends: end tokens.
     grammar: applies in addition. It takes precedence where both together allow no token.
+    first: the tokens that can be the first one; empty for any.
+    last: the tokens that can be the last one, the token `maximum`; empty for any.
     """
 
     size: int
@@ -30,11 +37,15 @@ class TokenLimits:
     minimum: int = 0
     ends: frozenset[int] = frozenset()
     grammar: AnyGrammar | None = None
+    first: frozenset[int] = frozenset()
+    last: frozenset[int] = frozenset()
+    maximum: int = 0
 
     @property
     def restrict(self) -> bool:
         """Whether a token is excluded at any position."""
-        return self.allowed is not None or bool(self.banned) or self.minimum > 0
+        forced = bool(self.first or self.last)
+        return self.allowed is not None or bool(self.banned) or self.minimum > 0 or forced
 
     def matcher(self, prefix: Iterable[int] = ()) -> "LimitedMatcher":
         """The state of a new sequence, after the token IDs of `prefix`."""
@@ -62,15 +73,18 @@ class TokenLimits:
 class LimitedMatcher:
     """The state of limits and a grammar in one sequence."""
 
-    restricts = True
-
-    def __init__(self, limits: TokenLimits) -> None:
-        self.limits = limits
-        self.matcher: AnyMatcher | None = (
-            None if limits.grammar is None else limits.grammar.matcher()
-        )
+    def __init__(self, limits: TokenLimits, matcher: AnyMatcher | None = None) -> None:
+        """matcher: in place of a new one of the grammar."""
+        self.limits, self.matcher = limits, matcher
+        if limits.grammar is not None:
+            self.matcher = limits.grammar.matcher()
         self.recent: list[int] = []
         self.count = 0
+
+    @property
+    def restricts(self) -> bool:
+        """Whether the grammar computes a mask; the limits take no time."""
+        return self.matcher is not None and self.matcher.restricts
 
     def allowed(self) -> Tensor | None:
         """A mask (V,) of the tokens that can come next. GrammarError: no token can."""
@@ -90,8 +104,27 @@ class LimitedMatcher:
             self.recent = [*self.recent, id][-self.limits.longest :]
         return self.matcher is not None and self.matcher.accept(id)
 
+    def copy(self) -> "LimitedMatcher":
+        """The same state for another sequence. TypeError: a grammar, whose state has no copies."""
+        if self.matcher is not None and not isinstance(self.matcher, LimitedMatcher):
+            raise TypeError("the state of a grammar cannot be copied")
+        matcher = copy(self)
+        matcher.matcher = None if self.matcher is None else self.matcher.copy()
+        return matcher
+
+    @property
+    def forced(self) -> frozenset[int]:
+        """The only tokens that can come next; empty if none is forced."""
+        if self.count + 1 == self.limits.maximum and self.limits.last:
+            return self.limits.last
+        return self.limits.first if self.count == 0 else frozenset()
+
     def _limited(self) -> Tensor:
         """The mask without the grammar."""
+        if self.forced:
+            mask = torch.zeros(self.limits.size, dtype=torch.bool)
+            mask[sorted(self.forced)] = True
+            return mask
         excluded = [
             ids[-1]
             for ids in self.limits.banned
@@ -104,6 +137,31 @@ class LimitedMatcher:
         mask = self.limits.mask.clone()
         mask[excluded] = False
         return mask
+
+
+def model_limits(model: LanguageModel) -> TokenLimits:
+    """The limits of an encoder-decoder's replies, from generation_config.json or else config.json;
+    none for a decoder.
+    """
+    size = model.output_size
+    if not model.encoder_decoder:
+        return TokenLimits(size)
+    names = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
+    settings = model.generation_config or {
+        name: getattr(model.config, name, None) for name in names
+    }
+    first, last, banned = (settings.get(name) for name in names)
+    return TokenLimits(
+        size,
+        banned=tuple(tuple(ids) for ids in banned or ()),
+        first=id_set(first),
+        last=id_set(last),
+    )
+
+
+def id_set(ids: int | Sequence[int] | None) -> frozenset[int]:
+    """A token ID, a list of them or None as a set."""
+    return frozenset(() if ids is None else (ids,) if isinstance(ids, int) else ids)
 
 
 def ends_with(ids: Sequence[int], suffix: Sequence[int]) -> bool:

@@ -160,11 +160,11 @@ def generate(
     draft: the identifier of a draft model, or "mtp" for the model's head for multi-token
     prediction.
     """
-    from minhub_py.chat.defaults import default_sampling
+    from minhub_py.chat.defaults import completion_settings
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until, without_end
     from minhub_py.inference.generate import generate as generate_ids
 
-    settings = {**default_sampling(model, chat=False), **settings}
+    settings = completion_settings(model, settings)
     if settings.get("logit_bias"):  # a replayed job has the keys of JSON, which are strings
         settings["logit_bias"] = {int(id): bias for id, bias in settings["logit_bias"].items()}
     drafts: Any = draft
@@ -174,7 +174,10 @@ def generate(
     if not model.encoder_decoder:
         prompts = [replace(text, ids=without_end(tokenizer, text.ids)) for text in texts]
     results: dict[int, Results] = {}
-    for batch in memory_batches([text for text in prompts if text.ids], settings["max_new_tokens"]):
+    beams = settings.get("beams") or 1
+    for batch in memory_batches(
+        [text for text in prompts if text.ids], settings["max_new_tokens"], beams
+    ):
         seeds = [(seed + text.row) % 2**63 for text in batch]
         outputs = generate_ids(
             model,
@@ -193,6 +196,43 @@ def generate(
     return [results.get(text.row, []) for text in texts]
 
 
+def translate(
+    model: "LanguageModel",
+    tokenizer: "Tokenizer",
+    texts: Sequence[RowText],
+    *,
+    source: str | None,
+    target: str | None,
+    **settings: Any,
+) -> list[Results]:
+    """The translation of each text."""
+    from minhub_py.analysis.translation import divided_warning, translations
+
+    found = translations(
+        model, tokenizer, {text.row: text.text for text in texts}, source, target, settings
+    )
+    note_problems(texts, found.problems)
+    for number in found.divided:
+        warnings.warn(divided_warning("row", [number + 1]), stacklevel=2)
+    return [
+        [{"translation": found.texts[text.row]}] if text.row in found.texts else []
+        for text in texts
+    ]
+
+
+def summarize(
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: Any
+) -> list[Results]:
+    """The summary of each text."""
+    from minhub_py.analysis.summaries import summaries_of
+
+    summaries, problems = summaries_of(
+        model, tokenizer, {text.row: text.text for text in texts}, settings
+    )
+    note_problems(texts, problems)
+    return [[{"summary": summaries[text.row]}] if text.row in summaries else [] for text in texts]
+
+
 @lru_cache(1)  # for all chunks
 def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> "DraftModel":
     """The draft model of `generate`. ValueError: it has another tokenizer, or cannot make drafts."""
@@ -205,14 +245,17 @@ def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> "DraftM
     return DraftModel(from_pretrained(identifier, device=device))
 
 
-def memory_batches(texts: Sequence[RowText], max_new_tokens: int) -> Iterator[Sequence[RowText]]:
-    """Split texts into consecutive batches of at most `MAX_BATCH_TOKENS` padded and new tokens, or
-    of one text.
+def memory_batches(
+    texts: Sequence[RowText], max_new_tokens: int, beams: int = 1
+) -> Iterator[Sequence[RowText]]:
+    """Split texts into consecutive batches of at most `MAX_BATCH_TOKENS` padded and new tokens of
+    all beams, or of one text.
     """
     start, longest = 0, 0
     for index, text in enumerate(texts):
         longest = max(longest, len(text.ids))
-        if index > start and (index + 1 - start) * (longest + max_new_tokens) > MAX_BATCH_TOKENS:
+        size = (index + 1 - start) * (longest + max_new_tokens) * beams
+        if index > start and size > MAX_BATCH_TOKENS:
             yield texts[start:index]
             start, longest = index, len(text.ids)
     if texts[start:]:
@@ -657,6 +700,13 @@ def note_rows(texts: Sequence[RowText], problem: str) -> None:
         warnings.warn(f"row {text.row + 1} has no result: {problem}", stacklevel=2)
 
 
+def note_problems(texts: Sequence[RowText], problems: Mapping[int, str]) -> None:
+    """Note the problems of rows, by their numbers."""
+    for text in texts:
+        if text.row in problems:
+            note_rows([text], f"the text {problems[text.row]}")
+
+
 def mask_pattern(tokenizer: "Tokenizer") -> str:
     """A pattern that matches a mask: [MASK], or the tokenizer's own spelling."""
     from minhub_py.analysis.masked import mask_of
@@ -751,6 +801,8 @@ TASKS: Mapping[str, Task] = {
     "score": Task(score, SCORE, 256, "Scoring"),
     "score_targets": Task(score_targets, SCORE, 256, "Scoring", extra="target"),
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
+    "translate": Task(translate, (Column("translation", "string"),), 64, "Translating"),
+    "summarize": Task(summarize, (Column("summary", "string"),), 64, "Summarizing"),
     "words": Task(words, WORDS, 128, "Scoring words", more_columns=word_measures),
     "words_by": Task(
         words_by, WORD_VALUES, 1024, "Scoring words", extra="by", more_columns=word_measures

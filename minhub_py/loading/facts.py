@@ -64,6 +64,8 @@ def collect(files: ModelFiles, mtp: bool = False) -> Facts:
     meta = contents.meta
     if contents.layout == "hub":
         config = with_stored_head(architecture, config, meta)
+    if hasattr(config, "with_tensors"):
+        config = config.with_tensors(meta.keys())
     if mtp:
         check_mtp(config, meta)
         config = replace(config, **{"mtp_layers": 1})

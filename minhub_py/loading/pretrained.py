@@ -35,7 +35,7 @@ from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, AdapterSource, l
 from minhub_py.loading.facts import Facts, collect, fit
 from minhub_py.loading.files import ModelFiles, file_settings, open_files, other_architecture
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.models.config import with_older_rope
+from minhub_py.models.config import GENERATION, with_older_rope
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.models.steps import LayerInputs
@@ -213,6 +213,9 @@ def load(
     model = fit(facts)
     kind, target = choose_types(facts, probe, dtype, quantize, is_shared=group is not None)
     model.generation_config = files.checkpoint.generation_config
+    model.task_settings = {
+        name: value for name, value in (files.checkpoint.config or {}).items() if name in GENERATION
+    }
     if group is not None:
         return split(model, facts.tensors, target, kind, group)
     target_device = torch.device(probe.name)
@@ -402,7 +405,11 @@ def save_pretrained(
     tensors = weights_map.to_hub(architecture.model_type, own.state_dict(), config)
     dtype = next(own.parameters()).dtype
     settings = file_settings(
-        {**with_older_rope(config, config.to_hub()), "dtype": str(dtype).removeprefix("torch.")}
+        {
+            **(own.task_settings if own.encoder_decoder else {}),
+            **with_older_rope(config, config.to_hub()),
+            "dtype": str(dtype).removeprefix("torch."),
+        }
     )
     companions: dict[str, bytes] = {}
     outdated = ["generation_config.json", *EMBEDDING_FILES]

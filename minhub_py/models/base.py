@@ -83,6 +83,9 @@ class LanguageModel(nn.Module):
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the
     # sampling settings.
     generation_config: JsonMapping = MappingProxyType({})
+    # Content of config.json that concerns generation only, set by `from_pretrained`: settings of
+    # tasks, and settings that newer models have in generation_config.json.
+    task_settings: JsonMapping = MappingProxyType({})
     # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py);
     # None: the default.
     embedding_settings: Any = None
@@ -119,6 +122,11 @@ class LanguageModel(nn.Module):
     def decoder_start(self) -> int | None:
         """The first token ID of each decoder sequence, for an encoder-decoder."""
         return None
+
+    @property
+    def output_size(self) -> int:
+        """The number of token IDs that the model predicts (V)."""
+        return self.config.vocab_size
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
         """The input (B, T, C) of the head, for token IDs (B, T). `past`: their positions and the
@@ -216,9 +224,10 @@ class LanguageModel(nn.Module):
             " generate(model, [token_ids]), from minhub_py"
         )
 
-    def check(self, idx: object, cache: Cache | None) -> None:
-        """TypeError, ValueError: see `forward`."""
+    def check(self, idx: object, cache: Cache | None, size: int | None = None) -> None:
+        """TypeError, ValueError: see `forward`.    size: number of token IDs; default: vocab_size."""
         title, limit = self.config.TITLE, self.config.context_length
+        size = self.config.vocab_size if size is None else size
         if cache is not None and not isinstance(cache, Cache):
             raise TypeError(
                 f"{title}: the second argument is a cache from model.new_cache(), not"
@@ -258,8 +267,5 @@ class LanguageModel(nn.Module):
         # token ID there.
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = torch.aminmax(idx)
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(
-                    f"{title}: token IDs must be 0 to {self.config.vocab_size - 1}, not {low} to"
-                    f" {high}"
-                )
+            if low < 0 or high >= size:
+                raise ValueError(f"{title}: token IDs must be 0 to {size - 1}, not {low} to {high}")

@@ -8,6 +8,10 @@ native runner stores several tokens before the first of them attends, and reject
 rings have `lookahead` additional slots. A recurrent layer has a ring of states in the same way: the
 state after n positions is in slot n % size. One slot is sufficient without draft tokens; each
 additional slot allows one more position to be removed.
+
+The beams of a sequence are rows that share positions: `sources` contains, for each row and position,
+the row whose buffers have its keys and values. A step of beam search changes this table and writes
+each new position to its own row; keys and values are not copied.
 """
 
 import copy
@@ -89,6 +93,10 @@ class Cache:
     encoder_lengths: number of encoder positions of each row; 0 before the encoder has run.
     adapter_starts: the first position of each row that an activated adapter (lora.py) changes;
     None: not known.
+    sources: (rows, max_length) int64, the row that contains each position; None if no rows share
+    positions.
+    encoder_rows: the row that contains the encoder cache of each row.
+    buffers: the tensors of `layers` with all rows, also in a cache of one row (`row`).
 
     The buffers start as zeros: a masked key that is NaN would make the softmax NaN. They are
     updated in place, so no gradient flows from one call to the next.
@@ -127,6 +135,9 @@ class Cache:
         self.lengths = [0] * rows
         self.encoder_lengths = [0] * rows
         self.adapter_starts: list[int | None] = [None] * rows
+        self.sources: Tensor | None = None
+        self.encoder_rows = list(range(rows))
+        self.buffers = self.layers
 
     # Rows
 
@@ -139,19 +150,29 @@ class Cache:
         self.lengths.append(0)
         self.encoder_lengths.append(0)
         self.adapter_starts.append(None)
+        self.encoder_rows.append(len(self.lengths) - 1)
         self.clear(len(self.lengths) - 1)
         return len(self.lengths) - 1
 
     def empty(self) -> None:
         """Remove all rows."""
         self.lengths, self.encoder_lengths, self.adapter_starts = [], [], []
+        self.encoder_rows, self.sources = [], None
 
     def leave(self, row: int) -> None:
-        """Remove a row. The last row takes its number; no other row is copied."""
+        """Remove a row. The last row takes its number; no other row is copied.
+
+        Rows that share positions with this one must leave, too.
+        """
         last = len(self.lengths) - 1
         if row != last:
             self.set_row(row, self, last)
-        for values in (self.lengths, self.encoder_lengths, self.adapter_starts):
+            if self.sources is not None:
+                self.sources[row] = self.sources[last]
+                self.sources[self.sources == last] = row
+            self.encoder_rows[row] = self.encoder_rows[last]
+            self.encoder_rows = [row if shared == last else shared for shared in self.encoder_rows]
+        for values in (self.lengths, self.encoder_lengths, self.adapter_starts, self.encoder_rows):
             values.pop()
 
     def clear(self, row: int) -> None:
@@ -160,7 +181,45 @@ class Cache:
             if isinstance(layer, State):
                 for tensor in tensors:
                     tensor[row] = 0
+        if self.sources is not None:
+            self.sources[row] = row
         self.lengths[row], self.adapter_starts[row] = 0, None
+
+    def share(self, row: int) -> int:
+        """Add a row that shares the positions and the encoder cache of `row`. Returns its number."""
+        new = self.join()
+        if self.sources is None:
+            rows, device = self.layers[0][0].size(0), self.layers[0][0].device
+            self.sources = (
+                torch.arange(rows, device=device).repeat(self.max_length, 1).T.contiguous()
+            )
+        self.lengths[new], self.encoder_lengths[new] = self.lengths[row], self.encoder_lengths[row]
+        self.adapter_starts[new] = self.adapter_starts[row]
+        self.encoder_rows[new] = self.encoder_rows[row]
+        self.reorder([new], [row])
+        return new
+
+    def reorder(self, rows: list[int], parents: list[int]) -> None:
+        """Replace the positions of `rows` by those of `parents`, rows of equal length.
+
+        Only the table of positions changes; recurrent states, of one position, are copied.
+        """
+        if self.sources is None:  # a single beam
+            return
+        self.sources[rows] = self.sources[parents]
+        column = self.lengths[rows[0]] % self.max_length
+        self.sources[rows, column] = torch.tensor(rows, device=self.sources.device)
+        changed = [number for number, row in enumerate(rows) if row != parents[number]]
+        to, source = [rows[number] for number in changed], [parents[number] for number in changed]
+        for layer, tensors in zip(self.layout, self.layers, strict=True):
+            if isinstance(layer, State) and changed:
+                for tensor in tensors:
+                    slot = self.lengths[rows[0]] % tensor.size(1)
+                    tensor[to, slot] = tensor[source, slot]
+
+    def unshare(self) -> None:
+        """Declare that no rows share positions any more."""
+        self.sources = None
 
     def truncate(self, row: int, count: int) -> None:
         """Remove the last `count` positions of a row.
@@ -176,6 +235,7 @@ class Cache:
         self.lengths = [self.lengths[row] for row in rows]
         self.encoder_lengths = [self.encoder_lengths[row] for row in rows]
         self.adapter_starts = [self.adapter_starts[row] for row in rows]
+        self.buffers, self.encoder_rows = self.layers, list(range(len(rows)))
 
     def set_row(
         self, row: int, source: "Cache", from_row: int = 0, length: int | None = None
@@ -222,6 +282,7 @@ class Cache:
                 )
         single.lengths, single.encoder_lengths = [self.lengths[row]], [self.encoder_lengths[row]]
         single.adapter_starts = [self.adapter_starts[row]]
+        single.sources, single.encoder_rows, single.buffers = None, [0], single.layers
         return single
 
     @property
@@ -256,6 +317,9 @@ class Cache:
         single.layers = [[tensor[row : row + 1] for tensor in tensors] for tensors in self.layers]
         single.lengths, single.encoder_lengths = [self.lengths[row]], [self.encoder_lengths[row]]
         single.adapter_starts = [self.adapter_starts[row]]
+        single.encoder_rows = [self.encoder_rows[row]]
+        if self.sources is not None:
+            single.sources = self.sources[row : row + 1]
         yield single
         [self.lengths[row]], [self.encoder_lengths[row]] = single.lengths, single.encoder_lengths
         [self.adapter_starts[row]] = single.adapter_starts
@@ -284,9 +348,7 @@ class Cache:
             # The positions in reach are read before the new positions overwrite the oldest slots.
             reach = min(about.window - 1, max(self.lengths))
             old = positions[:, :1] + torch.arange(-reach, 0, device=k.device)  # (B or 1, P)
-            old_k, old_v = (
-                tensor[by_row, :, old % size].transpose(1, 2) for tensor in (keys, values)
-            )
+            old_k, old_v = self.stored(layer, old, old % size)
         if positions.size(0) == 1 and end <= size:  # rows of equal length: plain slices
             keys[:, :, end - T : end] = k
             values[:, :, end - T : end] = v
@@ -302,7 +364,22 @@ class Cache:
         # A single new position attends to the ring in slot order: each slot contains its newest
         # position.
         attended = slots if T > 1 or end == S else positions - (positions - slots) % size
+        if self.sources is not None:
+            return *self.stored(layer, attended, slots), attended
         return keys[:, :, :S], values[:, :, :S], attended
+
+    def stored(self, layer: int, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values (B, G, S, D) of `positions` in `slots` (B or 1, S)."""
+        rows = len(self.lengths)
+        if self.sources is None:
+            tensors = self.layers[layer]
+            at = torch.arange(rows, device=slots.device).unsqueeze(1)  # (B, 1)
+        else:
+            tensors = self.buffers[layer]
+            columns = positions.clamp_min(0).expand(rows, -1)  # a negative one is masked
+            at = self.sources[:rows].gather(1, columns)  # (B, S)
+        k, v = (tensor[at, :, slots].transpose(1, 2) for tensor in tensors)
+        return k, v
 
     def begin_encoder(self, length: int) -> None:
         """Set the number of encoder positions in all rows. ValueError: the cache is too small for
@@ -331,6 +408,8 @@ class Cache:
             raise ValueError("a row of the cache has no encoder output: pass idx in the first call")
         rows, E = len(self.encoder_lengths), max(self.encoder_lengths)
         k, v = (tensor[:rows, :, :E] for tensor in self.layers[layer])
+        if self.sources is not None:
+            k, v = (tensor[self.encoder_rows, :, :E] for tensor in self.buffers[layer])
         if min(self.encoder_lengths) == E:
             return k, v, None
         lengths = torch.tensor(self.encoder_lengths, device=k.device)

@@ -43,19 +43,25 @@ C = TypeVar("C", bound="ModelConfig")
 MAX_LIST = 10_000  # items of a setting: the layers have up to 4,096
 SIZE, RATE = (1, 2**24), (0.0, 1.0)
 
-# Settings without effect on the logits: metadata, generation defaults (now in
-# generation_config.json), and output heads for other tasks.
-NO_EFFECT = frozenset(
+# Settings of generation, now in generation_config.json, and of tasks.
+GENERATION = frozenset(
     """
-    model_type architectures transformers_version torch_dtype dtype use_cache gradient_checkpointing auto_map
-    tokenizer_class prefix name_or_path problem_type id2label label2id num_labels finetuning_task
-    task_specific_params output_attentions output_hidden_states output_past output_scores return_dict
-    return_dict_in_generate torchscript use_bfloat16 tf_legacy_loss is_decoder cross_attention_hidden_size
-    sep_token_id unk_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
+    prefix task_specific_params forced_bos_token_id forced_eos_token_id
     do_sample temperature top_k top_p typical_p min_length max_length num_beams num_beam_groups diversity_penalty
     length_penalty repetition_penalty encoder_no_repeat_ngram_size no_repeat_ngram_size bad_words_ids
     suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values
-    num_return_sequences early_stopping min_new_tokens eos_token_ids xla_device attn_implementation
+    num_return_sequences early_stopping min_new_tokens
+    """.split()
+)
+# Settings without effect on the logits: metadata, generation defaults, and output heads for other
+# tasks.
+NO_EFFECT = GENERATION | frozenset(
+    """
+    model_type architectures transformers_version torch_dtype dtype use_cache gradient_checkpointing auto_map
+    tokenizer_class name_or_path problem_type id2label label2id num_labels finetuning_task
+    output_attentions output_hidden_states output_past output_scores return_dict
+    return_dict_in_generate torchscript use_bfloat16 tf_legacy_loss is_decoder cross_attention_hidden_size
+    sep_token_id unk_token_id decoder_start_token_id eos_token_ids xla_device attn_implementation
     transformers.js_config unsloth_fixed unsloth_version
     """.split()
 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from minhub_py.models.attention import Past
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.cache import Cache, EncoderCache, Layout
-from minhub_py.models.heads import LastTokenHead
+from minhub_py.models.heads import LastTokenHead, last_of
 from minhub_py.models.layers import EmbeddingLayer
 from minhub_py.models.steps import HiddenStates, Logits, Step
 
@@ -205,6 +205,44 @@ class Classifier(Encoder):
         yield HiddenStates(self.size)
 
 
+class EncoderDecoderClassifier(Classifier):
+    """An encoder-decoder with a sequence classification head: the decoder reads the text, too,
+    shifted by one position.
+
+    The head reads the decoder's hidden state at the end of the text, eos_token_id, which the
+    tokenizers append. A model file combines it with the encoder-decoder and defines `head`.
+    """
+
+    encoder_decoder = False
+
+    def hidden_states(
+        self,
+        idx: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        """See `Classifier.hidden_states`. ValueError: a text does not end with eos_token_id."""
+        x = super().hidden_states(idx, attention_mask)
+        end = self.config.eos_token_id
+        ends = end if isinstance(end, list) else [end]
+        if any(
+            last not in ends for last in last_of(idx, self.tokens(idx, attention_mask)).tolist()
+        ):
+            raise ValueError(
+                f"{self.config.TITLE}: a text must end with token ID {end} (eos_token_id), where"
+                " the classification head reads: use the tokenizer of this model"
+            )
+        return x
+
+    def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
+        model: Any = self
+        decoder_idx = model.decoder_inputs(idx)
+        decoder_past = Past(
+            decoder_idx, encoder=model.encode(idx, past), attended_tokens=past.attended_tokens
+        )
+        return super().body(decoder_idx, decoder_past)
+
+
 @cache
 def classifier_of(decoder: type[LanguageModel]) -> type[LanguageModel]:
     """The class of a decoder with a sequence classification head in place of the output head."""
@@ -281,7 +319,7 @@ class EncoderDecoder(LanguageModel):
         """The decoder's part of `forward`: the input (B, T, C) of the head, for the decoder's token
         IDs.
         """
-        self.check(idx, cache)
+        self.check(idx, cache, self.output_size)
         past = Past(idx, cache, encoder)
         x = self.body(idx, past)
         past.finish()

@@ -243,8 +243,17 @@ def alibi_bias(slopes: list[float], queries: Tensor, keys: Tensor) -> Tensor:
     )
 
 
-def sinusoidal_positions(positions: Tensor, frequencies: list[float]) -> Tensor:
-    """Sine and cosine of the angles at `positions` (…): (…, 2 * frequencies)."""
+def sinusoidal_positions(
+    positions: Tensor, frequencies: list[float], exact: bool = False
+) -> Tensor:
+    """Sine and cosine of the angles at `positions` (…): (…, 2 * frequencies), float32.
+
+    exact: compute the angles in float64, where the device supports it.
+    """
+    if exact and positions.device.type != "mps":
+        pairs = torch.tensor(frequencies, dtype=torch.float64, device=positions.device)
+        angles = positions.double().unsqueeze(-1) * pairs
+        return torch.cat((angles.sin(), angles.cos()), dim=-1).float()
     cos, sin = rotary_angles(positions, frequencies, 1.0)
     return torch.cat((sin, cos), dim=-1)
 

@@ -210,6 +210,40 @@ T5: Sizes = {
 }
 
 
+def _bart(kind: str, C: int, inner: int, layers: int, **settings: object) -> dict[str, object]:
+    return {"model_type": kind, "d_model": C,
+            **{f"{side}_{name}": value for side in ("encoder", "decoder")
+               for name, value in (("layers", layers), ("ffn_dim", inner), ("attention_heads", C // 64))}, **settings}
+
+
+_MBART: dict[str, object] = {"scale_embedding": True}
+_PEGASUS: dict[str, object] = {"vocab_size": 96103, "activation_function": "relu", "scale_embedding": True}
+_NLLB: dict[str, object] = {"vocab_size": 256206}
+BART: Sizes = {
+    "facebook/bart-base": _bart("bart", 768, 3072, 6, attention_dropout=0.1, activation_dropout=0.1),
+    "facebook/bart-large": _bart("bart", 1024, 4096, 12, attention_dropout=0.1, activation_dropout=0.1),
+    "facebook/bart-large-cnn": _bart("bart", 1024, 4096, 12, vocab_size=50264, forced_bos_token_id=0),
+    "facebook/bart-large-xsum": _bart("bart", 1024, 4096, 12, vocab_size=50264),
+    "uclanlp/plbart-base": _bart("plbart", 768, 3072, 6),
+    "facebook/mbart-large-cc25": _bart("mbart", 1024, 4096, 12, vocab_size=250027, **_MBART),
+    "facebook/mbart-large-50": _bart("mbart", 1024, 4096, 12, vocab_size=250054, decoder_start_token_id=2, **_MBART),
+    "facebook/mbart-large-50-many-to-many-mmt": _bart("mbart", 1024, 4096, 12, vocab_size=250054,
+                                                      decoder_start_token_id=2, activation_function="relu", **_MBART),
+    "google/pegasus-large": _bart("pegasus", 1024, 4096, 16, **_PEGASUS),
+    "google/pegasus-xsum": _bart("pegasus", 1024, 4096, 16, max_position_embeddings=512, **_PEGASUS),
+    "Helsinki-NLP/opus-mt-en-de": _bart("marian", 512, 2048, 6, vocab_size=58101, max_position_embeddings=512,
+                                        activation_function="swish", scale_embedding=True,
+                                        bad_words_ids=[[58100]]),
+    "facebook/m2m100_418M": _bart("m2m_100", 1024, 4096, 12),
+    "facebook/m2m100_1.2B": _bart("m2m_100", 1024, 8192, 24),
+    "facebook/nllb-200-distilled-600M": _bart("m2m_100", 1024, 4096, 12, **_NLLB),
+    "facebook/nllb-200-distilled-1.3B": _bart("m2m_100", 1024, 8192, 24, **_NLLB),
+    "facebook/nllb-200-1.3B": _bart("m2m_100", 1024, 8192, 24, **_NLLB),
+    "facebook/nllb-200-3.3B": _bart("m2m_100", 2048, 8192, 24, encoder_attention_heads=16, decoder_attention_heads=16,
+                                    **_NLLB),
+}
+
+
 _QWEN3MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True,
              "bos_token_id": 151643, "eos_token_id": 151645}
 QWEN35MOE: Sizes = {"Qwen3.5-35B-A3B": {"model_type": "qwen3_5_moe_text", "max_position_embeddings": 2**18,

@@ -522,6 +522,23 @@ ARCHITECTURES = {
             classifier_class="T5Classifier",
             encoder_class="T5Encoder",
         ),
+        Architecture(
+            "bart",
+            "BART",
+            "bart",
+            ("BartConfig", "Bart"),
+            Training({}),
+            presets=published.BART,
+            names={
+                "bart": ("bart",),
+                "plbart": ("plbart",),
+                "mbart": ("mbart",),
+                "pegasus": ("pegasus",),
+                "marian": ("marian",),
+                "m2m100": ("m2m_100",),
+            },
+            classifier_class="BartClassifier",
+        ),
         # Encoders.
         Architecture(
             "bert",

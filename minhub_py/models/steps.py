@@ -73,13 +73,14 @@ class AddPositions:
 @dataclass(frozen=True, eq=False)
 class AddSinusoids:
     """x = h = h + `layers.sinusoidal_positions` of position + first.    count: the maximum number
-    of positions.
+    of positions.    exact: see `layers.sinusoidal_positions`.
     """
 
     frequencies: tuple[float, ...]
     first: int
     count: int
     dropout: float = 0.0
+    exact: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues
-from minhub_py.models.encoder import Classifier, Encoder, EncoderDecoder
-from minhub_py.models.heads import HeadSettings, SequenceHead, TokenHead, last_of
+from minhub_py.models.encoder import Encoder, EncoderDecoder, EncoderDecoderClassifier
+from minhub_py.models.heads import HeadSettings, SequenceHead, TokenHead
 from minhub_py.models.layers import BlockList, RelativeBias, RMSNorm
 from minhub_py.models.steps import (
     Add,
@@ -253,15 +253,9 @@ class T5(EncoderDecoder):
         yield Logits(self.shared if self.lm_head is None else self.lm_head, scale=self.scale)
 
 
-class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines methods
-    """T5 with a sequence classification head: the decoder reads the text, too, shifted by one
-    position.
+class T5Classifier(EncoderDecoderClassifier, T5):  # type: ignore[misc]  # methods are redefined
+    """T5 with a sequence classification head; see `EncoderDecoderClassifier`."""
 
-    The head reads the decoder's hidden state at the end of the text, eos_token_id, which T5's
-    tokenizers append.
-    """
-
-    encoder_decoder = False
     config: "T5Config"  # type: ignore[assignment]
 
     def __init__(self, config: "T5Config") -> None:
@@ -278,34 +272,6 @@ class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines
     @property
     def token_embedding(self) -> nn.Embedding:
         return self.shared
-
-    def hidden_states(
-        self,
-        idx: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-    ) -> Tensor:
-        """See `Classifier.hidden_states`. ValueError: a text does not end with eos_token_id."""
-        x = super().hidden_states(idx, attention_mask)
-        end = self.config.eos_token_id
-        ends = end if isinstance(end, list) else [end]
-        if any(
-            last not in ends for last in last_of(idx, self.tokens(idx, attention_mask)).tolist()
-        ):
-            raise ValueError(
-                f"{self.config.TITLE}: a text must end with token ID {end} (eos_token_id), where"
-                " the classification head reads: use the tokenizer of this model"
-            )
-        return x
-
-    def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
-        encoder = self.encode(idx, past)
-        decoder_idx = self.decoder_inputs(idx)
-        return T5.body(
-            self,
-            decoder_idx,
-            Past(decoder_idx, encoder=encoder, attended_tokens=past.attended_tokens),
-        )
 
 
 class T5Encoder(Encoder):

@@ -25,7 +25,7 @@ from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import (
     limited,
     parse_max_tokens,
-    parse_settings,
+    parse_search_or_sampling,
     parse_stream,
     parse_truncation,
 )
@@ -42,7 +42,7 @@ async def completions(request: HTTPRequest) -> Response:
     """POST /v1/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
     stream, usage_chunk = parse_stream(fields)
-    completion = await parse_completion(served, fields)
+    completion = await parse_completion(served, fields, stream)
     head = head_of("cmpl", served) | {"object": "text_completion"}
     generation, count = completion.generation, len(completion.prompts) * completion.count
 
@@ -78,19 +78,21 @@ async def completions(request: HTTPRequest) -> Response:
     return await respond(request, generation, complete, events if stream else None)
 
 
-async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
+async def parse_completion(served: ServedModel, fields: Fields, stream: bool) -> "Completion":
     """The completion that a request describes."""
     value = fields.get("prompt")
     items = parse_items("" if value is None else value, "prompt")
+    count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     # as the OpenAI API specifies
-    settings = parse_settings(fields, served, chat=False, defaults=asdict(Sampling()))
+    settings = parse_search_or_sampling(
+        fields, served, count, stream, chat=False, defaults=asdict(Sampling())
+    )
     form, name = parse_form(fields)
     rules = settings["stop_rules"]
     settings["stop_rules"] = replace(
         rules, skip_special=fields.boolean("skip_special_tokens", True)
     )
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
-    count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     fields.reject("best_of", harmless=(count,))
     check_prompts(served, len(items), count)
     echo, special = fields.boolean("echo"), fields.boolean("add_special_tokens", True)

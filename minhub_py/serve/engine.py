@@ -23,6 +23,7 @@ from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.token_texts import token_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
+from minhub_py.inference.beams import BeamSearch
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import AnyGrammar
 from minhub_py.inference.native.library import MAX_TOKENS
@@ -105,6 +106,8 @@ class Request:
     new_ids: generated token IDs.
     repeat: number of tokens to generate again after a failed step, without sending them
     (encoder-decoders only).
+    search: settings of a beam search, which has one delta.
+    others: requests that receive the further results of the search, and are not submitted.
     """
 
     ids: Sequence[int]
@@ -126,6 +129,13 @@ class Request:
     new_ids: list[int] = field(default_factory=list)
     detokenizer: "Detokenizer | ParsingDetokenizer | None" = None
     repeat: int = 0
+    search: BeamSearch | None = None
+    others: Sequence["Request"] = ()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the batch that the request needs."""
+        return 1 if self.search is None else self.search.beams
 
 
 class Detokenizer:
@@ -297,7 +307,11 @@ class Engine(EngineThread[Request]):
                 batch.retire(row)
         self.waiting = [request for request in self.waiting if not self._has_ended(request, now)]
         while self.waiting and len(batch) < batch.capacity and self._is_current():
-            request = self.waiting.pop(self._next_waiting())
+            index = self._next_waiting()
+            if len(batch) + self.waiting[index].rows > batch.capacity:
+                self.by_age = not self.by_age  # it is the next one until it fits
+                break
+            request = self.waiting.pop(index)
             try:
                 self.running[self._admit(batch, request)] = request
             except Exception as error:  # concerns this request only
@@ -344,24 +358,28 @@ class Engine(EngineThread[Request]):
         generator = torch.Generator().manual_seed(request.seed)
         for _ in prefix:  # each token consumes one random number
             torch.rand(1, dtype=torch.float64, generator=generator)
-        if request.detokenizer is None:
-            prompt = [] if self.model.encoder_decoder else request.ids
-            if request.parser is not None:
-                request.detokenizer = ParsingDetokenizer(request.parser, request.stop_rules)
-            else:
-                request.detokenizer = Detokenizer(self.tokenizer, prompt, request.stop_rules)
+        request.detokenizer = request.detokenizer or self._new_detokenizer(request)
+        strings = () if request.search is None else request.stop_rules.stops
         return batch.admit(
             [*request.ids, *prefix],
             request.max_new_tokens - len(prefix),
             sampling=request.sampling,
             generator=generator,
-            stop=StopCriteria(request.stop_ids, (), None),
+            stop=StopCriteria(request.stop_ids, strings, self.tokenizer),
             targets=request.targets[len(prefix) :],
             logprobs=request.logprobs,
             top=request.top,
             matcher=None if request.grammar is None else request.grammar.matcher(prefix),
             generated=len(prefix),
+            search=request.search,
         )
+
+    def _new_detokenizer(self, request: Request) -> Detokenizer | ParsingDetokenizer:
+        """The detokenizer of a reply."""
+        if request.parser is not None:
+            return ParsingDetokenizer(request.parser, request.stop_rules)
+        prompt = [] if self.model.encoder_decoder else request.ids
+        return Detokenizer(self.tokenizer, prompt, request.stop_rules)
 
     def _process(self, batch: Batch, event: Event) -> None:
         """Send the text of a new token, or its error, to the request."""
@@ -372,6 +390,9 @@ class Engine(EngineThread[Request]):
             request.repeat -= 1
             return
         try:
+            if event.hypotheses:
+                self._finish_search(request, batch, event)
+                return
             delta = self._delta(request, batch, event)
         except Exception as error:  # of this sequence, or of a corrupt tokenizer
             del self.running[event.row]
@@ -386,15 +407,47 @@ class Engine(EngineThread[Request]):
             self._count_end("finished")
         request.send(delta)
 
+    def _finish_search(self, request: Request, batch: Batch, event: Event) -> None:
+        """Send the results of a beam search."""
+        self._count_prompt(request, batch, event.row)
+        replies = []
+        for each, found in zip((request, *request.others), event.hypotheses, strict=False):
+            detokenizer, deltas = self._new_detokenizer(each), []
+            each.new_ids += found.ids
+            for number, id in enumerate(found.ids, 1):
+                end = found.end if number == len(found.ids) else None
+                delta = detokenizer.add(GeneratedToken(id, "", None, ()), end)
+                deltas += [] if delta is None else [delta]
+                if delta is not None and delta.end is not None:
+                    break
+            self.counts["generated"] += len(found.ids)
+            replies.append((each, deltas))
+        del self.running[event.row]
+        batch.retire(event.row)
+        self._count_end("finished")
+        for each, deltas in replies:
+            for delta in deltas:
+                each.send(delta)
+
+    def _count_prompt(self, request: Request, batch: Batch, row: int) -> None:
+        """Count the tokens of a prompt at the first result."""
+        request.first_token_at = time.monotonic()
+        request.cached_tokens = batch.cached_tokens.get(row, 0)
+        self.counts["prompt"] += len(request.ids)
+        self.counts["cached"] += request.cached_tokens
+
+    def _fail(self, request: Request, failure: Failure) -> None:
+        """Send a failure to a request and to those of the same search."""
+        super()._fail(request, failure)
+        for other in request.others:
+            other.send(failure)
+
     def _delta(self, request: Request, batch: Batch, event: Event) -> Delta | None:
         """The new text after an event. Raises the event's error."""
         if event.error is not None:
             raise event.error
         if request.first_token_at is None:
-            request.first_token_at = time.monotonic()
-            request.cached_tokens = batch.cached_tokens.get(event.row, 0)
-            self.counts["prompt"] += len(request.ids)
-            self.counts["cached"] += request.cached_tokens
+            self._count_prompt(request, batch, event.row)
         request.new_ids.append(event.id)
         self.counts["generated"] += 1
         token = GeneratedToken(event.id, "", None, ())

@@ -19,7 +19,7 @@ class Generation:
 
     def __init__(self, served: ServedModel) -> None:
         self.served = served
-        self.requests: list[Request] = []
+        self.requests: list[Request] = []  # one per choice
         self.queue: asyncio.Queue[tuple[int, Delta | Failure]] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
         self.warnings: list[str] = []  # for the client
@@ -52,9 +52,12 @@ class Generation:
     def add_choices(
         self, ids: Sequence[int], max_new_tokens: int, count: int, *, seed: int, **settings: Any
     ) -> None:
-        """Add `count` requests with consecutive seeds."""
+        """Add `count` requests with consecutive seeds, or for the best results of one search."""
         for number in range(count):
             self.add(ids, max_new_tokens, seed=seed + number, **settings)
+        if settings.get("search") is not None:
+            first, *others = self.requests[-count:]
+            first.others = others
 
     def start(self, on_end: Callable[[], object]) -> None:
         """Submit the requests. RequestError: the engine is busy.
@@ -62,7 +65,8 @@ class Generation:
         on_end: called when the engine has ended all requests; clients may receive the last deltas
         later.
         """
-        self.served.submit(*self.requests)
+        followers = {id(other) for request in self.requests for other in request.others}
+        self.served.submit(*(each for each in self.requests if id(each) not in followers))
         self.unfinished, self.on_end = len(self.requests), on_end
 
     def _receive(self, index: int, item: Delta | Failure) -> None:

@@ -24,7 +24,7 @@ from minhub_py.serve.messages import ChatInput, choose_tools, parse_chat, parse_
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.replies import ParsedReply, collect_replies, new_call_id
 from minhub_py.serve.server import server_of
-from minhub_py.serve.settings import parse_max_tokens, parse_settings, parse_stream
+from minhub_py.serve.settings import parse_max_tokens, parse_search_or_sampling, parse_stream
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
 from minhub_py.system.json_text import JsonObject
@@ -99,7 +99,9 @@ async def chat_completions(request: HTTPRequest) -> Response:
     served, fields = await server_of(request).read_with_model(request, "completion")
     chat = parse_chat(fields, served)
     legacy = choose(chat, fields)
-    settings = parse_settings(fields, served)
+    count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
+    stream, usage_chunk = parse_stream(fields)
+    settings = parse_search_or_sampling(fields, served, count, stream)
     chat.schema, name = parse_form(fields)
     chat.separate_reasoning = separates_reasoning(fields)
     logprobs = fields.boolean("logprobs")
@@ -107,10 +109,8 @@ async def chat_completions(request: HTTPRequest) -> Response:
     if top and not logprobs:
         raise invalid("top_logprobs requires logprobs: set it to true", "top_logprobs")
     settings |= {"logprobs": logprobs, "top": top}
-    count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     fields.reject("best_of", harmless=(count,))
     requested = parse_max_tokens(fields, "max_completion_tokens", "max_tokens")
-    stream, usage_chunk = parse_stream(fields)
     reject_unsupported(fields, OUTPUT)
     fields.finish(known_fields.CHAT)
     generation, ids = await start_reply(served, chat, requested, settings, count, name)

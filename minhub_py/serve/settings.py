@@ -13,8 +13,17 @@ from reprlib import repr as brief
 from typing import Annotated
 
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
+from minhub_py.inference.beams import BeamSearch
 from minhub_py.inference.grammar import AnyGrammar
-from minhub_py.inference.limits import MAX_STOP_LENGTH, MAX_STOPS, check_sampling, stop_strings
+from minhub_py.inference.limits import (
+    MAX_BEAMS,
+    MAX_NGRAM,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    check_beams,
+    check_sampling,
+    stop_strings,
+)
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.token_limits import TokenLimits
 from minhub_py.serve.engine import StopRules
@@ -59,10 +68,84 @@ def parse_settings(
     return settings
 
 
+def parse_search_or_sampling(
+    fields: Fields,
+    served: ServedModel,
+    count: int,
+    stream: bool,
+    *,
+    chat: bool = True,
+    defaults: Mapping[str, object] | None = None,
+) -> JsonObject:
+    """As `parse_settings`, with the settings of a beam search. count: number of choices."""
+    search = parse_search(fields, served, count, stream)
+    settings = parse_settings(fields, served, chat=chat, defaults=defaults)
+    if search is None:
+        return settings
+    without_effect: dict[str, tuple[object, ...]] = {
+        "temperature": (0, 1),
+        "top_k": (0, -1),
+        "top_p": (1,),
+        "min_p": (0,),
+    }
+    for name, harmless in without_effect.items():
+        if fields.get(name) not in (None, *harmless):
+            raise invalid(f"{name} has no effect on beam search: remove it, or beams", name)
+    if fields.get("logprobs") not in (None, False):
+        raise invalid("logprobs are not available with beam search: remove it", "logprobs")
+    neutral = {name: getattr(Sampling(), name) for name in without_effect}
+    return settings | {"search": search, "sampling": replace(settings["sampling"], **neutral)}
+
+
+def parse_search(
+    fields: Fields, served: ServedModel, count: int, stream: bool
+) -> BeamSearch | None:
+    """The settings of a beam search. As in vLLM, `use_beam_search` searches with `n` beams."""
+    beams = fields.integer("beams", 1, MAX_BEAMS)
+    if fields.boolean("use_beam_search"):
+        beams = beams or count
+    values = {
+        "length_penalty": fields.number("length_penalty"),
+        "early_stopping": fields.get("early_stopping"),
+        "no_repeat_ngram_size": fields.integer("no_repeat_ngram_size", 0, MAX_NGRAM),
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    if beams is None:
+        for name, value in given.items():
+            if value != vars(BeamSearch())[name]:
+                raise invalid(f"{name} is a setting of beam search: set beams too", name)
+        return None
+    for name, value in given.items():
+        try:
+            check_beams(name, value)
+        except ValueError as error:
+            raise invalid(str(error), name) from error
+    if stream:
+        raise invalid(
+            "stream is not supported with beam search, which has no text before its end: remove"
+            " stream or beams",
+            "stream",
+            "unsupported",
+        )
+    if beams > served.engine.batch_size:
+        raise invalid(
+            f"this server can search with at most {served.engine.batch_size} beams", "beams"
+        )
+    if count > beams:
+        raise invalid(f"n must be at most the number of beams, {beams}", "n")
+    return BeamSearch(beams, **given)
+
+
 def limited(settings: JsonObject, grammar: AnyGrammar | None, max_new_tokens: int) -> JsonObject:
     """Settings of `engine.Request` with a grammar and the limits of tokens. RequestError: they are
     contradictory.
     """
+    if grammar is not None and settings.get("search") is not None:
+        raise invalid(
+            "beam search cannot be combined with required tools or a form of the reply: remove them"
+            " or beams",
+            "beams",
+        )
     settings = dict(settings)
     limits = replace(settings.pop("limits"), ends=settings["stop_ids"], grammar=grammar)
     if limits.minimum > max_new_tokens:

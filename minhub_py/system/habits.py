@@ -52,7 +52,9 @@ OPTIONS = {
 ARGUMENTS = {
     "torch_dtype": "dtype", "device_map": "device", "load_in_8bit": 'quantize="int8"', "load_in_4bit": 'quantize="nf4"',
     "quantization_config": 'quantize="int8" or "nf4"', "use_auth_token": "token",
-    "max_tokens": "max_new_tokens", "max_length": "max_new_tokens", "num_return_sequences": "a prompt several times",
+    "max_tokens": "max_new_tokens", "max_length": "max_new_tokens",
+    "num_return_sequences": "a prompt several times, or beam_search()",
+    "num_beams": "beams", "beam_width": "beams", "beams": "generate(): a beam search has no tokens before its end",
     "do_sample": "temperature (0: greedy decoding)", "eos_token_id": "eos_id", "stop_strings": "stop",
     "assistant_model": "draft", "input_ids": "prompts, lists of token IDs",
     "lr": "learning_rate", "batch_size": "batch", "num_train_epochs": "epochs", "output_dir": "out",

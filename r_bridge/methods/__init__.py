@@ -23,6 +23,7 @@ from r_bridge.methods import (
     serving,
     text,
     tokenizers,
+    translations,
     weights,
     words,
 )
@@ -36,6 +37,7 @@ _LIST: list[Callable[..., object]] = [
     weights.check_state_dict, weights.new_state_dict, weights.add_weight, weights.prepare_state_dict,
     weights.load_state_dict,
     text.generate, text.next_tokens, text.score, text.perplexity,
+    translations.translate, translations.summarize,
     words.word_logprobs, words.target_logprobs, words.vocabulary, words.logprob_matrix,
     pairs.read_pairs, pairs.pair_logprobs, pairs.suite_results, pairs.pair_accuracies,
     embeddings.embed, embeddings.word_embeddings, embeddings.attention_weights,

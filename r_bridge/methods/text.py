@@ -1,6 +1,6 @@
 """Text generation, next tokens and scores. Prompts and texts are strings or token IDs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,10 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+# beams that are computed together, between checks for an interrupt
+ROWS_OF_SEARCH = 16
 
 
 def biases(columns: Any) -> dict[int, float] | None:
@@ -43,16 +47,21 @@ def generate(
     logit_bias: object = None,
     draft: Model | None = None,
     mtp: bool = False,
+    search: Mapping[str, Any] | None = None,
 ) -> dict[str, object]:
     """The new text and token IDs for each prompt, and the numbers of proposed and accepted draft
     tokens.
+
+    search: settings of a beam search.
 
     stream: also send the text of the only prompt as it is generated.    draft: a smaller model.
     mtp: draft with the model's head for multi-token prediction.
     """
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.arguments import decoder_of
-    from minhub_py.inference.generate import check_prompts, drafts_of, stream_batch
+    from minhub_py.inference.beam_search import search_batch, search_of
+    from minhub_py.inference.generate import drafts_of, stream_batch
+    from minhub_py.inference.prompts import check_prompts
     from minhub_py.inference.sampling import Sampling, StopCriteria
 
     decoder_of(model.module, "generate()")
@@ -81,8 +90,23 @@ def generate(
         else draft_model(model, draft)
     )
     outputs: list[list[int]] = [[] for _ in rows]
+    beams = search_of(sampling, speculate=speculate, draft=drafts, **(search or {}))
+
+    def search_ids() -> Iterator[int]:
+        prompts = check_prompts(model.module, rows)
+        size = max(ROWS_OF_SEARCH // beams.beams, 1) if beams is not None else 1
+        for start in range(0, len(prompts), size):
+            session.check_cancelled()
+            settings = (max_new_tokens, beams, sampling, criteria)
+            results = search_batch(model.module, prompts[start : start + size], *settings)
+            for row, found in enumerate(results, start):
+                outputs[row] = found[0].ids if found else []
+                yield from outputs[row]
 
     def generate_ids() -> Iterator[int]:
+        if beams is not None:
+            yield from search_ids()
+            return
         prompts = check_prompts(model.module, rows)
         row_seeds = [int(seed) for seed in seeds]
         settings = (max_new_tokens, sampling, row_seeds, criteria, speculate, drafts)
@@ -163,8 +187,8 @@ def score(
     """
     from minhub_py.analysis.segments import target_ids
     from minhub_py.inference.arguments import decoder_of
-    from minhub_py.inference.generate import check_prompts, check_targets
     from minhub_py.inference.generate import score as log_probabilities
+    from minhub_py.inference.prompts import check_prompts, check_targets
 
     decoder_of(model.module, "score()")
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts) or is_text(targets))

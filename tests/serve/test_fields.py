@@ -101,7 +101,7 @@ def test_messages_about_unknown_fields_name_the_field_and_a_similar_one(http) ->
 
 
 UNSUPPORTED = [
-    ("/v1/chat/completions", {"chat_template": "x"}), ("/v1/chat/completions", {"use_beam_search": True}),
+    ("/v1/chat/completions", {"chat_template": "x"}), ("/v1/responses", {"use_beam_search": True}),
     ("/v1/chat/completions", {"mirostat": 2}), ("/v1/chat/completions", {"dry_multiplier": 0.8}),
     ("/v1/chat/completions", {"xtc_probability": 0.5}), ("/v1/chat/completions", {"top_a": 0.2}),
     ("/v1/chat/completions", {"lora": [{"id": 0, "scale": 1}]}), ("/v1/chat/completions", {"typical_p": 0.5}),
@@ -143,6 +143,7 @@ NEUTRAL: dict[str, dict] = {
         "xtc_probability": 0, "xtc_threshold": 0.1, "top_a": 0, "typical_p": 1, "tfs_z": 1, "top_n_sigma": -1,
         "repeat_penalty": 1, "repeat_last_n": 64, "n_probs": 0, "cache_prompt": True, "id_slot": -1, "lora": [],
         "use_beam_search": False, "length_penalty": 1.0, "best_of": 1, "echo": False, "min_tokens": 0,
+        "early_stopping": False, "no_repeat_ngram_size": 0,
         "guided_json": None, "stop_token_ids": [], "bad_words": [], "add_generation_prompt": True,
         "continue_final_message": False, "documents": [], "priority": 0, "samplers": [], "min_keep": 0,
     },

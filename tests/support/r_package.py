@@ -25,7 +25,9 @@ from minhub_py import (
     lstm,
     save_pretrained,
     score,
+    summarize,
     tokenizer_from_pretrained,
+    translate,
 )
 from minhub_py.checkpoints import local
 from r_bridge import convert
@@ -62,6 +64,25 @@ def write_reference(folder: Path) -> None:
     (folder / "reference.rds").write_bytes(convert.dumps(cases))
     byte_tokenizer().save(str(folder / "bytes.json"))
     (folder / "encoders.rds").write_bytes(convert.dumps(encoder_reference(folder)))
+    (folder / "translation.rds").write_bytes(convert.dumps(translation_reference(folder)))
+
+
+def translation_reference(folder: Path) -> dict[str, Any]:
+    """Save a random translation model in `folder`. Returns texts with translations and summaries."""
+    from translation_models import save_languages
+
+    save_languages(folder / "translation", ["eng_Latn", "deu_Latn"])
+    model, tokenizer = (
+        load(folder / "translation") for load in (from_pretrained, tokenizer_from_pretrained)
+    )
+    texts = ["the dog ran in the house .", "a cat sat on the mat , and the dog sat !"]
+    call = (model, tokenizer, texts)
+    return {
+        "texts": texts,
+        "translations": translate(*call, source="English", target="German"),
+        "short": translate(*call, source="en", target="de", beams=2, max_new_tokens=4),
+        "summaries": summarize(*call, min_new_tokens=5),
+    }
 
 
 # Text encoders: transformers' numbers, by the definitions of pangoling, Salazar et al. and Kauf &

@@ -83,6 +83,8 @@ SAVED_COMPANIONS = (
 )
 # The source of each tokenizer: the class has no attributes and cannot be subclassed.
 FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()
+# The tokenizer of the target language, if it is another one (languages.target_tokenizer).
+TARGETS: WeakKeyDictionary[Tokenizer, Tokenizer] = WeakKeyDictionary()
 TOKENS = "tokenizer.ggml.tokens"  # a GGUF file without this key has no tokenizer
 
 

@@ -5,6 +5,11 @@
 
 enum { SCORES, OUTPUTS };
 
+/* The key or value of a position in its slot. from: keys or values. */
+INLINE const uint8_t *cell(const kv_head *kv, const uint8_t *from, int64_t position, int64_t slot, int width) {
+    return from + slot * kv->D * width + (kv->rows ? kv->rows[position] * kv->row_bytes : 0);
+}
+
 /* Scores of T queries for the positions from `begin` to `end`. */
 INLINE void scores(const kv_head *kv, const query *queries, int64_t begin, int64_t end, int T, int dtype) {
     const int width = dtype == FLOAT32 ? 4 : 2;
@@ -15,7 +20,7 @@ INLINE void scores(const kv_head *kv, const query *queries, int64_t begin, int64
         const int64_t count = end - i < 4 ? end - i : 4;
         const uint8_t *keys[4];
         for (int64_t j = 0; j < 4; j++) { /* beyond the end, a key is repeated and not stored */
-            keys[j] = kv->keys + slot * D * width;
+            keys[j] = cell(kv, kv->keys, min64(i + j, end - 1), slot, width);
             if (j < count) slot = slot + 1 < kv->size ? slot + 1 : 0;
         }
         vec sums[TILE][4];
@@ -55,7 +60,7 @@ INLINE void outputs(const kv_head *kv, const query *queries, int64_t begin, int6
         IN_REGISTERS for (int t = 0; t < T; t++)
             IN_REGISTERS for (int v = 0; v < 4; v++) sums[t][v] = *(const vec_at *)(queries[t].out + d + v * LANES);
         for (int64_t i = begin, slot = start; i < end; i++, slot = slot + 1 < kv->size ? slot + 1 : 0) {
-            const uint8_t *from = kv->values + (slot * D + d) * width;
+            const uint8_t *from = cell(kv, kv->values, i, slot, width) + d * width;
             vec weights[TILE];
             IN_REGISTERS for (int t = 0; t < T; t++) weights[t] = broadcast(queries[t].scores[i - queries[t].first]);
             IN_REGISTERS for (int v = 0; v < 4; v++) {
@@ -72,7 +77,7 @@ INLINE void outputs(const kv_head *kv, const query *queries, int64_t begin, int6
         vec sums[TILE];
         IN_REGISTERS for (int t = 0; t < T; t++) sums[t] = load_up_to(queries[t].out, d, n, FLOAT32);
         for (int64_t i = begin, slot = start; i < end; i++, slot = slot + 1 < kv->size ? slot + 1 : 0) {
-            const vec value = load_up_to(kv->values + slot * D * width, d, n, dtype);
+            const vec value = load_up_to(cell(kv, kv->values, i, slot, width), d, n, dtype);
             IN_REGISTERS for (int t = 0; t < T; t++) sums[t] += value * queries[t].scores[i - queries[t].first];
         }
         IN_REGISTERS for (int t = 0; t < T; t++) store_up_to(queries[t].out + d, sums[t], n);

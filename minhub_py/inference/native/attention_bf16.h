@@ -23,7 +23,7 @@ INLINE void scores_bf16(const kv_head *kv, const query *queries, int64_t begin, 
         const uint8_t *keys[LANES];
         vec sums[TILE][2];
         for (int64_t j = 0; j < LANES; j++) { /* beyond the end, a key is repeated and not stored */
-            keys[j] = kv->keys + 2 * slot * kv->D;
+            keys[j] = cell(kv, kv->keys, min64(i + j, end - 1), slot, 2);
             if (j < count) slot = slot + 1 < kv->size ? slot + 1 : 0;
         }
         UNROLL for (int t = 0; t < T; t++) sums[t][0] = sums[t][1] = (vec){0};
@@ -66,9 +66,10 @@ INLINE void outputs_bf16(const kv_head *kv, const query *queries, int64_t begin,
                 pair[which][0] = pair[which][1] = _mm512_setzero_si512();
                 continue;
             }
+            const uint8_t *from = kv->rows ? at + kv->rows[i + which] * kv->row_bytes : at;
             UNROLL for (int v = 0; v < V; v++) {
-                pair[which][v] = _mm512_maskz_loadu_epi16(masks[v], at + 64 * v);
-                __builtin_prefetch(at + 64 * v + PREFETCH_KV);
+                pair[which][v] = _mm512_maskz_loadu_epi16(masks[v], from + 64 * v);
+                __builtin_prefetch(from + 64 * v + PREFETCH_KV);
             }
             at = at == last ? values : at + bytes;
         }

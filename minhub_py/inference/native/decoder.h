@@ -129,7 +129,7 @@ typedef struct {
             int32_t reach;                 /* largest distance in the bias */
             float scale, cap;              /* of the scores; cap 0: none */
         } attend;
-        struct { matrix keys, values; int32_t kv_heads, head_size; } encoder_cache; /* projections to keys and values */
+        struct { matrix keys, values; const float *key_bias, *value_bias; int32_t kv_heads, head_size; } encoder_cache; /* projections to keys and values */
         struct { int32_t width, sigmoid; } gate; /* of the output; whether a factor's logit follows */
         struct { matrix weight_ih, weight_hh; const float *bias; } lstm;
         struct {                           /* DELTA_RULE */
@@ -185,6 +185,10 @@ typedef struct {
     void *const *values;  /* by layer: the same; LSTM: c (B, size, H); DELTA_RULE: state (B, size, H, K, V), float32 */
     const int64_t *sizes; /* by layer: slots of the cache; position p is in slot p % size, the state after n positions in
                              slot n % size */
+    const int64_t *sources; /* (B, source_count): the row of the cache whose slot has the keys and values of a position, where
+                             beams share them; NULL: each row has its own */
+    int64_t source_count;   /* at least the number of positions */
+    const int64_t *encoder_rows; /* of each token: the row of the encoder cache; NULL: its row */
     int32_t cache_dtype, threads;
     const int64_t *outputs; /* indices of the tokens whose logits are requested */
     int64_t output_count;
@@ -233,6 +237,8 @@ typedef struct { /* the same for a single token: code = 128 * high + low */
 
 typedef struct { /* the cached keys and values of one sequence and KV head */
     const uint8_t *keys, *values; /* (size, D); position p is in slot p % size */
+    const int64_t *rows;          /* the row of each position, if beams share positions; keys and values are of row 0 then */
+    int64_t row_bytes;            /* from row to row */
     int64_t size, D;
     int32_t dtype;
     float scale, cap; /* of the scores; cap 0: none */

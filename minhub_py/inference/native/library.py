@@ -212,7 +212,17 @@ class Parameters(ctypes.Union):
                 cap=float32,
             ),
         ),
-        ("encoder_cache", structure(keys=Matrix, values=Matrix, kv_heads=int32, head_size=int32)),
+        (
+            "encoder_cache",
+            structure(
+                keys=Matrix,
+                values=Matrix,
+                key_bias=pointer,
+                value_bias=pointer,
+                kv_heads=int32,
+                head_size=int32,
+            ),
+        ),
         ("gate", structure(width=int32, sigmoid=int32)),
         ("lstm", structure(weight_ih=Matrix, weight_hh=Matrix, bias=pointer)),
         (
@@ -301,7 +311,8 @@ class DecoderCall(ctypes.Structure):
     _fields_ = [
         ("tokens", ctypes.c_int64), ("ids", integer_array), ("rows", integer_array), ("positions", integer_array),
         ("encoder_lengths", integer_array), ("types", integer_array), ("adapted", integer_array),
-        ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array), ("cache_dtype", ctypes.c_int32),
+        ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array), ("sources", ctypes.c_void_p),
+        ("source_count", ctypes.c_int64), ("encoder_rows", integer_array), ("cache_dtype", ctypes.c_int32),
         ("threads", ctypes.c_int32), ("outputs", integer_array), ("output_count", ctypes.c_int64),
         ("logits", ctypes.c_void_p), ("hidden", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
         ("g", ctypes.c_void_p),
@@ -313,7 +324,7 @@ class DecoderCall(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 30 + 1000 * (ctypes.sizeof(DecoderOperation) + 1000 * ctypes.sizeof(DecoderCall))
+INTERFACE = 31 + 1000 * (ctypes.sizeof(DecoderOperation) + 1000 * ctypes.sizeof(DecoderCall))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

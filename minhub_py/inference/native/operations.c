@@ -207,7 +207,7 @@ static void fetch(const void *from, int64_t at, float *to, int64_t count, int dt
     kernels.unpack_row(&row, 0, to);
 }
 
-/* Up to QUERIES tokens of one sequence together. */
+/* Up to QUERIES tokens of one sequence together; for cross attention, also of beams that share an encoder cache. */
 static void attend_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const operation *op = t->op;
@@ -215,6 +215,7 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const int64_t H = op->attend.heads, G = op->attend.kv_heads, D = op->attend.head_size, R = op->attend.reach, blocks = (c->tokens + QUERIES - 1) / QUERIES;
     const int64_t head = chunk / blocks, first = chunk % blocks * QUERIES; /* a head's keys stay in the L1 cache */
     const int64_t size = c->sizes[op->layer], end = first + QUERIES < c->tokens ? first + QUERIES : c->tokens;
+    const int64_t *rows = op->kind == CROSS_ATTEND && c->encoder_rows ? c->encoder_rows : c->rows;
     query queries[QUERIES];
     int64_t count = 0;
     for (int64_t m = first; m < end; m++) {
@@ -227,11 +228,12 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
             .bias = op->attend.bias ? op->attend.bias + head * (2 * R + 1) + R : NULL,
             .sink = op->attend.sinks ? op->attend.sinks + head : NULL};
         count++;
-        if (m + 1 < end && c->rows[m + 1] == c->rows[m]) continue;
-        const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
+        if (m + 1 < end && rows[m + 1] == rows[m]) continue;
+        const int64_t *shared = c->sources && op->kind == ATTEND ? c->sources + rows[m] * c->source_count : NULL;
+        const int64_t at = ((shared ? 0 : rows[m]) * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
         const kv_head kv = {
             .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
-            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
+            .rows = shared, .row_bytes = G * size * D * dtype_size[c->cache_dtype], .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
             .slope = op->attend.slopes ? op->attend.slopes[head] : 0};
         const int bf16 = kernels.attend_bf16 && c->cache_dtype == BFLOAT16 && D <= MAX_BF16_HEAD;
         (bf16 ? kernels.attend_bf16 : kernels.attend)(&kv, queries, count);
@@ -424,9 +426,10 @@ static void attend(const operation *op, const call *c, float *in, float *out, in
 /* Fills the encoder cache of a layer of cross attention with its keys and values; does not change `in`. */
 static void fill_encoder_cache(const operation *op, const call *c, float *in, float *out, int alone) {
     const matrix *weights[] = {&op->encoder_cache.keys, &op->encoder_cache.values};
+    const float *biases[] = {op->encoder_cache.key_bias, op->encoder_cache.value_bias};
     void *to[] = {c->keys[op->layer], c->values[op->layer]};
     for (int i = 0; i < 2; i++) {
-        const operation part = {.kind = LINEAR, .linear = {.weight = *weights[i]}};
+        const operation part = {.kind = LINEAR, .linear = {.weight = *weights[i], .bias = biases[i]}};
         linear(&part, c, in, out, c->tokens, alone);
         for (int64_t m = 0; m < c->tokens; m++)
             cache_heads(c, op->layer, op->encoder_cache.kv_heads, op->encoder_cache.head_size, to[i], out, m);

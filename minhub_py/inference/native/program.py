@@ -167,7 +167,7 @@ class Program(Weights):
 
     def add_sinusoids(self, step: AddSinusoids) -> DecoderOperation:
         positions = torch.arange(step.first, step.first + step.count, device=CPU)
-        self.references.append(sinusoidal_positions(positions, list(step.frequencies)))
+        self.references.append(sinusoidal_positions(positions, list(step.frequencies), step.exact))
         return new_operation("positions", table=self.matrix(self.references[-1]))
 
     def add_types(self, step: AddTypes) -> DecoderOperation:
@@ -398,6 +398,8 @@ class Program(Weights):
             layer=self.layers - 1,
             keys=keys,
             values=values,
+            key_bias=self.floats(step.layers[0].bias),
+            value_bias=self.floats(step.layers[1].bias),
             kv_heads=step.heads,
             head_size=keys.rows // step.heads,
         )

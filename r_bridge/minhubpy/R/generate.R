@@ -48,6 +48,17 @@
 #'   [from_pretrained()]): at most `speculate` or 3 per step. The output is
 #'   unchanged; it is generated faster if the model accepts most of them. A
 #'   message states their numbers.
+#' @param beams The number of beams of a beam search, from 1 (greedy decoding) to
+#'   64, instead of sampling: `temperature`, `top_k`, `top_p` and `min_p` have no
+#'   effect and must not be set. The result is the sequence with the highest score.
+#'   Its text is not streamed. `NULL`: no beam search.
+#' @param length_penalty,early_stopping,no_repeat_ngram_size Settings of beam
+#'   search. A score is the sum of the log-probabilities divided by the number of
+#'   tokens to the power of `length_penalty`, so that values above 0 favor longer
+#'   texts. The search ends after `beams` sequences are complete: at once with
+#'   `TRUE`; with `FALSE`, if the best incomplete one has a lower score now; with
+#'   `"never"`, if no longer sequence can have a higher one. n-grams of
+#'   `no_repeat_ngram_size` tokens occur at most once; 0 has no effect.
 #' @param resume The path of an .rds file that stores the results of a long job,
 #'   so that the same call can resume it, see [word_logprobs()]. Requires a
 #'   `seed` or `temperature = 0`.
@@ -77,9 +88,15 @@ generate <- function(x, ...) UseMethod("generate")
 generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                                   repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
                                   stream = "auto", speculate = 0, resume = NULL, min_p = NULL, presence_penalty = 0,
-                                  frequency_penalty = 0, logit_bias = NULL, draft = NULL, ...) {
+                                  frequency_penalty = 0, logit_bias = NULL, draft = NULL, beams = NULL, length_penalty = 1,
+                                  early_stopping = FALSE, no_repeat_ngram_size = 0, ...) {
   no_more_arguments(...)
   model <- check_model(x)
+  search <- search_settings(beams, length_penalty, early_stopping, no_repeat_ngram_size)
+  if (!is.null(beams)) {
+    if (!identical(stream, "auto") && !isFALSE(stream)) fail("stream is not possible with beams: a beam search has no text before its end")
+    stream <- FALSE
+  }
   if (missing(prompts)) fail("prompts is missing: pass text, such as generate(model, \"ROMEO:\")")
   temperature <- number(temperature)
   labels <- labels_of(prompts)
@@ -88,7 +105,7 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
   one_text <- is.character(prompts) && length(prompts) == 1L && length(kept) == 1L
   if (is.function(stream) && !one_text) fail("stream must not be a function for several prompts or token IDs: pass one prompt of text")
   if (!is.null(resume)) {
-    if (is.null(seed) && temperature > 0) fail("resume requires a seed, such as seed = 1, so that the same call generates the same texts")
+    if (is.null(seed) && temperature > 0 && is.null(beams)) fail("resume requires a seed, such as seed = 1, so that the same call generates the same texts")
     if (!identical(stream, "auto") && !isFALSE(stream)) fail("resume and stream exclude each other: pass one of them")
     stream <- FALSE
   }
@@ -104,7 +121,7 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
   }
   settings <- c(sampling_settings(environment()), list(
     max_new_tokens = whole_number(max_new_tokens), eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
-    stop = stop_strings(stop), stream = streaming, speculate = whole_number(speculate)
+    stop = stop_strings(stop), stream = streaming, speculate = whole_number(speculate), search = search
   ))
   mtp <- identical(draft, "mtp")
   draft <- if (!mtp) optional(draft, check_model, what = "draft")
@@ -400,6 +417,17 @@ sampling_settings <- function(x) {
     presence_penalty = required("presence_penalty", min = -2, max = 2),
     frequency_penalty = required("frequency_penalty", min = -2, max = 2), logit_bias = check_bias(x$logit_bias)
   )
+}
+
+# The settings of a beam search that are not the defaults.
+search_settings <- function(beams, length_penalty, early_stopping, no_repeat_ngram_size) {
+  if (!identical(early_stopping, "never")) early_stopping <- flag(early_stopping)
+  settings <- list(
+    beams = optional(beams, whole_number, what = "beams", min = 1, max = 64),
+    length_penalty = as.double(number(length_penalty, min = -10, max = 10)), early_stopping = early_stopping,
+    no_repeat_ngram_size = whole_number(no_repeat_ngram_size, max = 1000)
+  )
+  settings[!vapply(settings, is.null, TRUE)]
 }
 
 # The columns `id` and `bias` of a named vector, or NULL. Checked settings remain unchanged.

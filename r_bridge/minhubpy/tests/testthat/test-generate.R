@@ -160,7 +160,7 @@ test_that("generate() is a generic that rejects unknown arguments", {
 })
 
 test_that("drafts of the model's own head for multi-token prediction do not change the tokens", {
-  needs_python()
+  XX
   settings <- list(vocab_size = 65, hidden_size = 16, intermediate_size = 32, num_hidden_layers = 4, head_dim = 8, num_attention_heads = 2,
                    num_key_value_heads = 1, linear_num_key_heads = 1, linear_num_value_heads = 2, linear_key_head_dim = 8, linear_value_head_dim = 8,
                    partial_rotary_factor = 0.5, seed = 1)
@@ -186,4 +186,19 @@ test_that("a draft model does not change the text, and its accepted tokens are r
   expect_message(text(draft = model, temperature = 0), "^([0-9]+) of \\1 draft tokens were accepted")
   expect_refused(generate(model, "To", draft = "gpt2"), "draft must be a model, as from_pretrained() returns, not \"gpt2\"")
   expect_refused(generate(model, "To", draft = lstm_from_pretrained(BUILT_IN[[3L]])), "the draft model must be", class = "ValueError")
+})
+
+test_that("beam search returns the most likely sequence, without sampling settings", {
+  model <- a_model()
+  likely <- generate(model, c(a = "ROMEO:", b = NA, c = "To be"), 12, beams = 4, early_stopping = "never")
+  expect_named(likely, c("a", "b", "c"))
+  expect_identical(is.na(likely), c(a = FALSE, b = TRUE, c = FALSE))
+  expect_identical(generate(model, "ROMEO:", 12, beams = 4, early_stopping = "never"), likely[["a"]])
+  expect_identical(generate(model, "ROMEO:", 12, beams = 1), generate(model, "ROMEO:", 12, temperature = 0))
+  expect_identical(length(unique(strsplit(generate(model, "ROMEO:", 12, beams = 2, no_repeat_ngram_size = 1), "")[[1]])), 12L)
+  expect_error(generate(model, "ROMEO:", 12, beams = 2, stream = TRUE), "no text before its end")
+  expect_error(generate(model, "ROMEO:", 12, length_penalty = 2), "set beams too")
+  expect_error(generate(model, "ROMEO:", 12, beams = 2, top_k = 3), "top_k has no effect on beam search")
+  expect_error(generate(model, "ROMEO:", 12, beams = 0), "beams must be")
+  expect_error(generate(model, "ROMEO:", 12, beams = 2, early_stopping = "always"), "early_stopping must be")
 })

@@ -1,0 +1,62 @@
+"""Translations and summaries of texts."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from r_bridge.arguments import character, vector_values
+from r_bridge.convert import Frame
+from r_bridge.methods.text import find_tokenizer
+from r_bridge.objects import Model, Session, Tokenizer
+
+
+def translate(
+    session: Session,
+    model: Model,
+    texts: Any,
+    numbers: Any,
+    source: str | None,
+    target: str | None,
+    settings: Mapping[str, Any] | None,
+    tokenizer: Tokenizer | None,
+) -> dict[str, object]:
+    """The translation of each text. numbers: of the texts, for messages."""
+    from minhub_py.analysis.translation import divided_warning, translations
+
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    rows = numbered(texts, numbers)
+    found = translations(
+        model.module, tok, rows, source, target, settings or {}, session.progress, check=True
+    )
+    if found.divided:
+        warnings.warn(divided_warning("text", found.divided), stacklevel=2)
+    return result(numbers, found.texts)
+
+
+def summarize(
+    session: Session,
+    model: Model,
+    texts: Any,
+    numbers: Any,
+    settings: Mapping[str, Any] | None,
+    tokenizer: Tokenizer | None,
+) -> dict[str, object]:
+    """The summary of each text. numbers: of the texts, for messages."""
+    from minhub_py.analysis.summaries import summaries_of
+
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    rows = numbered(texts, numbers)
+    found, _ = summaries_of(model.module, tok, rows, settings or {}, session.progress, check=True)
+    return result(numbers, found)
+
+
+def numbered(texts: Any, numbers: Any) -> dict[int, str]:
+    """The texts by their numbers, without missing ones."""
+    pairs = zip(vector_values(numbers), texts or [], strict=True)
+    return {int(number): text for number, text in pairs if text is not None}
+
+
+def result(numbers: Any, texts: Mapping[int, str]) -> dict[str, object]:
+    """The column of the results; NA for missing texts."""
+    column = character(texts.get(int(number)) for number in vector_values(numbers))
+    return {"frame": Frame({"text": column}), "labels": None}
