@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minhub_py.analysis.embeddings import batches, compute
 from minhub_py.analysis.encoders import special_tokens_before, windows_of_texts
-from minhub_py.analysis.hidden_states import HiddenStates
+from minhub_py.analysis.hidden_states import LayerStates
 from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
 from minhub_py.analysis.segments import Segments, as_texts, without_unknown
 from minhub_py.analysis.tokens import encodings
@@ -92,7 +92,7 @@ def word_embeddings(
     check_tokenizer(tokenizer, "encode_batch")
     if combine not in ("join", "mean"):
         raise ValueError(f'combine must be "join" or "mean", not {brief(combine)}')
-    states = HiddenStates(model, "word_embeddings()")
+    states = LayerStates(model, "word_embeddings()")
     chosen = [layers] if is_whole(layers) or not isinstance(layers, Sequence) else list(layers)
     if not chosen:
         raise ValueError("layers must name at least one layer")
@@ -137,7 +137,7 @@ def combined(
 
 
 def states_of_encoder(
-    states: HiddenStates,
+    states: LayerStates,
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: Sequence[str],
@@ -161,7 +161,7 @@ def states_of_encoder(
 
 
 def states_of_decoder(
-    states: HiddenStates,
+    states: LayerStates,
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: Sequence[str],

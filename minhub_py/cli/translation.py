@@ -7,7 +7,7 @@ import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
-from minhub_py.cli.loading import Loading
+from minhub_py.cli.loading import LoadingOptions
 from minhub_py.cli.options import (
     beam_options,
     json_option,
@@ -47,8 +47,8 @@ def translate(
     texts: tuple[str, ...],
     source: str | None,
     target: str | None,
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -85,8 +85,8 @@ def translate(
 def summarize(
     model: str,
     texts: tuple[str, ...],
-    table: jobs.Table,
-    loading: Loading,
+    table: jobs.TableOptions,
+    loading: LoadingOptions,
     as_json: bool,
     **options: Any,
 ) -> None:

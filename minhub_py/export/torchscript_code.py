@@ -277,8 +277,8 @@ class CodeWriter:
     def split(
         self,
         step: Rotate | Attend,
-        q_norm: HeadNorm | None = None,
-        k_norm: HeadNorm | None = None,
+        q_norm: nn.LayerNorm | HeadNorm | None = None,
+        k_norm: nn.LayerNorm | HeadNorm | None = None,
     ) -> None:
         """Split h into q, k and v, and a gate. q_norm, k_norm: joint norms of all heads."""
         size = self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
@@ -309,7 +309,9 @@ class CodeWriter:
         if step.norms_last:
             self.norm_heads(*norms)
 
-    def norm_heads(self, q_norm: HeadNorm | None, k_norm: HeadNorm | None) -> None:
+    def norm_heads(
+        self, q_norm: nn.LayerNorm | HeadNorm | None, k_norm: nn.LayerNorm | HeadNorm | None
+    ) -> None:
         """Norms of each head of q and k."""
         for name, norm in (("q", q_norm), ("k", k_norm)):
             if norm is not None:

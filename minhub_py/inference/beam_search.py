@@ -1,7 +1,7 @@
 """Beam search for prompts: `beam_search`. beams.py describes the search."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
@@ -129,7 +129,7 @@ def search_batch(
     sampling: Sampling,
     criteria: StopCriteria,
     min_new_tokens: int = 0,
-    admissions: Sequence[Mapping[str, int]] = (),
+    admissions: Sequence[Mapping[str, Any]] = (),
 ) -> list[list[Hypothesis]]:
     """The hypotheses of prompts that `check_prompts` returns; none without new tokens.
 

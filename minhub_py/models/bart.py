@@ -314,7 +314,7 @@ class BartClassifier(EncoderDecoderClassifier, Bart):  # type: ignore[misc]
         return self.config.d_model
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.source_embedding
 
 

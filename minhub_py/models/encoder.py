@@ -37,8 +37,8 @@ class EncoderDecoderConfig(ModelConfig, Protocol):
     """The additional attributes of an encoder-decoder."""
 
     @property
-    def decoder_start_token_id(self) -> int:
-        """The first token ID of each decoder sequence."""
+    def decoder_start_token_id(self) -> int | None:
+        """The first token ID of each decoder sequence; None: each request states it."""
 
 
 class Encoder(LanguageModel):

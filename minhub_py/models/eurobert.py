@@ -38,7 +38,7 @@ class EuroBert(Encoder, Llama):  # type: ignore[misc]  # the config of an encode
         self.init_weights(config.initializer_range)
 
     @property
-    def token_embedding(self) -> nn.Module:
+    def token_embedding(self) -> nn.Embedding:
         return self.embed_tokens
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:

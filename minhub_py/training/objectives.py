@@ -252,7 +252,8 @@ class ExampleTask:
             vectors = embeddings(model, batch.idx, batch.mask)
             texts = vectors.view(-1, self.train.per_example, vectors.size(1)).unbind(dim=1)
             if self.margin is not None:
-                return margin_loss(*texts, self.margin)
+                anchors, positives, negatives = texts
+                return margin_loss(anchors, positives, negatives, self.margin)
             return ranking_loss(texts[0], texts[1:], self.scale)
         if self.objective == "masked":
             assert batch.labels is not None

@@ -126,9 +126,9 @@ def calibrate(
         for text, name in zip(text_numbers(columns), columns["question"], strict=True)
     ]
     kept = [name for name in calibrated if name not in ("text", "question", "type", "temperature")]
-    found = {name: [calibrated[name][row] for row in rows] for name in kept}
-    found = {
-        name: values if name == "answer" else np.array(values) for name, values in found.items()
+    values = {name: [calibrated[name][row] for row in rows] for name in kept}
+    found: dict[str, object] = {
+        name: column if name == "answer" else np.array(column) for name, column in values.items()
     }
     return {
         "frame": frame(result.columns),
