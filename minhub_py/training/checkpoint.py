@@ -28,6 +28,7 @@ from torch import Tensor
 
 from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.writing import write_safetensors
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.lock import FULL, acquire, release
 from minhub_py.system.spelling import resume_call, setting, train_call
 from minhub_py.training.errors import CorruptError, read_object, reading
@@ -230,7 +231,7 @@ class RunFolder:
         """
         self.write_rows([*self.read_rows(), row])
 
-    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write_rows(self, rows: Sequence[JsonMapping]) -> None:
         """Write losses.csv."""
         names = columns_of(rows)
         lines = [
