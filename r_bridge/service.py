@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.printable import printable
 from r_bridge.arguments import scalar
 from r_bridge.convert import as_array
@@ -34,7 +35,7 @@ class Service:
 
     def run(
         self,
-        request: Mapping[str, Any],
+        request: JsonMapping,
         emit: Callable[[object], object],
         cancelled: threading.Event,
     ) -> tuple[str, object]:

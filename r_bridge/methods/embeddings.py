@@ -138,7 +138,9 @@ def tuned_lens(
     }
 
 
-def _single_text(model: Model, tokenizer: Tokenizer | None, text: Character) -> tuple[Any, list[Any]]:
+def _single_text(
+    model: Model, tokenizer: Tokenizer | None, text: Character
+) -> tuple[Any, list[Any]]:
     """The tokenizer, and a list that contains the text as a string or as token IDs."""
     tok = find_tokenizer(model, tokenizer, needed=is_text(text))
     return tok, list(text) if is_text(text) else id_rows(text, model.module.config.vocab_size)

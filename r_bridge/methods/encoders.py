@@ -11,7 +11,12 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 
 def masked_tokens(
-    session: Session, model: Model, texts: list[str], tokenizer: Tokenizer | None, n: int, targets: list[str]
+    session: Session,
+    model: Model,
+    texts: list[str],
+    tokenizer: Tokenizer | None,
+    n: int,
+    targets: list[str],
 ) -> Frame:
     """The columns of minhub_py.masked_tokens, with texts and masks that count from 1. Missing texts
     have no rows.

@@ -51,7 +51,13 @@ def activations(
 
 
 def intervene(
-    session: Session, model: Model, at: list[str], how: str, value: Any, scale: float, positions: object
+    session: Session,
+    model: Model,
+    at: list[str],
+    how: str,
+    value: Any,
+    scale: float,
+    positions: object,
 ) -> dict[str, object]:
     """A model with interventions. value: a vector or matrix, or a named list of them by point; or
     None.

@@ -31,7 +31,12 @@ def read_pairs(session: Session, path: str, by: str | None) -> dict[str, object]
 
 
 def pair_logprobs(
-    session: Session, model: Model, good: Character, bad: Character, bos: object, tokenizer: Tokenizer | None
+    session: Session,
+    model: Model,
+    good: Character,
+    bad: Character,
+    bos: object,
+    tokenizer: Tokenizer | None,
 ) -> Frame:
     """The log-probabilities of the sentences of each pair, with NA for missing sentences."""
     from minhub_py.analysis.minimal_pairs import sentence_logprobs

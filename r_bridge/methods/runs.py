@@ -45,7 +45,9 @@ def train_on_examples(
         raise ValueError(str(error).replace(path, "text")) from error  # the file is not the user's
 
 
-def resume_training(session: Session, out: str, settings: Mapping[str, object]) -> dict[str, object]:
+def resume_training(
+    session: Session, out: str, settings: Mapping[str, object]
+) -> dict[str, object]:
     """Resume a run, with changes to its settings. Returns the results."""
     from minhub_py.training import resume
     from r_bridge import training
