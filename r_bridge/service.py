@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
 
 from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.printable import printable
@@ -105,7 +104,7 @@ class Service:
                 future.result()
 
     def convert_arguments(
-        self, method: Callable[..., Any], arguments: Mapping[str, object]
+        self, method: Callable[..., object], arguments: Mapping[str, object]
     ) -> dict[str, object]:
         """Convert R's arguments according to the method's annotations.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,7 +121,7 @@ FUNCTIONS = (
 
 
 @cache  # layers share the code in the file
-def traced(activation: Callable[[Tensor], Tensor]) -> Any:
+def traced(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """An elementwise function for TorchScript, which cannot compile a lambda; a trace is
     equivalent.
     """
