@@ -64,7 +64,8 @@ def from_config(
         revision: A branch, tag or commit of the repository.
         token: A Hub access token, as in `from_pretrained`.
         local_files_only: Use cached files only and open no connection.
-        **settings: Settings with other values, by their names in config.json.
+        **settings: Settings with other values, by their names in config.json. With fewer
+            layers, layer_types is cut.
 
     Raises:
         ValueError: A setting is unknown, or a value is not supported. Also the errors of
