@@ -228,7 +228,7 @@ def _array(value: object) -> Iterator[Buffer]:
         yield from _attributes({"dim": np.array(array.shape, np.int32)})
 
 
-def _times(array: np.ndarray[Any, Any]) -> Iterator[Buffer]:
+def _times(array: Numeric) -> Iterator[Buffer]:
     """Dates, times and durations as numbers of a class."""
     attributes: dict[str, object] = {"class": ["difftime"], "units": "secs"}
     unit = "us"
@@ -247,7 +247,7 @@ def _times(array: np.ndarray[Any, Any]) -> Iterator[Buffer]:
     yield from _attributes(attributes)
 
 
-def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
+def _kind(array: Numeric) -> tuple[int, type[np.generic]]:
     array = np.ma.getdata(array)
     match array.dtype.kind:
         case "b":
@@ -290,7 +290,7 @@ def float_array(value: object) -> NDArray[np.floating] | None:
     return array if array.ndim > 1 and array.dtype.kind == "f" else None
 
 
-def as_array(value: Any) -> np.ndarray[Any, Any]:
+def as_array(value: Any) -> Numeric:
     """Convert an array-like value, or a tensor on any device, to a numpy array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()

@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
 
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.printable import printable
 from r_bridge.arguments import scalar
 from r_bridge.convert import as_array
@@ -34,7 +34,7 @@ class Service:
 
     def run(
         self,
-        request: Mapping[str, Any],
+        request: JsonMapping,
         emit: Callable[[object], object],
         cancelled: threading.Event,
     ) -> tuple[str, object]:
@@ -104,7 +104,7 @@ class Service:
                 future.result()
 
     def convert_arguments(
-        self, method: Callable[..., Any], arguments: Mapping[str, object]
+        self, method: Callable[..., object], arguments: Mapping[str, object]
     ) -> dict[str, object]:
         """Convert R's arguments according to the method's annotations.
 

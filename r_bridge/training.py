@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import unknown
 from minhub_py.training import Listener, Settings
 from minhub_py.training.checkpoint import LossRow, columns_of
@@ -148,7 +149,7 @@ def example_value(value: Any) -> object:
     return None if math.isnan(value) else float(value)
 
 
-def settings_of(values: Mapping[str, object] | None) -> dict[str, Any]:
+def settings_of(values: Mapping[str, object] | None) -> JsonObject:
     """Convert settings from R, and `metrics`. ValueError: a name is unknown; the message lists the
     valid names.
     """
@@ -200,9 +201,9 @@ def describe_run(folder: Path) -> dict[str, object]:
     }
 
 
-def columns(rows: Sequence[LossRow]) -> dict[str, Any]:
+def columns(rows: Sequence[LossRow]) -> JsonObject:
     """Convert rows of losses.csv to columns, with NA for missing values."""
-    result: dict[str, Any] = {}
+    result: JsonObject = {}
     for name in columns_of(rows):
         values = np.array([row[name] for row in rows], np.float64)
         result[name] = (

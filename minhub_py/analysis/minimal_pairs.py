@@ -39,6 +39,7 @@ from minhub_py.analysis.surprisal import refuse_encoder_decoder, required_bos
 from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.shapes import convert, parse_json, read_json
 from minhub_py.system.tables import Columns, Result
 
@@ -143,7 +144,7 @@ def minimal_pairs(
 def pair_columns(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[JsonMapping],
     by: str | None,
     bos: bool | None,
     progress: Progress | None,
@@ -307,7 +308,7 @@ def interval(successes: int, n: int) -> tuple[float, float, float]:
 
 def read_pairs(
     pairs: object,
-) -> "tuple[list[Mapping[str, Any]], list[tuple[str, Suite]]]":
+) -> "tuple[list[JsonMapping], list[tuple[str, Suite]]]":
     """The records of pairs, and the suites with their names. ValueError: a file or a value is not
     as expected.
     """
@@ -323,7 +324,7 @@ def read_pairs(
     return records, []
 
 
-def read_files(path: Path) -> "tuple[list[Mapping[str, Any]], list[tuple[str, Suite]]]":
+def read_files(path: Path) -> "tuple[list[JsonMapping], list[tuple[str, Suite]]]":
     """`read_pairs` for a file, or for the .jsonl and .json files of a folder."""
     files = (
         sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
@@ -363,7 +364,7 @@ def read_blimp(path: Path) -> Iterator[Mapping[str, object]]:
 
 def check_record(record: object, where: str) -> Mapping[str, object]:
     """A record with two sentences. ValueError: others."""
-    checked: Mapping[str, Any] = convert(record, Pair, where)
+    checked: JsonMapping = convert(record, Pair, where)
     return checked
 
 

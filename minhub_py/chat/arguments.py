@@ -4,14 +4,13 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from minhub_py.system.json_text import JsonObject, JSONText, dumps, loads
 
 JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
-def parse_value(text: str, schema: object) -> Any:
+def parse_value(text: str, schema: object) -> object:
     """The value of a parameter that is written as bare text: a string, or JSON if the schema has
     another type.
     """
@@ -77,7 +76,7 @@ def parse_python(text: str) -> JsonObject:
         raise ValueError(f"not a Python call: {error}") from error
 
 
-def parse_python_value(text: str) -> Any:
+def parse_python_value(text: str) -> object:
     """The value of a Python literal. ValueError: another expression, or a value that is not JSON."""
     try:
         source = text.strip()
@@ -86,7 +85,7 @@ def parse_python_value(text: str) -> Any:
         raise ValueError(f"not a Python literal: {error}") from error
 
 
-def _python_value(node: ast.expr, source: str) -> Any:
+def _python_value(node: ast.expr, source: str) -> object:
     """The value of a literal, which can contain JSON's names of constants."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[node.id]

@@ -54,7 +54,7 @@ class Tool:
     """A tool: its definition, as in the OpenAI API, and its function, unless the caller runs it."""
 
     definition: JsonMapping
-    function: Callable[..., Any] | None = None
+    function: Callable[..., object] | None = None
 
     @property
     def name(self) -> str:
@@ -110,7 +110,7 @@ def checked(definition: object) -> JsonObject:
     return {"type": "function", "function": dict(function)}
 
 
-def definition_of(function: Callable[..., Any]) -> JsonObject:
+def definition_of(function: Callable[..., object]) -> JsonObject:
     """The definition of a function by its type hints and docstring.
 
     Args:

@@ -46,7 +46,7 @@ def limit_resources() -> None:
 class Mapping:
     """The function `dict`, without access to the attributes of the class."""
 
-    def __call__(self, *args: object, **kwargs: object) -> dict[Any, Any]:
+    def __call__(self, *args: object, **kwargs: object) -> dict[str, object]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minhub_py.checkpoints import local
-from minhub_py.system.printable import gist
+from minhub_py.system.printable import reason_of
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def delete(plan: Deletion) -> None:
             shutil.rmtree(folder)
     except OSError as error:
         raise OSError(
-            f"{plan.identifier} cannot be deleted completely ({gist(error)}): end programs that use"
+            f"{plan.identifier} cannot be deleted completely ({reason_of(error)}): end programs that use"
             " the model, check the permissions of the cache folder, and run again."
         ) from error
 

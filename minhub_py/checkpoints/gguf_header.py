@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from minhub_py.system.extras import require
 from minhub_py.system.files import open_regular
 from minhub_py.system.json_text import JsonObject
-from minhub_py.system.printable import gist
+from minhub_py.system.printable import reason_of
 from weights_map.blocks import TYPES
 
 MAGIC = b"GGUF"
@@ -193,7 +193,7 @@ def read_header(path: Path) -> Header:
             header = _headers[key] = _read_header(memory_map(path))
         except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
             raise ValueError(
-                f"{path} cannot be read ({gist(error)}): if it is corrupt or truncated, download it"
+                f"{path} cannot be read ({reason_of(error)}): if it is corrupt or truncated, download it"
                 " again"
             ) from error
     return header

@@ -47,7 +47,7 @@ from minhub_py.checkpoints.transfer import (
     stream,
     translate_errors,
 )
-from minhub_py.system.printable import gist, printable
+from minhub_py.system.printable import printable, reason_of
 from minhub_py.system.shapes import Within, parse_json
 
 # Maximum bytes of settings, a tokenizer or an index of shards: ten times the largest published
@@ -225,7 +225,7 @@ def plan_download(
         present = {entry["rfilename"]: _remote_file(entry) for entry in answer["siblings"]}
     except (ValueError, KeyError) as error:
         raise ConnectionError(
-            f"The server is not the Hub ({gist(error)}): check HF_ENDPOINT and the proxy."
+            f"The server is not the Hub ({reason_of(error)}): check HF_ENDPOINT and the proxy."
         ) from error
 
     def with_files(names: Iterable[str]) -> DownloadPlan:

@@ -21,7 +21,7 @@ from reprlib import repr as brief
 from minhub_py.checkpoints.layout import GGUF, missing_files
 from minhub_py.checkpoints.transfer import client
 from minhub_py.models.registry import ARCHITECTURES
-from minhub_py.system.printable import gist, printable
+from minhub_py.system.printable import printable, reason_of
 from minhub_py.system.spelling import download_call
 
 BUILTIN = Path(__file__).parents[1] / "builtin"
@@ -62,7 +62,7 @@ def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path |
         is_model = bool(name) and (path.is_dir() or (path.suffix == ".gguf" and path.exists()))
     except (OSError, ValueError) as error:  # too long, or contains a NUL
         raise ValueError(
-            f"{brief(name)} is not a valid path ({gist(error)}): check the name."
+            f"{brief(name)} is not a valid path ({reason_of(error)}): check the name."
         ) from error
     if not is_model:
         check_hub_name(identifier, path)

@@ -16,7 +16,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from minhub_py.system.printable import gist
+from minhub_py.system.printable import reason_of
 
 # Names that the pickle of a state dict may contain, as "module name".
 ALLOWED_NAMES = re.compile(
@@ -51,7 +51,7 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, None):
             raise
         raise ValueError(
-            f"{path} is corrupt or not a PyTorch state dict ({gist(error)}): delete it and download"
+            f"{path} is corrupt or not a PyTorch state dict ({reason_of(error)}): delete it and download"
             " it again"
         ) from error
     if not isinstance(state, dict) or not all(is_plain_tensor(tensor) for tensor in state.values()):

@@ -20,7 +20,7 @@ from torch import Tensor
 from minhub_py.checkpoints.layout import WEIGHTS, folder_gguf_hint, shard_names
 from minhub_py.checkpoints.pickles import cannot_map, is_archive, mapping_message, open_pickle
 from minhub_py.system.json_text import JsonObject
-from minhub_py.system.printable import gist
+from minhub_py.system.printable import reason_of
 from minhub_py.system.shapes import read_json
 from minhub_py.system.spelling import setting
 from weights_map.blocks import Blocks
@@ -218,5 +218,5 @@ def open_tensors(path: Path) -> Any:
         if cannot_map(error):
             raise MemoryError(mapping_message(path)) from error
         raise ValueError(
-            f"{path} is corrupt or truncated ({gist(error)}): delete it and download it again"
+            f"{path} is corrupt or truncated ({reason_of(error)}): delete it and download it again"
         ) from error

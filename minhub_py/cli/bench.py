@@ -9,13 +9,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from minhub_py.cli.output import progress_bar, table
 from minhub_py.system.console import note
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.quantization import KINDS as QUANTIZED
 from minhub_py.system.version import __version__
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from minhub_py.models.base import LanguageModel
 
 # Kind of weights -> arguments of from_pretrained.
-KINDS: dict[str, dict[str, Any]] = {
+K = TypeVar("K", bound=Hashable)
+KINDS: dict[str, JsonObject] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     **{kind: {"dtype": "float32", "quantize": kind} for kind in QUANTIZED},
@@ -49,7 +51,7 @@ model(torch.zeros(1, 1, dtype=torch.int64))
 print(json.dumps([imported - start, loaded - imported, time.perf_counter() - loaded]))
 """
 
-Row = dict[str, Any]
+Row = JsonObject
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,12 @@ def build(model: str | None, kind: str) -> "LanguageModel":
 
 
 def interleave(
-    what: str, steps: Mapping[Any, Callable[[], float]], repeats: int
-) -> dict[object, list[float]]:
+    what: str, steps: Mapping[K, Callable[[], float]], repeats: int
+) -> dict[K, list[float]]:
     """Run all steps in turn, `repeats` rounds after a warm-up round. Returns the values of each
     step.
     """
-    values: dict[Any, list[float]] = {key: [] for key in steps}
+    values: dict[K, list[float]] = {key: [] for key in steps}
     with progress_bar(what, "steps") as update:
         for number in range(repeats + 1):
             for index, (key, step) in enumerate(steps.items()):
@@ -198,7 +200,7 @@ def decode(settings: BenchSettings, models: "Mapping[str, LanguageModel]") -> li
         buffer.sum()
         return time.perf_counter() - start
 
-    steps: dict[Any, Callable[[], float]] = {"memory": read_memory}
+    steps: dict[object, Callable[[], float]] = {"memory": read_memory}
     for kind, model in models.items():
         tokens = [prompt(model, 32)]
         steps[kind, "all"] = lambda model=model, tokens=tokens: seconds_of(model, tokens, new)  # type: ignore[misc]
@@ -306,7 +308,7 @@ def load(settings: BenchSettings, models: Mapping[str, object]) -> list[Row]:
     return rows
 
 
-FUNCTIONS: dict[str, Callable[[BenchSettings, Mapping[str, Any]], list[Row]]] = {
+FUNCTIONS: dict[str, Callable[[BenchSettings, JsonMapping], list[Row]]] = {
     "decode": decode,
     "prefill": prefill,
     "batch": batch,

@@ -11,11 +11,12 @@ import click
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import input_files, require_files
 from minhub_py.cli.loading import LoadingOptions
-from minhub_py.cli.options import collected, is_set, json_option, na_option
+from minhub_py.cli.options import Decorator, collected, is_set, json_option, na_option
 from minhub_py.cli.output import emit, progress_bar, say
 from minhub_py.cli.output import table as print_table
 from minhub_py.system.console import note
 from minhub_py.system.csv_values import NA
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from minhub_py.jobs.arguments import Job
@@ -44,9 +45,7 @@ COLUMN = click.option(
 )
 
 
-def table_options(
-    *, required: bool = False, column: Callable[[Any], Any] = COLUMN
-) -> Callable[[F], F]:
+def table_options(*, required: bool = False, column: Decorator = COLUMN) -> Callable[[F], F]:
     """Options for the input and output of rows, as the parameter `table` of a command.
 
     required: --out is required.    column: the option for the column of the texts.
@@ -116,7 +115,7 @@ def run(
     as_json: bool,
     columns: Sequence[str] = (),
     hidden: str = "",
-    plot: Callable[[Sequence[Mapping[str, Any]]], object] | None = None,
+    plot: Callable[[Sequence[JsonMapping]], object] | None = None,
 ) -> None:
     """Run a task on the rows of files and show its progress. Without --out, print the new rows.
 
@@ -128,7 +127,7 @@ def run(
     """
     from minhub_py.jobs.arguments import Job
 
-    arguments: dict[str, Any] = {
+    arguments: JsonObject = {
         "settings": settings,
         "loading": loading,
         "extra_columns": columns,

@@ -197,7 +197,7 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
         for name, n in report["parameters"].items()
         if name != "total"
     ]
-    table(["PART", "PARAMETERS", "SHARE"], parts)
+    table(["COMPONENT", "PARAMETERS", "SHARE"], parts)
     click.echo()
     table(
         ["SETTING", "VALUE"],

@@ -114,7 +114,9 @@ dtype_choice = click.Choice(["float32", "bfloat16", "float16"])
 revision_option = click.option(
     "--revision", default="main", show_default=True, help="Branch, tag or commit on the Hub."
 )
-LOADING_OPTIONS: list[Callable[[Any], Any]] = [
+Decorator = Callable[[Any], Any]  # click's decorators have no types
+
+LOADING_OPTIONS: list[Decorator] = [
     revision_option,
     click.option(
         "--device",
@@ -170,9 +172,7 @@ threads_option = click.option(
 )
 
 
-def collected(
-    name: str, options: list[Callable[[Any], Any]], names: Sequence[str]
-) -> Callable[[F], F]:
+def collected(name: str, options: list[Decorator], names: Sequence[str]) -> Callable[[F], F]:
     """A decorator that adds options, which a command receives as one dictionary."""
 
     def add(command: F) -> F:
@@ -185,7 +185,7 @@ def collected(
     return add
 
 
-def na_option(default: Sequence[str] = ()) -> Callable[[Any], Any]:
+def na_option(default: Sequence[str] = ()) -> Decorator:
     """The option for the missing values of tables."""
     return click.option(
         "--na",
@@ -200,7 +200,7 @@ def na_option(default: Sequence[str] = ()) -> Callable[[Any], Any]:
 
 
 # The arguments of `open_model`, as the parameter `loading` of a command, and --threads.
-loading_options: Callable[[Any], Any] = collected(
+loading_options: Decorator = collected(
     "loading", [*LOADING_OPTIONS, threads_option], ("revision", "device", "dtype", "quantize")
 )
 

@@ -1,9 +1,8 @@
 """The commands `words`, `embed`, `activations`, `annotate` and `decide`, for texts or the rows of files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -20,6 +19,7 @@ from minhub_py.cli.options import (
     model_argument,
 )
 from minhub_py.cli.output import check_writable
+from minhub_py.system.json_text import JsonMapping
 
 
 @click.command(cls=Command)
@@ -178,7 +178,7 @@ def words(
 
 
 def plot_words(
-    rows: Sequence[Mapping[str, Any]], word: str, by: Sequence[str], prefix: str, path: Path
+    rows: Sequence[JsonMapping], word: str, by: Sequence[str], prefix: str, path: Path
 ) -> None:
     """Plot the surprisal of words.
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -23,7 +23,7 @@ from minhub_py.cli.output import emit, progress_bar
 from minhub_py.cli.output import table as print_table
 from minhub_py.cli.parallel import broadcast, connected, tensor_parallel_option
 from minhub_py.system.console import note
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.printable import displayed
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def searched(
 
 
 def open_draft(
-    identifier: str, network: "LanguageModel", tokenizer: "Tokenizer", loading: Mapping[str, Any]
+    identifier: str, network: "LanguageModel", tokenizer: "Tokenizer", loading: JsonMapping
 ) -> "DraftModel | PredictionHead":
     """The source of draft tokens of `--draft`: a model, or "mtp" for the head of `network`.
 

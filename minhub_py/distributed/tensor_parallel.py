@@ -76,7 +76,7 @@ class Sharded(LanguageModel):
     def steps(self) -> Iterator[Step]:
         raise ValueError(INCOMPLETE)
 
-    def state_dict(self, *args: object, **keywords: object) -> Any:  # type: ignore[override]
+    def state_dict(self, *args: object, **keywords: object) -> dict[str, Tensor]:  # type: ignore[override]
         """ValueError: a rank has only a part of the weights."""
         raise ValueError(INCOMPLETE)
 

@@ -333,9 +333,9 @@ class CodeWriter:
         number = self.ropes.index(rope)
         angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {interleaved}"
         self.lines += [f"{name} = rotate({name}, {angles})" for name in names]
-        if rope.growth:
-            growth = f"query_growth(positions[0], {rope.growth}, {rope.original})"
-            self.lines.append(f"q = q * {growth}.to(x.dtype).unsqueeze(1)")
+        if rope.query_scaling:
+            query_scaling = f"query_scale(positions[0], {rope.query_scaling}, {rope.original})"
+            self.lines.append(f"q = q * {query_scaling}.to(x.dtype).unsqueeze(1)")
 
     def attend(self, step: Attend) -> None:
         if not self.has_heads:

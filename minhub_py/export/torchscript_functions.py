@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from minhub_py.models.layers import (
     distance_rows,
     head_layer_norm,
     log_buckets,
-    query_growth,
+    query_scale,
     relative_bias,
     rms_norm,
     rotary_angles,
@@ -108,7 +107,7 @@ FUNCTIONS = (
     head_layer_norm,
     log_buckets,
     merge_heads,
-    query_growth,
+    query_scale,
     relative_bias,
     rms_norm,
     rotary_angles,
@@ -122,7 +121,7 @@ FUNCTIONS = (
 
 
 @cache  # layers share the code in the file
-def traced(activation: Callable[[Tensor], Tensor]) -> Any:
+def traced(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """An elementwise function for TorchScript, which cannot compile a lambda; a trace is
     equivalent.
     """

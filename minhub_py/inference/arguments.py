@@ -139,7 +139,7 @@ def is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def all_of(values: object, valid: Callable[[Any], bool]) -> tuple[Any, ...] | None:
+def all_of(values: object, valid: Callable[[object], bool]) -> tuple[Any, ...] | None:
     """An iterable as a tuple, or None if it is a string, not iterable, or has an element that is
     not `valid`.
     """

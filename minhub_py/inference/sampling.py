@@ -243,9 +243,9 @@ class StopCriteria:
             return False
         # A token has at least one byte, so a stop string extends over at most as many tokens as it
         # has bytes.
-        reach = max(len(string.encode()) for string in self.strings)
+        longest = max(len(string.encode()) for string in self.strings)
         text = self.tokenizer.decode(
-            list(ids[max(start, len(ids) - reach) :]), skip_special_tokens=False
+            list(ids[max(start, len(ids) - longest) :]), skip_special_tokens=False
         )
         return any(string in text for string in self.strings)
 

@@ -1,11 +1,11 @@
 """The arguments of a job."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from minhub_py.system.csv_values import NA
+from minhub_py.system.json_text import JsonMapping
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Job:
     column: str = "text"
     extra_columns: Sequence[str] = ()
     prefix: str = ""
-    settings: Mapping[str, Any] | None = None
-    loading: Mapping[str, Any] | None = None
+    settings: JsonMapping | None = None
+    loading: JsonMapping | None = None
     workers: int | None = None
     ray: str | None = None
     overwrite: bool = False

@@ -10,16 +10,16 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from minhub_py.jobs.tasks import TASKS, RowText
 from minhub_py.system.console import note
+from minhub_py.system.json_text import JsonMapping
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Worker:
     """A task and its model. threads: PyTorch's threads in the process; None leaves them unchanged."""
 
     task: str
-    settings: Mapping[str, Any]
+    settings: JsonMapping
     model: str
-    loading: Mapping[str, Any] = field(default_factory=dict)
+    loading: JsonMapping = field(default_factory=dict)
     threads: int | None = None
 
     def load(self) -> Callable[[Chunk], bytes]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.table_writers import Column
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Task:
     exact: bool = True
     extra: Literal["", "target", "by"] = ""
     models: Literal["all", "decoders", "encoders"] = "decoders"
-    more_columns: Callable[[Mapping[str, Any]], Sequence[Column]] | None = None
+    more_columns: Callable[[JsonMapping], Sequence[Column]] | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
     def all_columns(self, settings: Mapping[str, object]) -> Sequence[Column]:
@@ -307,7 +307,7 @@ def word_values(
         }
 
 
-def word_measures(settings: Mapping[str, Any]) -> list[Column]:
+def word_measures(settings: JsonMapping) -> list[Column]:
     """The further columns of words."""
     from minhub_py.analysis.measures import measures_of
 
@@ -317,7 +317,7 @@ def word_measures(settings: Mapping[str, Any]) -> list[Column]:
     return [Column(name, "float64") for name in measures_of(**requested).columns]
 
 
-def classification(settings: Mapping[str, Any]) -> Sequence[Column]:
+def classification(settings: JsonMapping) -> Sequence[Column]:
     """The columns of `classify`."""
     from minhub_py.analysis.columns import value_names
 
@@ -479,7 +479,7 @@ def annotate(
     tokenizer: "Tokenizer",
     texts: Sequence[RowText],
     *,
-    codebook: Mapping[str, Any],
+    codebook: JsonMapping,
     **settings: Any,
 ) -> list[Results]:
     """The most likely label of each text, its margin, and the probability of each label."""

@@ -64,7 +64,8 @@ def from_config(
         revision: A branch, tag or commit of the repository.
         token: A Hub access token, as in `from_pretrained`.
         local_files_only: Use cached files only and open no connection.
-        **settings: Settings with other values, by their names in config.json.
+        **settings: Settings with other values, by their names in config.json. With fewer
+            layers, layer_types is cut.
 
     Raises:
         ValueError: A setting is unknown, or a value is not supported. Also the errors of
@@ -213,7 +214,7 @@ class GPTNeoSettings(ClassifierSettings, total=False):
     hidden_size: int
     num_layers: int
     num_heads: int
-    attention_types: list[object] | None
+    attention_types: list[Any] | None
     window_size: int
     intermediate_size: int | None
     activation_function: str

@@ -140,39 +140,39 @@ def local_attention(
 
     q (B, H, T, D); k, v (B, G, P + T, D), the last T of them at the positions of the queries;
     starts (B,), the position of the first query of each row. Blocks of W queries attend to the keys
-    in their reach: T * 2W scores in all.
+    in their windows: T * 2W scores in all.
     """
     B, H, T, D = q.shape
     P = k.size(2) - T
     block = min(T, window)
     N = -(-T // block)
-    reach = P if N == 1 else window  # keys before the first query of each block
+    lookback = P if N == 1 else window  # keys before the first query of each block
     pad = N * block - T
     q = F.pad(q, (0, 0, 0, pad))
-    k = F.pad(k, (0, 0, reach - P, pad))
-    v = F.pad(v, (0, 0, reach - P, pad))
+    k = F.pad(k, (0, 0, lookback - P, pad))
+    v = F.pad(v, (0, 0, lookback - P, pad))
 
     q = q.view(B, H, N, block, D).transpose(1, 2).reshape(B * N, H, block, D)
     k = (
-        k.unfold(2, block + reach, block)
+        k.unfold(2, block + lookback, block)
         .permute(0, 2, 1, 4, 3)
-        .reshape(B * N, -1, block + reach, D)
+        .reshape(B * N, -1, block + lookback, D)
     )
     v = (
-        v.unfold(2, block + reach, block)
+        v.unfold(2, block + lookback, block)
         .permute(0, 2, 1, 4, 3)
-        .reshape(B * N, -1, block + reach, D)
+        .reshape(B * N, -1, block + lookback, D)
     )
 
     query = torch.arange(block, device=q.device).unsqueeze(1)  # (block, 1)
-    # (block + reach,), 0 at the first query of the block
-    key = torch.arange(block + reach, device=q.device) - reach
+    # (block + lookback,), 0 at the first query of the block
+    key = torch.arange(block + lookback, device=q.device) - lookback
     # The window includes the current position: with W = 4, position 5 attends to 2, 3, 4 and 5.
-    band = (key <= query) & (key > query - window)  # (block, block + reach)
+    band = (key <= query) & (key > query - window)  # (block, block + lookback)
     # (B, N), the first position of each block
     first = starts.unsqueeze(1) + torch.arange(N, device=q.device) * block
-    exists = first.unsqueeze(-1) + key >= 0  # (B, N, block + reach)
-    mask = (band & exists.unsqueeze(2)).view(B * N, 1, block, block + reach)
+    exists = first.unsqueeze(-1) + key >= 0  # (B, N, block + lookback)
+    mask = (band & exists.unsqueeze(2)).view(B * N, 1, block, block + lookback)
 
     y = attention(q, k, v, mask, False, scale, softcap, sinks, dropout, upcast)
     return y.view(B, N, H, block, D).transpose(1, 2).reshape(B, H, N * block, D)[:, :, :T]

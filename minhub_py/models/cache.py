@@ -345,9 +345,9 @@ class Cache:
         by_row = torch.arange(rows, device=k.device).unsqueeze(1)  # (B, 1)
         old = None
         if isinstance(about, KeyValues) and about.window is not None and T > 1:
-            # The positions in reach are read before the new positions overwrite the oldest slots.
-            reach = min(about.window - 1, max(self.lengths))
-            old = positions[:, :1] + torch.arange(-reach, 0, device=k.device)  # (B or 1, P)
+            # The positions in the window are read before the new positions overwrite the oldest slots.
+            lookback = min(about.window - 1, max(self.lengths))
+            old = positions[:, :1] + torch.arange(-lookback, 0, device=k.device)  # (B or 1, P)
             old_k, old_v = self.stored(layer, old, old % size)
         if positions.size(0) == 1 and end <= size:  # rows of equal length: plain slices
             keys[:, :, end - T : end] = k

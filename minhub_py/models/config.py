@@ -28,7 +28,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from minhub_py.models.settings import HEAD_SETTINGS, unavailable
 from minhub_py.system.json_text import JsonMapping, JsonObject
@@ -260,7 +260,7 @@ def changed_rope(
     return merged
 
 
-def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
+def check(title: str, field: "dataclasses.Field[object]", value: object) -> None:
     """ValueError: the value has the wrong type or is out of range."""
     if not fits(value, field.type) or (isinstance(value, list | tuple) and len(value) > MAX_LIST):
         raise ValueError(f"{title}: {field.name} cannot be {brief(value)}")

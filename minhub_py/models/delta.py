@@ -56,19 +56,19 @@ def delta_rule(
         # (B, H, n, K or V)
         q, k, v = queries[:, :, start:end], keys[:, :, start:end], values[:, :, start:end]
         beta = betas[:, :, start:end].unsqueeze(3)  # (B, H, n, 1)
-        fade = decays[:, :, start:end].cumsum(dim=2).unsqueeze(3)  # ln c, (B, H, n, 1)
+        log_decay = decays[:, :, start:end].cumsum(dim=2).unsqueeze(3)  # ln c, (B, H, n, 1)
         later = torch.ones(q.size(2), q.size(2), dtype=torch.bool, device=q.device).triu(1)
         # Masked before exp: the ratio to a later position can be infinite, with a gradient of NaN.
         # c_i/c_j, (B, H, n, n)
-        ratio = (fade - fade.transpose(2, 3)).masked_fill(later, float("-inf")).exp()
+        ratio = (log_decay - log_decay.transpose(2, 3)).masked_fill(later, float("-inf")).exp()
         # (B, H, n, n); the diagonal is taken as ones
         system = beta * ratio * (k @ k.transpose(2, 3))
-        right = beta * (v - fade.exp() * (k @ state))  # (B, H, n, V)
+        right = beta * (v - log_decay.exp() * (k @ state))  # (B, H, n, V)
         # (B, H, n, V)
         delta = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-        outputs.append(fade.exp() * (q @ state) + (ratio * (q @ k.transpose(2, 3))) @ delta)
-        last = fade[:, :, -1:]  # (B, H, 1, 1)
-        state = last.exp() * state + (k * (last - fade).exp()).transpose(2, 3) @ delta
+        outputs.append(log_decay.exp() * (q @ state) + (ratio * (q @ k.transpose(2, 3))) @ delta)
+        last = log_decay[:, :, -1:]  # (B, H, 1, 1)
+        state = last.exp() * state + (k * (last - log_decay).exp()).transpose(2, 3) @ delta
     return torch.cat(outputs, dim=2), state
 
 

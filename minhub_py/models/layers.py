@@ -126,11 +126,11 @@ def rotary_angles(
     return angles.cos() * amplitude, angles.sin() * amplitude
 
 
-def query_growth(positions: Tensor, growth: float, original: float) -> Tensor:
-    """The factor 1 + growth · ln(1 + floor(position / original)) of queries at `positions`, as in
+def query_scale(positions: Tensor, query_scaling: float, original: float) -> Tensor:
+    """The factor 1 + query_scaling · ln(1 + floor(position / original)) of queries at `positions`, as in
     Ministral 3.
     """
-    return 1 + growth * torch.log(1 + torch.floor(positions / original))
+    return 1 + query_scaling * torch.log(1 + torch.floor(positions / original))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:

@@ -46,7 +46,7 @@ class ShortConvolutionLayer(nn.Module):
         super().__init__()
         C, bias = config.hidden_size, config.conv_bias
         # previous positions that the convolution reads
-        self.layer, self.reach = layer, config.conv_L_cache - 1
+        self.layer, self.lookback = layer, config.conv_L_cache - 1
         self.in_proj = nn.Linear(C, 3 * C, bias=bias)
         self.conv = nn.Conv1d(C, C, config.conv_L_cache, groups=C, bias=bias)  # depthwise
         self.out_proj = nn.Linear(C, C, bias=bias)
@@ -55,7 +55,7 @@ class ShortConvolutionLayer(nn.Module):
         b, c, x = self.in_proj(x).chunk(3, dim=2)  # (B, T, C) each
         inputs = b * x
         [before] = past.state(self.layer) or [
-            inputs.new_zeros(inputs.size(0), self.reach, inputs.size(2))
+            inputs.new_zeros(inputs.size(0), self.lookback, inputs.size(2))
         ]
         inputs = torch.cat((before.to(inputs.dtype), inputs), dim=1)  # (B, L - 1 + T, C)
         past.set_state(self.layer, [inputs[:, x.size(1) :]])

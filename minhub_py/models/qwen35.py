@@ -78,7 +78,7 @@ class GatedDeltaNet(nn.Module):
         )
         self.key_size, self.value_size = config.linear_key_head_dim, config.linear_value_head_dim
         # previous positions that the convolution reads
-        self.reach = config.linear_conv_kernel_dim - 1
+        self.lookback = config.linear_conv_kernel_dim - 1
         C, N, values = config.hidden_size, config.conv_channels, self.heads * self.value_size
         self.in_proj_qkv = nn.Linear(C, N, bias=False)
         self.in_proj_z = nn.Linear(C, values, bias=False)
@@ -97,10 +97,10 @@ class GatedDeltaNet(nn.Module):
         B, T, _ = x.shape
         qkv = self.in_proj_qkv(x)  # (B, T, N)
         inputs, state = past.state(self.layer) or (
-            qkv.new_zeros(B, self.reach, qkv.size(2)),
+            qkv.new_zeros(B, self.lookback, qkv.size(2)),
             torch.zeros(B, self.heads, self.key_size, self.value_size, device=x.device),
         )
-        qkv = torch.cat((inputs.to(qkv.dtype), qkv), dim=1)  # (B, reach + T, N)
+        qkv = torch.cat((inputs.to(qkv.dtype), qkv), dim=1)  # (B, lookback + T, N)
         inputs = qkv[:, T:]
         qkv = self.act(self.conv1d(qkv.transpose(1, 2)).transpose(1, 2))  # (B, T, N)
         beta, decay = self.in_proj_b(x), self.in_proj_a(x)  # (B, T, H) each

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.models.layers import query_growth, rotary_angles, rotate
+from minhub_py.models.layers import query_scale, rotary_angles, rotate
 from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import convert, fits
 
@@ -66,14 +66,14 @@ class Rope:
 
     frequencies: the angle per position of each of the R/2 pairs.    amplitude: a factor of cosine
     and sine.
-    growth: queries are multiplied by 1 + growth · ln(1 + floor(position / original)), as in
+    query_scaling: queries are multiplied by 1 + query_scaling · ln(1 + floor(position / original)), as in
     Ministral 3.
     short: the angles of caches with at most `original` positions (longrope); None: the same.
     """
 
     frequencies: tuple[float, ...]
     amplitude: float = 1.0
-    growth: float = 0.0
+    query_scaling: float = 0.0
     original: float = 1.0
     short: tuple[float, ...] | None = None
 
@@ -93,29 +93,33 @@ class Rope:
         return (
             cos,
             sin,
-            query_growth(positions, self.growth, self.original) if self.growth else None,
+            query_scale(positions, self.query_scaling, self.original)
+            if self.query_scaling
+            else None,
         )
 
 
 class Rotation:
     """The rotation of one forward call. dtype: dtype of the products.
 
-    cos, sin: (B or 1, 1, T, R/2).    growth: the factor (B or 1, 1, T, 1) of queries, or None.
+    cos, sin: (B or 1, 1, T, R/2).    query_scaling: the factor (B or 1, 1, T, 1) of queries, or None.
     """
 
     def __init__(
         self, rope: Rope, positions: Tensor, dtype: torch.dtype, interleaved: bool = False
     ) -> None:
-        cos, sin, growth = rope(positions)  # (B or 1, T, R/2) twice, (B or 1, T) or None
+        cos, sin, query_scaling = rope(positions)  # (B or 1, T, R/2) twice, (B or 1, T) or None
         self.cos, self.sin = cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
-        self.growth = None if growth is None else growth.to(dtype)[:, None, :, None]
+        self.query_scaling = (
+            None if query_scaling is None else query_scaling.to(dtype)[:, None, :, None]
+        )
         self.interleaved = interleaved
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries (B, H, T, D) and keys (B, G, T, D)."""
         q = rotate(q, self.cos, self.sin, self.interleaved)
         k = rotate(k, self.cos, self.sin, self.interleaved)
-        return q if self.growth is None else q * self.growth, k
+        return q if self.query_scaling is None else q * self.query_scaling, k
 
 
 def completed(
@@ -253,5 +257,5 @@ def rope_of(rope: JsonMapping, size: int) -> Rope:
         frequencies = frequencies / torch.tensor(rope["long_factor"], device="cpu")
         usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         amplitude = float(rope.get("attention_factor", usual))
-    growth = float(rope.get("llama_4_scaling_beta") or 0)
-    return Rope(tuple(frequencies.tolist()), amplitude, growth, float(original), short)
+    query_scaling = float(rope.get("llama_4_scaling_beta") or 0)
+    return Rope(tuple(frequencies.tolist()), amplitude, query_scaling, float(original), short)

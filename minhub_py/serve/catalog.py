@@ -17,7 +17,7 @@ from minhub_py.serve.models import ServedModel, Task
 from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER
 from minhub_py.system.console import note
-from minhub_py.system.printable import gist
+from minhub_py.system.printable import reason_of
 
 T = TypeVar("T")
 DEFAULT_KEEP_ALIVE = 300.0  # seconds, as in Ollama
@@ -327,7 +327,7 @@ class Models:
                     await self._unload(idle)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             entry.failed = True
-            note(f"Note: {entry.name} cannot be loaded: {gist(error)}")
+            note(f"Note: {entry.name} cannot be loaded: {reason_of(error)}")
             raise RequestError(
                 500,
                 f"{entry.name} cannot be loaded ({type(error).__name__}): the server's output has"

@@ -23,7 +23,7 @@ from minhub_py.serve.streaming import json_line
 from minhub_py.serve.validation import Fields, RequestError, invalid
 from minhub_py.system.console import note
 from minhub_py.system.json_text import JsonMapping
-from minhub_py.system.printable import gist
+from minhub_py.system.printable import reason_of
 from minhub_py.system.version import __version__
 
 STEPS = 200  # maximum number of lines about a file
@@ -196,7 +196,7 @@ def repository_in(fields: Fields, server: Server) -> str:
 
 def public_message(error: Exception) -> str:
     """The message of an error for clients, who must not see paths of this machine."""
-    message = gist(error)
+    message = reason_of(error)
     if not PATH.search(message):
         return message
     note(f"Note: {message}")

@@ -115,7 +115,7 @@ class _SliceReader:
         self.text, self.position = text, _end_of_space(text, 0)
         self.decoder: Any = decoder(text)
         self.in_end = False  # whether the depth of the text's end is checked
-        self.open: list[list[Any] | JsonObject] = []
+        self.open: list[list[object] | JsonObject] = []
         self.keys: list[str] = []  # of the current member of each; "" in a list
         self.structure = 0
         self.complete, self.result = False, None

@@ -25,7 +25,7 @@ def displayed(text: str) -> str:
     )
 
 
-def gist(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """The first line of an exception's message, shortened and escaped: libraries may quote a file
     at length.
     """

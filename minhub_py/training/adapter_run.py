@@ -8,7 +8,6 @@ also the result of the run: `from_pretrained(base, adapter=RUN)`, or PEFT.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 from torch import nn
@@ -23,6 +22,7 @@ from minhub_py.loading.adapters.heads import SEQUENCE_TASK, head_modules, labels
 from minhub_py.loading.files import ModelFiles
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.lora import Invocation
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import setting, unknown
 from minhub_py.training.errors import read_object, reading
 
@@ -59,7 +59,7 @@ def adapter_config(lora: Mapping[str, object], tokenizer: Tokenizer | None = Non
     """
     if invalid := sorted(set(lora) - set(NAMES)):
         raise ValueError(f"{setting('lora')}: {unknown(invalid, sorted(NAMES))}")
-    values: dict[str, Any] = {
+    values: JsonObject = {
         "target_modules": ALL_LINEAR,
         **{NAMES[name]: value for name, value in lora.items()},
     }

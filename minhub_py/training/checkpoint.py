@@ -22,12 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import Literal, TypedDict, cast, get_args
 
 from torch import Tensor
 
 from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.writing import write_safetensors
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.lock import FULL, acquire, release
 from minhub_py.system.spelling import resume_call, setting, train_call
 from minhub_py.training.errors import CorruptError, read_object, reading
@@ -230,7 +231,7 @@ class RunFolder:
         """
         self.write_rows([*self.read_rows(), row])
 
-    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write_rows(self, rows: Sequence[JsonMapping]) -> None:
         """Write losses.csv."""
         names = columns_of(rows)
         lines = [
@@ -250,9 +251,7 @@ class RunFolder:
             for row in csv.DictReader(lines):
                 if not row["held_out_loss"] or None in row.values():
                     raise ValueError(row)
-                values: dict[str, Any] = {
-                    name: float(row[name] or "nan") for name in columns_of([row])
-                }
+                values: JsonObject = {name: float(row[name] or "nan") for name in columns_of([row])}
                 rows.append(
                     cast(LossRow, values | {name: int(values[name]) for name in ("step", "tokens")})
                 )

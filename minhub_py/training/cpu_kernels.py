@@ -54,7 +54,7 @@ class CPUKernels(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: object,
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
@@ -172,7 +172,7 @@ def causal_bias(T: int, dtype: torch.dtype) -> Tensor:
     return torch.full((T, T), -torch.inf, dtype=dtype).triu(1)
 
 
-REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
+REPLACEMENTS: dict[Callable[..., object], Callable[..., object]] = {
     F.linear: linear,
     F.dropout: dropout,
     F.scaled_dot_product_attention: attention,

@@ -175,7 +175,7 @@ def with_defaults(
         if {"batch", "accumulate"} & set(requested)
         else min(BATCH, max(1, examples["train"]))
     )
-    changes: dict[str, Any] = {"batch": batch}
+    changes: JsonObject = {"batch": batch}
     if "accumulate" not in requested and settings.objective not in EMBEDDING:
         changes["accumulate"] = parts_of(batch, examples["length"], most)
     if "steps" not in requested:

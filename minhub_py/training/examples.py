@@ -39,7 +39,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import encode, encode_prompt, wo
 from minhub_py.models.lora import NEVER, Invocation
 from minhub_py.system.csv_values import NA, without_missing
 from minhub_py.system.formats import input_format_of, read_batches, read_columns
-from minhub_py.system.json_text import JsonObject
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import write_atomically
 from minhub_py.training.errors import reading
@@ -155,7 +155,7 @@ class ExampleCorpus:
         return loss_unit(self.objective, classes=len(self.labels), kept=has_kept_rows)
 
     @classmethod
-    def read(cls, folder: Path, metadata: Mapping[str, Any]) -> "ExampleCorpus":
+    def read(cls, folder: Path, metadata: JsonMapping) -> "ExampleCorpus":
         """Read the files of `prepare_examples`. CorruptError: a file is missing or corrupt."""
         objective = str(metadata["objective"])
         train, held_out = (

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minhub_py.system.json_text import JsonObject, parse
+from minhub_py.system.json_text import JsonMapping, JsonObject, parse
 
-Row = Mapping[str, Any]
+Row = JsonMapping
 VARIABLES = ("tools", "chat_template_kwargs")  # columns that the chat template receives
 ROLES = {
     "human": "user",
@@ -71,7 +71,7 @@ def parsed(value: object, name: str, kind: type) -> Any:
     return value
 
 
-def without(row: Row, *names: str) -> dict[str, Any]:
+def without(row: Row, *names: str) -> JsonObject:
     """The row without some columns."""
     return {name: value for name, value in row.items() if name not in names}
 

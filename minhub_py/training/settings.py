@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_origin
 from minhub_py.models.config import changed
 from minhub_py.models.registry import ENTRIES, Architecture, Entry
 from minhub_py.system.csv_values import NA
+from minhub_py.system.json_text import JsonMapping
 from minhub_py.system.quantization import KINDS
 from minhub_py.system.spelling import setting, train_call, unknown
 from minhub_py.training.errors import read_object, reading
@@ -263,7 +264,7 @@ class Settings:
                 f"{setting('dropout')}: {architecture.name} has no dropout; remove this setting"
             )
 
-    def changed(self, changes: Mapping[str, Any]) -> "Settings":
+    def changed(self, changes: JsonMapping) -> "Settings":
         """The settings of a resumed run. ValueError: a setting cannot change when a run is resumed."""
         if fixed := sorted(set(changes) - CHANGEABLE):
             names = [item.name for item in fields(self)]
@@ -342,7 +343,7 @@ class Change:
     """A change of settings by `resume`: the last step with the previous values, and these values."""
 
     step: int
-    before: Mapping[str, Any]
+    before: JsonMapping
 
 
 def read_settings(path: Path) -> tuple[Settings, list[Change]]:

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from r_bridge.arguments import character, id_rows, setting
 from r_bridge.objects import Model, Session, StateDict, Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def from_pretrained(
@@ -179,7 +182,7 @@ def parameters(session: Session, model: Model) -> dict[str, object]:
     }
 
 
-def parameter(session: Session, model: Model, name: str) -> Any:
+def parameter(session: Session, model: Model, name: str) -> "Tensor":
     """A weight as an array."""
     named = dict(model.module.named_parameters())
     if name not in named:

@@ -14,7 +14,7 @@ from minhub_py import from_config
 from minhub_py.chat.turns import SAMPLING_FIELDS, ChatSettings, ReplySettings, SamplingSettings
 from minhub_py.loading import entry_points
 from minhub_py.models.config import older_rope_names
-from minhub_py.models.registry import ENTRIES
+from minhub_py.models.registry import ENTRIES, similar_model_type
 from minhub_py.training.settings import CHANGEABLE, ResumeSettings, Settings, TrainSettings
 
 LLAMA = {
@@ -257,3 +257,34 @@ def test_the_types_of_keywords_are_those_of_the_settings() -> None:
         name: kind | Literal["auto"] for name, kind in replies.items() if name in SAMPLING_FIELDS
     }
     assert chat == {**replies, **automatic, "stop": str | Sequence[str]}
+
+
+def test_fewer_layers_cut_the_settings_of_each_layer(tmp_path: Path) -> None:
+    types = ["sliding_attention", "full_attention"] * 2
+    sizes = {**LLAMA, "num_hidden_layers": 4}
+    original = from_config(
+        "gemma3_text", **sizes, head_dim=8, num_key_value_heads=1, layer_types=types
+    )
+    minhub_py.save_pretrained(original, tmp_path)
+    config: Any = from_config(tmp_path, num_hidden_layers=3).config
+    assert config.layer_types == types[:3]
+    config = from_config(tmp_path, num_hidden_layers=1, layer_types=["full_attention"]).config
+    assert config.layer_types == ["full_attention"]
+    with pytest.raises(ValueError, match="layer_types describes 4 layers, not 5: set layer_types"):
+        from_config(tmp_path, num_hidden_layers=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "similar"), [("mixtrall", "mixtral"), ("gpt-neo", "gpt_neo"), ("lama", "llama")]
+)
+def test_a_misspelled_model_type_is_not_looked_up_on_the_hub(
+    name: str, similar: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # a connection would fail
+    with pytest.raises(ValueError, match=f"no model type '{name}': did you mean '{similar}'"):
+        from_config(name)
+
+
+def test_published_names_that_continue_a_model_type_are_repositories() -> None:
+    for name in ("xlm-roberta-base", "albert-base-v2", "t5-small", "distilgpt2", "openai-gpt"):
+        assert similar_model_type(name) is None

@@ -21,7 +21,7 @@ from minhub_py.cli.group import Group
 from minhub_py.cli.main import main
 from minhub_py.cli.output import emit, say, table
 from minhub_py.system.console import note
-from minhub_py.system.printable import displayed, gist, printable
+from minhub_py.system.printable import displayed, printable, reason_of
 
 EVIL = "\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"
@@ -32,8 +32,8 @@ def test_control_characters_are_escaped_and_other_text_is_unchanged() -> None:
     readable = "naïve 漢字 🎉 C:\\folder 'x' a\u3000b"
     assert printable(readable) == displayed(readable) == readable
     assert displayed("a\n\tb\r\n👩‍👩‍👧\x1b[2J") == "a\n\tb\r\n👩‍👩‍👧\\x1b[2J"
-    assert gist(Exception(f"x{EVIL}")) == r"x\x1b]0;title\x07\x1b[2J"  # the first line
-    assert gist(KeyError()) == "KeyError"
+    assert reason_of(Exception(f"x{EVIL}")) == r"x\x1b]0;title\x07\x1b[2J"  # the first line
+    assert reason_of(KeyError()) == "KeyError"
 
 
 def test_table_say_note_and_emit_escape_control_characters(

@@ -293,7 +293,9 @@ def add_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> Non
 
 def set_words(tokenizer: Tokenizer, words: Words, prefix: bool = False) -> None:
     """Split words as `words` says. prefix: a space before the text."""
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
+    steps: list[pre_tokenizers.PreTokenizer] = (
+        [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
+    )
     steps += [pre_tokenizers.Split(Regex(words.pattern), "isolated")] if words.pattern else []
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=words.pattern is None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -212,7 +212,11 @@ def sentencepiece_tokenizer(model: SentencePiece) -> Tokenizer:
             )
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(longest_first), "isolated")
     tokenizer.normalizer = normalizers.Sequence(list(normalization(model)))
-    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[decoders.Decoder] = [
+        decoders.Replace(SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
     if model.add_dummy_prefix or model.remove_extra_whitespaces:
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths, cuts
 from minhub_py.system.files import read_bytes
 from minhub_py.system.json_text import JsonObject
-from minhub_py.system.printable import gist
+from minhub_py.system.printable import reason_of
 from minhub_py.system.shapes import Within, convert, read_json
 
 # The word pattern of OpenAI's cl100k. {} is the number of digits in a word.
@@ -87,7 +87,7 @@ def read_tiktoken(path: Path) -> Ranks:
         check_tokens(tokens)
     except ValueError as error:
         raise ValueError(
-            f"{path} is not a tiktoken file ({gist(error)}): if it is corrupt or truncated,"
+            f"{path} is not a tiktoken file ({reason_of(error)}): if it is corrupt or truncated,"
             " download it again"
         ) from error
     if path.suffix == ".tiktoken":
@@ -165,7 +165,7 @@ def read_tekken(path: Path) -> Ranks:
             )
     except ValueError as error:
         raise ValueError(
-            f"{path} is not a tekken tokenizer ({gist(error)}): download it again"
+            f"{path} is not a tekken tokenizer ({reason_of(error)}): download it again"
         ) from error
     bos, eos = (token if token in special else None for token in ("<s>", "</s>"))
     return Ranks(tokens, config["pattern"], special, special_first=True, bos=bos, eos=eos)

@@ -69,7 +69,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer_json import check_tokenizer_json
 from minhub_py.checkpoints.tokenizers.wordbpe import read_word_bpe
 from minhub_py.inference.arguments import check_list, check_tokenizer
 from minhub_py.system.files import open_regular, read_bytes, read_text
-from minhub_py.system.printable import gist
+from minhub_py.system.printable import reason_of
 from minhub_py.system.shapes import TokenID, read_json
 
 # In order of preference.
@@ -282,7 +282,7 @@ def parsing(path: Path) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise ValueError(
-            f"{path} is not a valid tokenizer ({gist(error)}): if it is corrupt or truncated,"
+            f"{path} is not a valid tokenizer ({reason_of(error)}): if it is corrupt or truncated,"
             " download it again"
         ) from error
 
@@ -323,7 +323,7 @@ def working(tokenizer: Tokenizer) -> Iterator[None]:
             raise
         source = FILES.get(tokenizer, "the tokenizer")
         raise ValueError(
-            f"{source} fails for this text ({gist(error)}): it is corrupt, download it again"
+            f"{source} fails for this text ({reason_of(error)}): it is corrupt, download it again"
         ) from error
 
 
@@ -414,7 +414,9 @@ def byte_level_bpe(
     try:
         model = models.BPE(dict(vocabulary), list(merges))
     except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"vocab.json and merges.txt are inconsistent: {gist(error)}") from error
+        raise ValueError(
+            f"vocab.json and merges.txt are inconsistent: {reason_of(error)}"
+        ) from error
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()

@@ -288,8 +288,8 @@ class Program(Weights):
         if count > current:
             for rope in self.angles:
                 # (positions, R/2)
-                cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))
-                factor = 1.0 if growth is None else growth.unsqueeze(1)
+                cos, sin, query_scaling = rope(torch.arange(max(count, 2 * current), device=CPU))
+                factor = 1.0 if query_scaling is None else query_scaling.unsqueeze(1)
                 self.angles[rope] = torch.cat(
                     (cos * factor, sin * factor, cos, sin), dim=1
                 ).contiguous()
@@ -326,12 +326,15 @@ class Program(Weights):
         elif isinstance(step.bias, ALiBi):
             operation.attend.slopes = self.floats(torch.tensor(step.bias.slopes, device=CPU))
         elif step.bias is not None:
-            weight, reach = step.bias.weight, step.bias.max_distance
+            weight, largest = step.bias.weight, step.bias.max_distance
             check_memory(weight)
             # larger distances equal the largest
-            distances = torch.arange(-reach, reach + 1, device=CPU)
-            buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
-            operation.attend.bias, operation.attend.reach = self.floats(weight[buckets].t()), reach
+            distances = torch.arange(-largest, largest + 1, device=CPU)
+            buckets = distance_buckets(distances, weight.size(0), largest, step.bias.bidirectional)
+            operation.attend.bias, operation.attend.reach = (
+                self.floats(weight[buckets].t()),
+                largest,
+            )
         if step.source is not None:
             operation.layer, operation.flags = step.source, operation.flags | NO_KEYS
         elif step.causal:

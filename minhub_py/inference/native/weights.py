@@ -32,7 +32,7 @@ class Weights:
     def __init__(self, by_columns: bool = False) -> None:
         self.by_columns = by_columns
         self.references: list[Tensor] = []
-        self.arrays: list[Any] = []
+        self.arrays: list[ctypes.Array[ctypes.c_void_p]] = []
         self.formats: set[int] = set()
         self.width = 0
 

@@ -300,11 +300,11 @@ def add_tokens(
     }
     problems.add("missing", [f"{module} (tokens)" for module in ids.keys() - rows.keys()])
     for head, embedding in adapter.ties.items():
-        module, twin = module_of(head), module_of(embedding)
-        if module in rows and module not in ids and twin in ids and twin in rows:
-            if not torch.equal(rows[module], rows[twin]):
+        module, tied = module_of(head), module_of(embedding)
+        if module in rows and module not in ids and tied in ids and tied in rows:
+            if not torch.equal(rows[module], rows[tied]):
                 problems.add(
-                    "contradictory", [f"the tokens of {module} and {twin}, which are tied"]
+                    "contradictory", [f"the tokens of {module} and {tied}, which are tied"]
                 )
             del rows[module]
     problems.add(

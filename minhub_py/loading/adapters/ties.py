@@ -36,9 +36,9 @@ def tie_pairs(model: LanguageModel) -> dict[str, str]:
         if (
             row.operation.tied_to
             and row.templates("native")
-            and (twin := table.find(row.operation.tied_to, "hub"))
+            and (tied := table.find(row.operation.tied_to, "hub"))
         ):
-            pairs[row.templates("hub")[0]] = twin[0]
+            pairs[row.templates("hub")[0]] = tied[0]
     return pairs
 
 
