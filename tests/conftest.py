@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,18 @@ def pytest_xdist_auto_num_workers() -> int:
     CPU time.
     """
     return min((os.cpu_count() or 1) + 1, 4)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage: almost all imported and collected objects remain. The search for garbage
+    takes a sixth of the time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
