@@ -9,6 +9,7 @@ from encoders import (
     write_cross_encoder,
     write_entailment_model,
     write_masked_lm,
+    write_nomic_encoder,
     write_question_model,
     write_sentence_encoder,
     write_token_classifier,
@@ -69,6 +70,7 @@ def publish(hub: HubServer, folder: Path) -> None:
     hub.add("HuggingFaceTB/SmolLM2-135M-Instruct", folder / "bot")
     for name, write in (
         ("sentence-transformers/all-MiniLM-L6-v2", write_sentence_encoder),
+        ("nomic-ai/nomic-embed-text-v1.5", write_nomic_encoder),
         ("google-bert/bert-base-uncased", write_masked_lm),
         ("cross-encoder/nli-MiniLM2-L6-H768", write_entailment_model),
         ("cross-encoder/ms-marco-MiniLM-L6-v2", write_cross_encoder),
