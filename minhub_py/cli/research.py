@@ -301,7 +301,7 @@ def embed(
     See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     layers = parse_layers(layer)
-    settings: dict[str, Any] = {"prompt": prompt, "dimensions": dimensions, "normalize": normalize}
+    settings: JsonObject = {"prompt": prompt, "dimensions": dimensions, "normalize": normalize}
     if words:
         exclude("words", "sparse", "pool", "prompt", "dimensions", "normalize")
         settings = {"layers": layers, "combine": combine}

@@ -116,6 +116,13 @@ def write_sentence_encoder(folder: Path, max_length: int = 32, **settings: Any) 
     return folder
 
 
+def write_nomic_encoder(folder: Path) -> Path:
+    """A repository without prompts."""
+    write_sentence_encoder(folder, architecture="NomicBertModel", family="nomicbert")
+    (folder / "config_sentence_transformers.json").unlink()
+    return folder
+
+
 def write_cross_encoder(folder: Path) -> Path:
     """A reranker: one label."""
     return write_encoder(folder, "BertForSequenceClassification", id2label={"0": "LABEL_0"})

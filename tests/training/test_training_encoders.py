@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "nomicbert": ("NomicBert", {}),
     "gte": ("Gte", {"hidden_dropout_prob": 0.0}),
     "jinabert": ("JinaBert", {}),
-    "eurobert": ("EuroBert", {}),
+    "eurobert": ("EuroBert", {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}),
 }
 TEXTS = [
     (f"{first} {noun} was {word}", word in ("good", "fine"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import jina_reference
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,7 @@ from weights_map.engine import (
 from weights_map.mxfp4 import unpack_mxfp4
 
 ALTERNATIVES = r"(mtp\.)?layers\.\{\}\.mlp\.(experts\.(gate|up|down)_proj\.\{\}|gate\.weight)"
+jina_reference.register()
 PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.presets]
 
 
@@ -71,7 +73,7 @@ def reference(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tenso
     )
     with torch.device("meta"):
         model = (
-            getattr(transformers, kind)(settings)
+            getattr(jina_reference if kind.startswith("JinaBert") else transformers, kind)(settings)
             if architecture.is_encoder
             else auto.from_config(settings)
         )
