@@ -78,7 +78,7 @@ def quoted(name: str) -> str:
 
 
 def check_method(method: str | None, methods: Sequence[str]) -> str:
-    """The method; by default the first. ValueError: it is none of the methods for these embeddings."""
+    """The method; by default the first. ValueError: these embeddings do not support it."""
     if method is None:
         return methods[0]
     if method not in methods:

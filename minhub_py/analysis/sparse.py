@@ -98,7 +98,7 @@ def normalized(x: Tensor) -> Tensor:
 
 
 def similarity_of_sparse(a: Tensor, b: Tensor, method: str) -> Tensor:
-    """Dot products or cosines (N, M), float32, of embeddings of which one or both are sparse."""
+    """Dot products or cosines (N, M), float32, of embeddings; one or both are sparse."""
     if method == "cosine":
         a, b = (normalized(x) if x.is_sparse else F.normalize(x, dim=1) for x in (a, b))
     scores = dot_products(a, b) if b.is_sparse else dot_products(b, a).T

@@ -65,7 +65,7 @@ def word_embeddings(
         words, vectors = word_embeddings(model, tokenizer, ["The bank of the river."], layers=[5, 6])
 
     A text longer than the maximum length of the model is divided into overlapping windows. A token
-    has the hidden states of the window in which it has more context.
+    has the hidden states of the window with more of its context.
 
     Args:
         model: A model of this package. An encoder-decoder has the layers of its encoder.

@@ -125,8 +125,8 @@ class TokenVectors:
 def read_splade(path: Path) -> Splade:
     """The settings of a module SpladePooling. ValueError: unknown."""
     settings = read_json(path, SpladeSettings) if path.exists() else SpladeSettings()
-    pooling = settings.get("pooling_strategy", "max")
-    activation = settings.get("activation_function", "relu")
+    pooling = settings.get("pooling_strategy") or "max"
+    activation = settings.get("activation_function") or "relu"
     for name, value, known in (
         ("pooling_strategy", pooling, SPLADE_POOLINGS),
         ("activation_function", activation, SPLADE_ACTIVATIONS),
@@ -156,7 +156,7 @@ def read_token_vectors(
         raise ValueError(f"{mask} has keep_only_token_ids, for images: it is not supported")
     is_pylate = any(name in repository for name in PYLATE_SETTINGS)
     settings: Any = {**(pylate_settings(repository) if is_pylate else {}), **transformer}
-    skipped = masks.get("skiplist_words", [])
+    skipped = masks.get("skiplist_words") or []
     if mask is None:  # PyLate skips punctuation by default
         words = repository.get("skiplist_words")
         skipped = list(string.punctuation) if words is None else words
@@ -165,7 +165,7 @@ def read_token_vectors(
         settings.get("document_length"),
         read_expansion(settings.get("query_expansion"), where),
         tuple(skipped),
-        tuple(masks.get("skiplist_tasks", ["document"])),
+        tuple(masks.get("skiplist_tasks") or ["document"]),
     )
 
 
@@ -196,7 +196,7 @@ def read_expansion(settings: ExpansionSettings | None, where: Path) -> Expansion
             f"{where} has query_expansion {brief(settings)}: it needs a length and a strategy,"
             f" {' or '.join(EXPANSIONS)}"
         )
-    attend = settings.get("attend", False)
+    attend = bool(settings.get("attend"))
     return Expansion(length, strategy == "fixed", attend, settings.get("token"))
 
 

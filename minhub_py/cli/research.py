@@ -19,7 +19,7 @@ from minhub_py.cli.options import (
     model_argument,
 )
 from minhub_py.cli.output import check_writable
-from minhub_py.system.json_text import JsonMapping
+from minhub_py.system.json_text import JsonMapping, JsonObject
 
 
 @click.command(cls=Command)

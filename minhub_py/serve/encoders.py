@@ -262,7 +262,8 @@ async def fill_mask(request: HTTPRequest) -> Response:
     """POST /fill-mask: the most likely tokens at each mask, as transformers' pipeline returns them."""
     served, fields = await model_with_head(request, "masked_lm")
     value = fields.get("inputs")
-    texts = [value] if isinstance(value, str) else fields.get("inputs", list[str])
+    is_text = isinstance(value, str)
+    texts = [shaped(value, str, "inputs")] if is_text else fields.get("inputs", list[str])
     if not texts:
         raise invalid("inputs must be a text or a list of texts with [MASK]", "inputs")
     check_count(texts, "inputs")
@@ -270,12 +271,14 @@ async def fill_mask(request: HTTPRequest) -> Response:
     parameters = Fields({} if given is None else given, "parameters")
     count = parameters.integer("top_k", 1, MAX_TOP_K, TOP_K) or TOP_K
     targets = parameters.get("targets", list[str])
+    if targets == []:
+        raise invalid("targets must have at least one token", "parameters.targets")
     parameters.finish()
     finish_fields(fields)
 
     async def work() -> Response:
         results = await masks_of(served, texts, count, targets)
-        return await respond_json(served, lambda: results[0] if isinstance(value, str) else results)
+        return await respond_json(served, lambda: results[0] if is_text else results)
 
     return await unless_disconnected(request, work())
 

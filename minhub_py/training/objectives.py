@@ -250,11 +250,11 @@ class ExampleTask:
             return F.mse_loss(scores[:, 0], batch.labels.float(), reduction="sum")
         if self.objective in EMBEDDING:
             vectors = embeddings(model, batch.idx, batch.mask)
-            texts = vectors.view(-1, self.train.per_example, vectors.size(1)).unbind(dim=1)
+            texts = vectors.view(-1, self.train.per_example, vectors.size(1))
+            anchors, *others = texts.unbind(dim=1)
             if self.margin is not None:
-                anchors, positives, negatives = texts
-                return margin_loss(anchors, positives, negatives, self.margin)
-            return ranking_loss(texts[0], texts[1:], self.scale)
+                return margin_loss(anchors, others[0], others[1], self.margin)
+            return ranking_loss(anchors, others, self.scale)
         if self.objective == "masked":
             assert batch.labels is not None
             encoder = cast("Encoder", model)

@@ -24,6 +24,8 @@ from minhub_py.chat.conversation import Chat, SavedChat
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints import sentence_transformers as st
+from minhub_py.checkpoints import token_modules as tm
+from minhub_py.checkpoints.embedding_files import embedding_files
 from minhub_py.checkpoints.fingerprint import read_cache
 from minhub_py.checkpoints.layout import Index
 from minhub_py.checkpoints.local import BUILTIN
@@ -195,10 +197,25 @@ def sentences(folder: Path) -> None:
         default_prompt="query",
         dimensions=3,
     )
-    for name, content in st.embedding_files(settings, 4).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
+    write_settings(folder, settings)
     change(folder / "1_Pooling" / "config.json", pooling_mode=["cls", "mean_tokens"])
+
+
+def write_settings(folder: Path, settings: st.EmbeddingSettings) -> None:
+    for name, content in embedding_files(settings, 4).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def splade(folder: Path) -> None:
+    write_settings(folder, st.EmbeddingSettings(pooling=("splade",), splade=tm.Splade("sum", True)))
+
+
+def late_interaction(folder: Path) -> None:
+    expansion = tm.Expansion(5, truncates=True, attend=True, token="[MASK]")
+    vectors = tm.TokenVectors(7, 9, expansion, (".", "!"), ("document",))
+    settings = st.EmbeddingSettings(pooling=("none",), tokens=vectors, normalize=True)
+    write_settings(folder, settings)
 
 
 def shards(folder: Path) -> None:
@@ -290,6 +307,27 @@ CASES: Mapping[str, Case] = {
         "1_Pooling/config.json", st.PoolingSettings, sentences, st.read_embedding_settings
     ),
     "dense": Case("2_Dense/config.json", st.DenseSettings, sentences, st.read_embedding_settings),
+    "SPLADE": Case(
+        "1_SpladePooling/config.json", tm.SpladeSettings, splade, st.read_embedding_settings
+    ),
+    "skipped tokens": Case(
+        "1_MultiVectorMask/config.json",
+        tm.MaskSettings,
+        late_interaction,
+        st.read_embedding_settings,
+    ),
+    "normalization": Case(
+        "2_Normalize/config.json",
+        st.NormalizeSettings,
+        late_interaction,
+        st.read_embedding_settings,
+    ),
+    "queries": Case(
+        "sentence_bert_config.json",
+        st.TransformerSettings,
+        late_interaction,
+        st.read_embedding_settings,
+    ),
     "prompts": Case(
         "config_sentence_transformers.json",
         st.SentenceTransformersSettings,

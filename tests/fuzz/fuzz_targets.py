@@ -23,6 +23,7 @@ import minhub_py
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.local import BUILTIN
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
+from minhub_py.serve.server import TEI_ROUTES
 from r_bridge import convert, protocol
 
 Target = Callable[[bytes, Path], None]
@@ -226,7 +227,8 @@ def message_of(path: str, error: Any) -> str:
     if path.startswith("/v2/"):
         return str(error.get("message") or "")
     inner = error.get("error") or ""
-    return str(inner if path.startswith("/api/") else inner.get("message") or "")
+    is_text = path.startswith("/api/") or path.rpartition("/")[2] in TEI_ROUTES
+    return str(inner if is_text else inner.get("message") or "")
 
 
 def invalid_constant(name: str) -> None:

@@ -197,7 +197,7 @@ def test_exports_have_a_help_page() -> None:
         from_config from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate next_tokens perplexity
         token_logprobs word_logprobs target_logprobs text_embeddings logit_lens minhub_chat minhub_serve as_torch_module
         text_similarity text_search rerank classify_texts classify_tokens masked_tokens masked_logprobs pseudo_logprobs
-        embed_minhub
+        embed_minhub word_embeddings step_minhub_embedding
         minhub_train minhub_resume minhub_run minhub_compare
         minhub_devices minhub_doctor minhub_start minhub_stop minhub_install
     """

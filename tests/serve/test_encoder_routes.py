@@ -2,6 +2,7 @@
 pipelines of transformers, with many clients, and invalid requests.
 """
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -265,6 +266,45 @@ def test_invalid_requests_have_the_errors_of_tei(
     assert answer.json().keys() == {"error", "error_type"}
     assert answer.json()["error_type"] == "Validation"
     assert expected in answer.json()["error"]
+
+
+FULL: list[tuple[str, dict[str, Any]]] = [
+    ("/predict", {"model": "classifier", "inputs": [["a"], ["b", "c"]], "raw_scores": True, "truncate": True}),
+    ("/predict", {"model": "tokens", "inputs": "a", "aggregation_strategy": "first"}),
+    ("/embed_sparse", {"model": "splade", "inputs": ["a", [5, 6]], "prompt_name": "query", "truncate": True}),
+    ("/similarity", {"model": "embedder", "inputs": PAIR, "parameters": {"prompt_name": "query", "truncate": True}}),
+    ("/fill-mask", {"model": "masked", "inputs": ["a [MASK]"], "parameters": {"top_k": 2, "targets": ["cat"]}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), FULL)
+def test_a_wrong_value_of_a_field_is_a_client_error(http, path: str, body: dict[str, Any]) -> None:
+    assert http.post(path, json=body).status_code == 200
+    places = [(body, name) for name in body]
+    places += [(part, name) for part in body.values() if isinstance(part, dict) for name in part]
+    for part, name in places:
+        right = part[name]
+        for wrong in (
+            3,
+            -1.5,
+            True,
+            "x",
+            "",
+            [],
+            [[]],
+            [3],
+            ["x", 3],
+            [["x"], 3],
+            {},
+            {"a": 1},
+            "\ud800",
+        ):
+            part[name] = wrong
+            answer = http.post(path, content=json.dumps(body))
+            assert answer.status_code < 500, (name, wrong, answer.text)
+            if answer.status_code != 200:
+                assert answer.json()["error"], (name, wrong)
+        part[name] = right
 
 
 def test_truncate_shortens_long_texts(http, models: dict[str, ServedModel]) -> None:

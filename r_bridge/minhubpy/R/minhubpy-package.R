@@ -41,7 +41,7 @@
 #' @seealso
 #' Start with [from_pretrained()] and [generate()]. The vignettes
 #' `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")`,
-#' `vignette("encoders")`, `vignette("labels")`, `vignette("teach")`,
+#' `vignette("encoders")`, `vignette("labels")`, `vignette("zeroshot")`, `vignette("teach")`,
 #' `vignette("inside")`, `vignette("replay")` and `vignette("chat")` are guides
 #' with examples.
 #'

@@ -3,6 +3,7 @@
 
 # Arguments without a default.
 REQUIRED <- list(
+  recipe = function() "no recipe",
   model = a_model, prompts = function() "To", prompt = function() "To", texts = function() "To be", text = function() "To be",
   x = function() c("To", "be"), contexts = function() "To", targets = function() "be", out = function() tempfile("no run "),
   questions = function() list(q = list(type = "noul")), query = function() "To", question = function() "Who?", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved "),
