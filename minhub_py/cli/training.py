@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 TRAINABLE = [name for name, entry in ENTRIES.items() if entry.architecture.trainable]
 # commands for objectives without generation
-USES = {"labels": ("classify", "TEXT"), "masked": ("embed", "FILE")}
+USES = {
+    "labels": ("classify", "TEXT"),
+    "masked": ("embed", "FILE"),
+    "decision": ("decide", "TEXT --questions FILE"),
+}
 POSITIVE = click.IntRange(min=1)
 
 
@@ -114,11 +118,13 @@ POSITIVE = click.IntRange(min=1)
         ),
         click.option(
             "--objective",
-            type=click.Choice(["chat", "completion", "preference", "labels", "masked", "text"]),
+            type=click.Choice(
+                ["chat", "completion", "preference", "labels", "decision", "masked", "text"]
+            ),
             metavar="NAME",
             help=(
-                "Objective of files with examples: chat, completion, preference, labels, masked "
-                "or text.  [default: decided by their columns]"
+                "Objective of files with examples: chat, completion, preference, labels, decision,"
+                " masked or text.  [default: decided by their columns]"
             ),
         ),
         na_option(),

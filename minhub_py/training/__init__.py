@@ -69,7 +69,8 @@ def train(
     The columns of a file with examples decide the objective: messages (chats, loss on the replies
     only); prompt and completion; prompt, chosen and rejected (DPO, with lora); text and label
     (classification or regression, with an encoder or a decoder that has a classification head);
-    text (with an encoder: masked words). They need `start`.
+    state, question and answer (typed decisions as in `decide`, loss on the options only); text
+    (with an encoder: masked words). They need `start`.
 
     Ctrl-C stops before the next batch, writes a checkpoint and raises KeyboardInterrupt; SIGTERM
     does the same and raises SystemExit. `resume(out)` then repeats the unfinished step or

@@ -23,6 +23,7 @@ from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import setting
 from minhub_py.training.adapter_run import invocation_of
 from minhub_py.training.checkpoint import RunFolder
+from minhub_py.training.decisions import decision_encoder
 from minhub_py.training.examples import Encoder, is_table, labels_in, prepare_examples
 from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
@@ -34,6 +35,7 @@ RATES = {
     "preference": 1e-5,
     "labels": 5e-5,
     "masked": 5e-5,
+    "decision": 5e-5,
 }  # peak learning rates; of adapters, except preference: LORA_RATE
 
 
@@ -68,6 +70,12 @@ def with_objective(
             f"{settings.start} is a text encoder: it needs examples with text and label, or only"
             " text"
         )
+    has_decision_head = getattr(start.config, "head", None) == "decision"
+    if has_decision_head and objective != "decision":
+        raise ValueError(
+            f"{settings.start} has a decision head: it needs examples with state, question and"
+            " answer"
+        )
     return dataclasses.replace(settings, objective=objective)
 
 
@@ -84,7 +92,7 @@ def encode_examples(
     objective = str(settings.objective)
     labels = labels_in(paths, settings.na) if objective == "labels" else []
     template = chat_template_of(start.checkpoint, tokenizer)
-    eos = None if objective in ("labels", "masked") else eos_of(start.config, template)
+    eos = None if objective in ("labels", "masked", "decision") else eos_of(start.config, template)
     if objective in ("chat", "completion", "preference") and (
         eos is None or not end_tokens(template)
     ):
@@ -98,6 +106,7 @@ def encode_examples(
         eos,
         settings.context or 0,
         invocation_of(settings.lora, start, tokenizer),
+        decision_encoder(tokenizer, start) if objective == "decision" else None,
     )
     examples = prepare_examples(
         paths,

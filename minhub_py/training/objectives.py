@@ -54,7 +54,7 @@ class Batch:
     the step.
 
     mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep:
-    of the examples.
+    of the examples.    options, temperatures: of decisions, see `Examples`.
     adapter_starts: the first position of each sequence that an activated adapter changes; None for
     other models.
     """
@@ -67,10 +67,15 @@ class Batch:
     targets: float
     adapter_starts: list[int] | None = None
     scale: float = 1.0
+    options: Tensor | None = None
+    temperatures: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
-        labels = None if self.labels is None else self.labels.to(device)
+        labels, options, temperatures = (
+            None if tensor is None else tensor.to(device)
+            for tensor in (self.labels, self.options, self.temperatures)
+        )
         return Batch(
             self.idx.to(device),
             self.weights.to(device),
@@ -80,6 +85,8 @@ class Batch:
             self.targets,
             self.adapter_starts,
             self.scale,
+            options,
+            temperatures,
         )
 
 
@@ -204,7 +211,12 @@ class ExampleTask:
                 self.invocation.start(ids[: int(weight.argmax())].tolist())
                 for ids, weight in sequences
             ]
-        return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts)
+        options, temperatures = (
+            None if tensor is None else tensor[list(numbers)]
+            for tensor in (examples.options, examples.temperatures)
+        )
+        kept = examples.keep[list(numbers)]
+        return Batch(idx, weights, mask, labels, kept, targets, starts, 1.0, options, temperatures)
 
     def mask_words(
         self, idx: Tensor, weights: Tensor, seeds: list[int]
@@ -239,6 +251,12 @@ class ExampleTask:
             if self.classes:
                 return F.cross_entropy(scores, batch.labels.long(), reduction="sum")
             return F.mse_loss(scores[:, 0], batch.labels.float(), reduction="sum")
+        if self.objective == "decision":
+            scores = self.decision_scores(model, batch)
+            assert batch.labels is not None
+            if scored is not None:
+                scored.append((scores, batch.labels))
+            return F.cross_entropy(scores, batch.labels.long(), reduction="sum")
         if self.objective == "masked":
             assert batch.labels is not None
             encoder = cast("Encoder", model)
@@ -248,6 +266,20 @@ class ExampleTask:
         importance = torch.where(batch.keep, self.keep_weight, 1.0).unsqueeze(1)
         return -(self.logprobs(model, batch) * batch.weights[:, 1:] * importance).sum()
 
+    def decision_scores(self, model: LanguageModel, batch: Batch) -> Tensor:
+        """The scores (B, K) of the options, divided by the temperature; -inf for options that a
+        question lacks.
+        """
+        assert batch.options is not None
+        assert batch.temperatures is not None
+        hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
+        last = hidden[batch.weights[:, 1:] > 0]  # (B, C)
+        logits = torch.cat(
+            [model.logits(rows.unsqueeze(0))[0].float() for rows in last.split(HEAD_ROWS)]
+        )
+        scores = logits.gather(1, batch.options.clamp(min=0)) / batch.temperatures.unsqueeze(1)
+        return scores.masked_fill(batch.options < 0, -math.inf)
+
     def measures(self, scored: Sequence[tuple[Tensor, Tensor]]) -> Measures:
         """Accuracy and macro F1, or R² of a regression, of the examples that `loss` has scored."""
         if not scored:
@@ -255,6 +287,8 @@ class ExampleTask:
         scores, labels = (
             torch.cat(parts).cpu().double().numpy() for parts in zip(*scored, strict=True)
         )
+        if self.objective == "decision":
+            return {"accuracy": float((scores.argmax(axis=1) == labels).mean())}
         if not self.classes:
             total = ((labels - labels.mean()) ** 2).sum()
             return {
