@@ -35,7 +35,7 @@ Sources
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
 import numpy as np
 
@@ -258,7 +258,7 @@ def estimate(
     elif question is not None or option is not None:
         raise ValueError("question and option are for decisions: pass the result of decide()")
     else:
-        y, predicted = numbers_of("human", human), numbers_of("model", model)
+        y, predicted = numbers_of("human", human), numbers_of("model", cast("Iterable[Any]", model))
     names, X = design({} if x is None else x, len(y))
     groups = None if cluster is None else codes_of(cluster, len(y))
     folds, splits = check_integer("cross_fit", cross_fit, 0), check_integer("splits", splits, 1)

@@ -54,6 +54,7 @@ def with_objective(
                 f"{setting('objective', settings.objective)} needs files with examples, such as"
                 " .jsonl"
             )
+        check_head(settings, start, "text")
         return dataclasses.replace(settings, objective="text")
     if len(tables) not in (0, len(sources)):
         raise ValueError("files with text and files with examples cannot be mixed: use one kind")
@@ -70,13 +71,18 @@ def with_objective(
             f"{settings.start} is a text encoder: it needs examples with text and label, or only"
             " text"
         )
-    has_decision_head = getattr(start.config, "head", None) == "decision"
-    if has_decision_head and objective != "decision":
+    check_head(settings, start, objective)
+    return dataclasses.replace(settings, objective=objective)
+
+
+def check_head(settings: Settings, start: ModelFiles | None, objective: str) -> None:
+    """ValueError: a model with a decision head has another objective than decisions."""
+    head = None if start is None else getattr(start.config, "head", None)
+    if head == "decision" and objective != "decision":
         raise ValueError(
             f"{settings.start} has a decision head: it needs examples with state, question and"
             " answer"
         )
-    return dataclasses.replace(settings, objective=objective)
 
 
 def encode_examples(
