@@ -30,6 +30,7 @@ USES = {
     "masked": ("embed", "FILE"),
     "pairs": ("embed", "FILE"),
     "triplets": ("embed", "FILE"),
+    "decision": ("decide", "TEXT --questions FILE"),
 }
 POSITIVE = click.IntRange(min=1)
 
@@ -125,6 +126,7 @@ POSITIVE = click.IntRange(min=1)
                     "completion",
                     "preference",
                     "labels",
+                    "decision",
                     "pairs",
                     "triplets",
                     "masked",
@@ -133,8 +135,8 @@ POSITIVE = click.IntRange(min=1)
             ),
             metavar="NAME",
             help=(
-                "Objective of files with examples: chat, completion, preference, labels, pairs, "
-                "triplets, masked or text.  [default: decided by their columns]"
+                "Objective of files with examples: chat, completion, preference, labels, decision, "
+                "pairs, triplets, masked or text.  [default: decided by their columns]"
             ),
         ),
         na_option(),

@@ -69,6 +69,7 @@ def train(
     The columns of a file with examples decide the objective: messages (chats, loss on the replies
     only); prompt and completion; prompt, chosen and rejected (DPO, with lora); text and label
     (classification or regression, with an encoder or a decoder that has a classification head);
+    state, question and answer (typed decisions as in `decide`, loss on the options only);
     anchor and positive, and optionally negative (text embeddings, by contrast with the other texts
     of a batch); text (with an encoder: masked words). They need `start`.
 

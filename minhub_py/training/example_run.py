@@ -24,6 +24,7 @@ from minhub_py.system.spelling import setting
 from minhub_py.training import contrastive
 from minhub_py.training.adapter_run import invocation_of
 from minhub_py.training.checkpoint import RunFolder
+from minhub_py.training.decisions import decision_encoder
 from minhub_py.training.examples import (
     EMBEDDING,
     ExampleEncoder,
@@ -41,6 +42,7 @@ RATES = {
     "preference": 1e-5,
     "labels": 5e-5,
     "masked": 5e-5,
+    "decision": 5e-5,
     "pairs": 2e-5,
     "triplets": 2e-5,
 }  # peak learning rates; of adapters, except preference: LORA_RATE
@@ -61,6 +63,7 @@ def with_objective(
                 f"{setting('objective', settings.objective)} needs files with examples, such as"
                 " .jsonl"
             )
+        check_head(settings, start, "text")
         return dataclasses.replace(settings, objective="text")
     if len(tables) not in (0, len(sources)):
         raise ValueError("files with text and files with examples cannot be mixed: use one kind")
@@ -77,6 +80,7 @@ def with_objective(
             f"{settings.start} is a text encoder: it needs examples with text and label, with"
             " anchor and positive, or only text"
         )
+    check_head(settings, start, objective)
     if objective in EMBEDDING:
         if settings.accumulate > 1:
             raise ValueError(
@@ -86,6 +90,16 @@ def with_objective(
         assert start is not None
         contrastive.settings_of(start)  # raises errors before the rows are read
     return dataclasses.replace(settings, objective=objective)
+
+
+def check_head(settings: Settings, start: ModelFiles | None, objective: str) -> None:
+    """ValueError: a model with a decision head has another objective than decisions."""
+    head = None if start is None else getattr(start.config, "head", None)
+    if head == "decision" and objective != "decision":
+        raise ValueError(
+            f"{settings.start} has a decision head: it needs examples with state, question and"
+            " answer"
+        )
 
 
 def encode_examples(
@@ -101,7 +115,8 @@ def encode_examples(
     objective = str(settings.objective)
     labels = labels_in(paths, settings.na) if objective == "labels" else []
     template = chat_template_of(start.checkpoint, tokenizer)
-    eos = None if objective in ENCODER_OBJECTIVES else eos_of(start.config, template)
+    needs_no_end = objective == "decision" or objective in ENCODER_OBJECTIVES
+    eos = None if needs_no_end else eos_of(start.config, template)
     context = settings.context or 0
     if objective in EMBEDDING:
         context = contrastive.write_settings(folder, start, context)
@@ -118,6 +133,7 @@ def encode_examples(
         eos,
         context,
         invocation_of(settings.lora, start, tokenizer),
+        decision_encoder(tokenizer, start) if objective == "decision" else None,
     )
     examples = prepare_examples(
         paths,

@@ -7,6 +7,7 @@ The columns of a file decide the objective, and rows are converted to its column
     prompt, chosen, rejected        preference: two sequences per example; without `prompt`, lists of messages
     text, label                     labels: classification, or regression if the labels are numbers with a decimal point
     anchor, positive                pairs: text embeddings; with negative, triplets (contrastive.py)
+    state, question, answer         decision: loss on the options of a typed question only
     text                            text: loss on all tokens; masked words with an encoder
 
 With a column `keep`, the rows whose value is true keep the answers of the model: their loss is the
@@ -14,14 +15,15 @@ divergence from the model without its adapter (`objectives.py`). This is for mes
 completion, and text.
 
 tokens/NAME.safetensors contains the token IDs of all sequences in a row, the weight of each as a
-target (0 or 1), the start of each sequence, labels, and `keep` of each example.
+target (0 or 1), the start of each sequence, labels, and `keep` of each example; of decisions, also
+the logits of the options, the temperature, and as label the number of the right option.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,21 @@ MESSAGE_KEYS = {"role", "content", "weight", "name", "tool_calls", "tool_call_id
 
 
 @dataclass(frozen=True)
+class Decision:
+    """The options of a decision: the logit of each, the number of the right one, and the
+    temperature of the question's type.
+    """
+
+    options: list[int]
+    answer: int
+    temperature: float
+
+
+# Encodes the state, the question and the answer of a row: a prompt and its decision.
+DecisionEncoder = Callable[[Row], tuple[list[int], Decision]]
+
+
+@dataclass(frozen=True)
 class Encoded:
     """Token IDs, and whether each is a target of the loss. truncated: whether the row has more
     tokens.
@@ -62,6 +79,7 @@ class Encoded:
     ids: list[int]
     targets: list[bool]
     truncated: bool = False
+    decision: Decision | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -91,7 +109,8 @@ class Examples:
     """The encoded examples of a file.
 
     ids, weights: of all tokens.    starts: (sequences + 1,).    labels: (examples,) or None.
-    keep: (examples,).
+    keep: (examples,).    options: (examples, K) of decisions, with -1 for options that a question
+    lacks; labels is the right one.    temperatures: (examples,) of decisions.
     """
 
     ids: Tensor
@@ -100,6 +119,8 @@ class Examples:
     labels: Tensor | None
     keep: Tensor
     per_example: int = 1
+    options: Tensor | None = None
+    temperatures: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -211,7 +232,7 @@ class ExampleEncoder:
     """Encodes examples.
 
     eos: appended to completions.    context: maximum number of tokens.    invocation: of an
-    activated adapter.
+    activated adapter.    decision: for the objective decision.
 
     `unused` receives the columns of rows, and the keys of messages, that have no effect.
     """
@@ -223,8 +244,10 @@ class ExampleEncoder:
         eos: int | None,
         context: int,
         invocation: Invocation | None = None,
+        decision: DecisionEncoder | None = None,
     ) -> None:
         self.tokenizer, self.template, self.eos, self.context = tokenizer, template, eos, context
+        self.decision = decision
         self.invocation = invocation
         self.unused: dict[str, None] = {}  # an ordered set
         self.sources = "\n".join(template.templates.values())
@@ -294,6 +317,13 @@ class ExampleEncoder:
             self.note_unused(row, "prompt", "chosen", "rejected", *VARIABLES)
             before = row.get("prompt") or []
             return [self.chat([*before, *side], row) for side in sides]
+        if objective == "decision":
+            assert self.decision is not None
+            self.note_unused(row, "state", "question", "answer")
+            prompt, decision = self.decision(row)
+            # The last token is a target, so that its hidden state predicts the decision.
+            sequence = self.limited([*prompt, 0], [False] * len(prompt) + [True])
+            return [replace(sequence, decision=decision)]
         if objective in EMBEDDING:
             self.note_unused(row, *EMBEDDING[objective])
             return [self.embedded(text(row, name)) for name in EMBEDDING[objective]]
@@ -419,6 +449,8 @@ def prepare_examples(
         with describing(path, number):
             examples = encoder.examples(objective, row)
             label = label_of(row, labels) if objective == "labels" else 0.0
+            if objective == "decision" and (decision := examples[0][0].decision) is not None:
+                label = float(decision.answer)
             keep = is_kept(row)
             if keep and objective not in KEEPING:
                 raise ValueError(
@@ -452,10 +484,12 @@ def prepare_examples(
     for name, numbers in parts.items():
         tensors = stack([rows[number] for number in numbers])
         tensors["keep"] = torch.tensor([keep_flags[number] for number in numbers])
-        if objective == "labels":
+        if objective in ("labels", "decision"):
             tensors["labels"] = torch.tensor(
                 [values[number] for number in numbers], dtype=torch.float64
             )
+        if objective == "decision":
+            tensors |= decision_tensors([rows[number][0] for number in numbers])
         save_file(tensors, folder / f"{name}.safetensors")
         counts[name] = len(numbers)
     metadata = {
@@ -519,6 +553,18 @@ def stack(rows: Sequence[Sequence[Encoded]]) -> dict[str, Tensor]:
     }
 
 
+def decision_tensors(sequences: Sequence[Encoded]) -> dict[str, Tensor]:
+    """The options and temperatures of a file with decisions."""
+    decisions = [sequence.decision for sequence in sequences if sequence.decision is not None]
+    most = max(len(decision.options) for decision in decisions)
+    return {
+        "options": torch.tensor(
+            [decision.options + [-1] * (most - len(decision.options)) for decision in decisions]
+        ),
+        "temperatures": torch.tensor([decision.temperature for decision in decisions]),
+    }
+
+
 def load_examples(path: Path, objective: str) -> Examples:
     """Read a file of `prepare_examples`. CorruptError: it is missing or corrupt."""
     with reading(path):
@@ -531,4 +577,6 @@ def load_examples(path: Path, objective: str) -> Examples:
             tensors.get("labels"),
             tensors["keep"],
             SEQUENCES.get(objective, 1),
+            tensors.get("options"),
+            tensors.get("temperatures"),
         )

@@ -55,7 +55,7 @@ class ExampleBatch:
     the step.
 
     mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep:
-    of the examples.
+    of the examples.    options, temperatures: of decisions, see `Examples`.
     adapter_starts: the first position of each sequence that an activated adapter changes; None for
     other models.
     """
@@ -68,10 +68,15 @@ class ExampleBatch:
     targets: float
     adapter_starts: list[int] | None = None
     scale: float = 1.0
+    options: Tensor | None = None
+    temperatures: Tensor | None = None
 
     def to(self, device: torch.device) -> "ExampleBatch":
         """The batch on a device."""
-        labels = None if self.labels is None else self.labels.to(device)
+        labels, options, temperatures = (
+            None if tensor is None else tensor.to(device)
+            for tensor in (self.labels, self.options, self.temperatures)
+        )
         return ExampleBatch(
             self.idx.to(device),
             self.weights.to(device),
@@ -81,6 +86,8 @@ class ExampleBatch:
             self.targets,
             self.adapter_starts,
             self.scale,
+            options,
+            temperatures,
         )
 
 
@@ -208,8 +215,13 @@ class ExampleTask:
                 self.invocation.start(ids[: int(weight.argmax())].tolist())
                 for ids, weight in sequences
             ]
+        options, temperatures = (
+            None if tensor is None else tensor[list(numbers)]
+            for tensor in (examples.options, examples.temperatures)
+        )
+        keep = examples.keep[list(numbers)]
         return ExampleBatch(
-            idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts
+            idx, weights, mask, labels, keep, targets, starts, 1.0, options, temperatures
         )
 
     def mask_words(
@@ -248,6 +260,12 @@ class ExampleTask:
             if self.classes:
                 return F.cross_entropy(scores, batch.labels.long(), reduction="sum")
             return F.mse_loss(scores[:, 0], batch.labels.float(), reduction="sum")
+        if self.objective == "decision":
+            scores = self.decision_scores(model, batch)
+            assert batch.labels is not None
+            if scored is not None:
+                scored.append((scores, batch.labels))
+            return F.cross_entropy(scores, batch.labels.long(), reduction="sum")
         if self.objective in EMBEDDING:
             vectors = embeddings(model, batch.idx, batch.mask)
             texts = vectors.view(-1, self.train.per_example, vectors.size(1))
@@ -264,6 +282,20 @@ class ExampleTask:
         importance = torch.where(batch.keep, self.keep_weight, 1.0).unsqueeze(1)
         return -(self.logprobs(model, batch) * batch.weights[:, 1:] * importance).sum()
 
+    def decision_scores(self, model: LanguageModel, batch: ExampleBatch) -> Tensor:
+        """The scores (B, K) of the options, divided by the temperature; -inf for options that a
+        question lacks.
+        """
+        assert batch.options is not None
+        assert batch.temperatures is not None
+        hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
+        last = hidden[batch.weights[:, 1:] > 0]  # (B, C)
+        logits = torch.cat(
+            [model.logits(rows.unsqueeze(0))[0].float() for rows in last.split(HEAD_ROWS)]
+        )
+        scores = logits.gather(1, batch.options.clamp(min=0)) / batch.temperatures.unsqueeze(1)
+        return scores.masked_fill(batch.options < 0, -math.inf)
+
     def measures(self, scored: Sequence[tuple[Tensor, Tensor]]) -> HeldOutMeasures:
         """Accuracy and macro F1, or R² of a regression, of the examples that `loss` has scored."""
         if not scored:
@@ -271,6 +303,8 @@ class ExampleTask:
         scores, labels = (
             torch.cat(parts).cpu().double().numpy() for parts in zip(*scored, strict=True)
         )
+        if self.objective == "decision":
+            return {"accuracy": float((scores.argmax(axis=1) == labels).mean())}
         if not self.classes:
             total = ((labels - labels.mean()) ** 2).sum()
             return {

@@ -11,6 +11,7 @@ from minhub_py.checkpoints.embedding_files import embedding_files
 from minhub_py.checkpoints.tokenizers.tokenizer import encode_prompt, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.inference.generate import generate
+from minhub_py.loading.files import file_settings
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.config import with_older_rope
 from minhub_py.training import adapter_run
@@ -36,7 +37,9 @@ def write_model(
         adapter_run.save(model, folder, companions)
         return
     tensors = weights_map.to_hub(model_type, state, model.config)
-    hub_config = {**with_older_rope(model.config, model.config.to_hub()), "dtype": "float32"}
+    hub_config = file_settings(
+        {**with_older_rope(model.config, model.config.to_hub()), "dtype": "float32"}
+    )
     # a single file can be replaced atomically
     size = sum(tensor.nbytes for tensor in state.values()) + 1
     write_checkpoint(folder, tensors, hub_config, companions=companions, max_shard_size=size)

@@ -92,7 +92,7 @@ class ConsoleListener(Listener):
         processes = f", {world_size} processes ({settings.parallel})" if world_size > 1 else ""
         size = parameters_title(trainer.all_parameters, trainer.parameters)
         self.print_line(f"{title}, {size}, on {trainer.device}, {settings.dtype}{processes}")
-        unit = "examples" if corpus.objective == "labels" else "tokens"
+        unit = "examples" if corpus.objective in ("labels", "decision") else "tokens"
         steps = f"{settings.steps:,} step{'' if settings.steps == 1 else 's'}"
         self.print_line(
             f"{corpus.train.count:,} {unit} to train on, {corpus.held_out.count:,} held out; "

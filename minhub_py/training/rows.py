@@ -6,6 +6,7 @@
     conversations                   ShareGPT: messages with `from` and `value`; also system, tools
     instruction, input, output      Alpaca: one question and its reply; also system, history
     text, label                     classification or regression
+    state, question, answer         typed decisions
     anchor, positive                texts that are similar; with negative, a text that is not similar to the anchor
     text                            plain text
 
@@ -138,6 +139,7 @@ FORMS = (
     Form("completion", ("prompt", "completion"), "prompt and completion"),
     Form("chat", ("conversations",), "conversations (ShareGPT)", from_sharegpt),
     Form("labels", ("text", "label"), "text and label"),
+    Form("decision", ("state", "question", "answer"), "state, question and answer"),
     Form("chat", ("instruction", "output"), "instruction, input and output (Alpaca)", from_alpaca),
     Form("triplets", ("anchor", "positive", "negative"), "anchor, positive and negative"),
     Form("pairs", ("anchor", "positive"), "anchor and positive"),

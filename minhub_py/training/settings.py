@@ -81,8 +81,8 @@ class Settings:
     lora: Mapping[str, object] = field(default_factory=dict)
     # with lora: "int8" or "nf4" stores the frozen weights in 8 or 4 bits
     quantize: str | None = None
-    # chat, completion, preference, labels, pairs, triplets, masked or text; None: decided by the
-    # columns of the files (examples.py)
+    # chat, completion, preference, labels, decision, pairs, triplets, masked or text; None: decided
+    # by the columns of the files (examples.py)
     objective: str | None = None
     na: Sequence[str] = NA  # values of .csv and .tsv files that are missing if they have no quotes
     beta: float = limited(0.1, 0.0, 100.0)  # of DPO, for preference pairs

@@ -26,6 +26,7 @@ UNITS = {
         LossUnit("preference", "nats per pair (DPO)"),
         LossUnit("labels", "nats per label"),
         LossUnit("regression", "mean squared error"),
+        LossUnit("decision", "nats per decision"),
         LossUnit("masked", "nats per masked token"),
         LossUnit("pairs", "nats per pair"),
         LossUnit("triplets", "loss per triplet"),  # in nats without a margin

@@ -7,47 +7,14 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from decision_cases import ASKED, QUESTIONS, STATES, checkpoint, simulated, write_settings
 from needs import needs
-from test_decisions import QUESTIONS, STATES, checkpoint, write_settings
 
 from minhub_py import calibrate, decide, from_pretrained, tokenizer_from_pretrained
 from minhub_py.analysis.calibrate import isotonic
 from minhub_py.analysis.decisions import Decisions, probabilities_of
-from minhub_py.analysis.questions import TYPES, Question
+from minhub_py.analysis.questions import TYPES
 from minhub_py.cli.main import main
-
-ASKED = (
-    Question("refund", "noul", None, ("true", "false"), ("Yes", "No"), (None, None)),
-    Question("tone", "choice", None, ("calm", "angry", "other"), ("A", "B", "C"), (None,) * 3),
-    Question("urgency", "score", None, ("0", "1", "2"), ("A", "B", "C"), (None,) * 3),
-)
-
-
-def simulated(count=2000, coded=1000, temperature=3.0, orders=1, seed=0):
-    """Decisions of a model whose scores are `temperature` times too large, and the true answers of
-    the first `coded` texts.
-    """
-    random = np.random.default_rng(seed)
-    scores, truth = [], {}
-    for question in ASKED:
-        options = len(question.options)
-        right = random.normal(scale=1.5, size=(count, options))
-        p = probabilities_of(right, 1.0)
-        answers = (
-            (p.cumsum(axis=1) < random.uniform(size=(count, 1))).sum(axis=1).clip(0, options - 1)
-        )
-        noise = random.normal(scale=0.5 if orders > 1 else 0, size=(orders, count, options))
-        scores.append(temperature * (right + noise))
-        truth[question.name] = [
-            question.options[answer] if text < coded else None
-            for text, answer in enumerate(answers)
-        ]
-    by_order = [probabilities_of(values, 1.0) for values in scores]
-    means, spreads = ([f(v, axis=0) for v in by_order] for f in (np.mean, np.std))
-    decisions = Decisions(
-        ASKED, tuple(means), tuple(spreads), tuple(scores), dict.fromkeys(TYPES, 1.0)
-    )
-    return decisions, truth
 
 
 def test_the_temperature_of_each_type_is_recovered() -> None:

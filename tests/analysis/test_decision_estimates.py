@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_calibrate import simulated
+from decision_cases import simulated
 
 from minhub_py import calibrate, estimate
 

@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from decision_cases import QUESTIONS, STATES, checkpoint, decision_model, pipeline_at
 from guarantees import EXACT, assert_same
 from needs import needs
-from random_weights import draw
 from safetensors.torch import save_file
-from test_decisions import DECISION_TEMPLATES, QUESTIONS, SIZES, STATES, checkpoint, write_settings
 
 from minhub_py import (
     decide,
@@ -19,41 +18,6 @@ from minhub_py import (
     tokenizer_from_pretrained,
 )
 from minhub_py.inference.native_runner import NativeRunner, runner_of
-
-TEXT_CONFIG = {
-    **SIZES,
-    "num_hidden_layers": 4,
-    "model_type": "qwen3_5_text",
-    "vocab_size": 420,
-    "head_dim": 16,
-    "rms_norm_eps": 0.01,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "max_position_embeddings": 1024,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-}
-
-
-def decision_model(folder, template="jev", text_config=TEXT_CONFIG, **head):
-    """A random JevForDecision, as transformers saves it."""
-    from transformers import JevConfig, JevForDecision
-    from transformers.models.jev.configuration_jev import JEV_TEMPLATE
-
-    checkpoint(folder)  # the tokenizer
-    for name in ("model.safetensors", "config.json"):
-        (folder / name).unlink()
-    config = JevConfig(hidden_size=32, text_config=dict(text_config), **head)
-    torch.manual_seed(0)
-    model = JevForDecision(config).eval()
-    draw(model)
-    model.save_pretrained(folder)
-    template = JEV_TEMPLATE if template == "jev" else DECISION_TEMPLATES.get(template)
-    settings = {"temperature": {"noul": 0.7, "choice": 1.5}, "noul_options": ["false", "true"]}
-    write_settings(folder, template, **settings)
-    return folder
-
 
 CASES = {
     "jev": {},
@@ -67,12 +31,6 @@ CASES = {
 def pair(request, tmp_path_factory):
     folder = decision_model(tmp_path_factory.mktemp("jev"), **CASES[request.param])
     return folder, from_pretrained(folder, device="cpu"), tokenizer_from_pretrained(str(folder))
-
-
-def pipeline_at(folder):
-    from transformers import pipeline
-
-    return pipeline("decision", model=str(folder), dtype=torch.float32)
 
 
 def assert_equal_answers(folder, results) -> None:

@@ -57,8 +57,8 @@
 #'
 #' A tenth of the rows, drawn by `seed`, is held out (`held_out`). `epochs` is the
 #' number of passes over the rows (4), instead of `steps`. `objective` is `"chat"`,
-#' `"completion"`, `"preference"`, `"labels"`, `"pairs"`, `"triplets"`, `"text"` or
-#' `"masked"`, if the columns leave a choice.
+#' `"completion"`, `"preference"`, `"labels"`, `"decision"`, `"pairs"`,
+#' `"triplets"`, `"text"` or `"masked"`, if the columns leave a choice.
 #'
 #' @section Further settings:
 #' `...` accepts the other settings of Python's `minhub_py.train()`, with the same
