@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r_bridge.arguments import character, frame, id_rows
+from r_bridge.arguments import character, frame, id_rows, scalar
 from r_bridge.convert import Frame, as_array
 from r_bridge.methods.tokenizers import warn_of_unknown
 from r_bridge.objects import Model, Session, Tokenizer
@@ -24,6 +24,15 @@ def biases(columns: Any) -> dict[int, float] | None:
         return None
     ids, values = (as_array(columns[name]).reshape(-1) for name in ("id", "bias"))
     return {int(id): float(value) for id, value in zip(ids, values, strict=True)}
+
+
+def search_settings(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings of a beam search, whose values in R are vectors of one element."""
+    kinds = {"length_penalty": float, "early_stopping": bool}
+    return {
+        name: "never" if value == ["never"] else scalar(value, kinds.get(name, int))
+        for name, value in (values or {}).items()
+    }
 
 
 def generate(
@@ -90,7 +99,7 @@ def generate(
         else draft_model(model, draft)
     )
     outputs: list[list[int]] = [[] for _ in rows]
-    beams = search_of(sampling, speculate=speculate, draft=drafts, **(search or {}))
+    beams = search_of(sampling, speculate=speculate, draft=drafts, **search_settings(search))
 
     def search_ids() -> Iterator[int]:
         prompts = check_prompts(model.module, rows)
