@@ -26,7 +26,14 @@ def translate(
     tok = find_tokenizer(model, tokenizer, needed=True)
     rows = numbered(texts, numbers)
     found = translations(
-        model.module, tok, rows, source, target, search_settings(settings), session.progress, check=True
+        model.module,
+        tok,
+        rows,
+        source,
+        target,
+        search_settings(settings),
+        session.progress,
+        check=True,
     )
     if found.divided:
         warnings.warn(divided_warning("text", found.divided), stacklevel=2)
@@ -46,7 +53,9 @@ def summarize(
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     rows = numbered(texts, numbers)
-    found, _ = summaries_of(model.module, tok, rows, search_settings(settings), session.progress, check=True)
+    found, _ = summaries_of(
+        model.module, tok, rows, search_settings(settings), session.progress, check=True
+    )
     return result(numbers, found)
 
 
