@@ -15,6 +15,8 @@ RECEIVERS = {
     "words_by": "minhub_py.analysis.surprisal.word_logprobs",
     "embed": "minhub_py.analysis.embeddings.embed",
     "annotate": "minhub_py.analysis.annotate.annotate",
+    "translate": "minhub_py.analysis.translation.translate",
+    "summarize": "minhub_py.analysis.summaries.summarize",
 }
 
 
@@ -24,6 +26,13 @@ class GenerateSettings(TypedDict):
     max_new_tokens: Annotated[int, Within(1)]
     seed: int
     stop: list[str]
+
+
+class TranslateSettings(TypedDict):
+    """Settings of `translate`."""
+
+    source: str | None
+    target: str | None
 
 
 class Label(TypedDict):
@@ -52,6 +61,7 @@ class ClassifySettings(TypedDict):
 
 SHAPES: Mapping[str, Any] = {
     "generate": GenerateSettings,
+    "translate": TranslateSettings,
     "annotate": AnnotateSettings,
     "classify": ClassifySettings,
 }

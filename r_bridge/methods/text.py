@@ -13,6 +13,8 @@ from r_bridge.objects import Model, Session, Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
+    from minhub_py.inference.beams import BeamSearch
+
 
 # beams that are computed together, between checks for an interrupt
 ROWS_OF_SEARCH = 16
@@ -101,20 +103,20 @@ def generate(
     outputs: list[list[int]] = [[] for _ in rows]
     beams = search_of(sampling, speculate=speculate, draft=drafts, **search_settings(search))
 
-    def search_ids() -> Iterator[int]:
+    def search_ids(search: "BeamSearch") -> Iterator[int]:
         prompts = check_prompts(model.module, rows)
-        size = max(ROWS_OF_SEARCH // beams.beams, 1) if beams is not None else 1
+        size = max(ROWS_OF_SEARCH // search.beams, 1)
         for start in range(0, len(prompts), size):
             session.check_cancelled()
-            settings = (max_new_tokens, beams, sampling, criteria)
-            results = search_batch(model.module, prompts[start : start + size], *settings)
+            part = prompts[start : start + size]
+            results = search_batch(model.module, part, max_new_tokens, search, sampling, criteria)
             for row, found in enumerate(results, start):
                 outputs[row] = found[0].ids if found else []
                 yield from outputs[row]
 
     def generate_ids() -> Iterator[int]:
         if beams is not None:
-            yield from search_ids()
+            yield from search_ids(beams)
             return
         prompts = check_prompts(model.module, rows)
         row_seeds = [int(seed) for seed in seeds]
