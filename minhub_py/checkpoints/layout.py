@@ -26,6 +26,7 @@ OLDER_TOKENIZERS = (
     "sentencepiece.bpe.model",
     "spm.model",
     "vocab.txt",
+    "source.spm",
 )
 # Settings and prompt of typed decisions
 DECISION_FILES = ("decision.json", "decision_template.jinja")
@@ -39,6 +40,8 @@ TOKENIZER_FILES = (
     "additional_chat_templates/tool_use.jinja",  # of those, only this one is used
     "vocab.json",
     "merges.txt",
+    "target.spm",
+    "target_vocab.json",
     *OLDER_TOKENIZERS,
 )
 # Settings of the transformer module of sentence-transformers; the first is the current name.

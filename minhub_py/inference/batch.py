@@ -31,6 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from minhub_py.inference.beam_rows import extend_beams, limits_of, searches_of
 from minhub_py.inference.beams import Beams, BeamSearch, Hypothesis
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import AnyMatcher
@@ -496,16 +497,11 @@ class Batch:
         """
         events: list[Event] = []
         starts = [0, *accumulate(1 + len(row.draft) for row in rows)]
-        searches: dict[int, list[tuple[BatchRow, int]]] = {}
-        numbered = list(zip(rows, starts, strict=False))
-        for row, start in numbered:
-            if row.beams is not None:
-                searches.setdefault(row.key, []).append((row, start))
-        for pairs in searches.values():
-            pairs.sort(key=lambda pair: pair[0].beam)
-            events += self._search([row for row, _ in pairs], logits[[start for _, start in pairs]])
-        rows = [row for row in rows if row.beams is None]
+        for members, indices in searches_of(rows, starts):
+            events += self._search(members, logits[indices])
+        numbered = zip(rows, starts, strict=False)
         first = {row.key: start for row, start in numbered if row.beams is None}
+        rows = [row for row in rows if row.beams is None]
         accepted = dict.fromkeys(first, 0)
         active = []
         for row in rows:
@@ -536,42 +532,20 @@ class Batch:
         return events
 
     def _search(self, rows: list[BatchRow], logits: Tensor) -> list[Event]:
-        """Extend the beams of a sequence, in the order of their numbers, by logits (n, V).
-
-        The first step has one row; the others then share its positions of the cache.
-        """
+        """Extend the beams of a sequence, in their order, by logits (n, V)."""
         first, beams = rows[0], rows[0].beams
         assert beams is not None
+        begins = not first.forked
         try:
-            following = beams.advance(logits, [row.text for row in rows])
+            self.rows += extend_beams(rows, logits, self.cache)
         except ValueError as error:
-            for row in rows:
-                row.stop_reason = "error"
-            return [Event(first.key, error=error)]
-        if not following:
-            for row in rows:
-                row.stop_reason = beams.hypotheses[0].end
-            found = tuple(beams.hypotheses)
-            return [Event(first.key, end=found[0].end, hypotheses=found)]
-        parents = [rows[candidate.parent % len(rows)] for candidate in following]
-        texts = [
-            [*parent.text, candidate.token]
-            for parent, candidate in zip(parents, following, strict=True)
-        ]
-        if not first.forked:
-            if self.prefixes.size:
-                self.sharing.store(first)
-            first.forked = True
-            for number in range(1, len(following)):
-                rows.append(
-                    replace(first, slot=self.cache.share(first.slot), beam=number, draft=[])
-                )
-            self.rows += rows[1:]
-        else:
-            self.cache.reorder([row.slot for row in rows], [row.slot for row in parents])
-        for row, text in zip(rows, texts, strict=True):
-            row.text = text
-        return []
+            return [self._fail(row, error) for row in rows][:1]
+        if begins and self.prefixes.size:  # only the prompt: beams share its positions
+            self.sharing.store(first)
+        if first.stop_reason is None:
+            return []
+        found = tuple(beams.hypotheses)
+        return [Event(first.key, end=found[0].end, hypotheses=found)]
 
     def _add(self, row: BatchRow, token: NextToken | ValueError) -> Event:
         """Append a token to a row, or end the row with an error."""
@@ -619,22 +593,6 @@ class Batch:
             self.rows[row.slot], last.slot = last, row.slot
         if row.forked and not any(active.forked for active in self.rows):
             self.cache.unshare()
-
-
-def limits_of(matcher: AnyMatcher | None) -> LimitedMatcher | None:
-    """The limits of tokens of a beam search. ValueError: a grammar, which has one state per
-    sequence.
-    """
-    if matcher is None:
-        return None
-    try:
-        if isinstance(matcher, LimitedMatcher):
-            return matcher.copy()
-        raise TypeError("a grammar")
-    except TypeError as error:
-        raise ValueError(
-            "beam search cannot be combined with a grammar: remove one of them"
-        ) from error
 
 
 def check_token_ids(ids: Sequence[int], size: int) -> None:

@@ -133,7 +133,7 @@ def search_batch(
 ) -> list[list[Hypothesis]]:
     """The hypotheses of prompts that `check_prompts` returns; none without new tokens.
 
-    admissions: further arguments of `Batch.admit` for each prompt.
+    admissions: "first" and "start" of `Batch.admit` for each prompt.
     """
     max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 0)
     size = model.output_size
@@ -152,7 +152,8 @@ def search_batch(
             stop=criteria,
             matcher=limits.matcher() if limits.restrict else None,
             search=search,
-            **admission,
+            first=admission.get("first"),
+            start=admission.get("start"),
         ): i
         for i, (text, admission) in enumerate(
             zip(texts, admissions or [{}] * len(texts), strict=True)

@@ -104,12 +104,15 @@ class LimitedMatcher:
             self.recent = [*self.recent, id][-self.limits.longest :]
         return self.matcher is not None and self.matcher.accept(id)
 
-    def copy(self) -> "LimitedMatcher":
-        """The same state for another sequence. TypeError: a grammar, whose state has no copies."""
-        if self.matcher is not None and not isinstance(self.matcher, LimitedMatcher):
-            raise TypeError("the state of a grammar cannot be copied")
+    def copy(self) -> "LimitedMatcher | None":
+        """The same state for another sequence; None with a grammar, whose state has no copies."""
+        inner = self.matcher
+        if inner is not None:
+            inner = inner.copy() if isinstance(inner, LimitedMatcher) else None
+            if inner is None:
+                return None
         matcher = copy(self)
-        matcher.matcher = None if self.matcher is None else self.matcher.copy()
+        matcher.matcher = inner
         return matcher
 
     @property

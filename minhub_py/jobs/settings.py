@@ -17,6 +17,8 @@ RECEIVERS = {
     "embed_sparse": "minhub_py.analysis.embeddings.embed",
     "embed_words": "minhub_py.analysis.word_embeddings.word_embeddings",
     "annotate": "minhub_py.analysis.annotate.annotate",
+    "translate": "minhub_py.analysis.translation.translate",
+    "summarize": "minhub_py.analysis.summaries.summarize",
 }
 
 
@@ -26,6 +28,13 @@ class GenerateSettings(TypedDict):
     max_new_tokens: Annotated[int, Within(1)]
     seed: int
     stop: list[str]
+
+
+class TranslateSettings(TypedDict):
+    """Settings of `translate`."""
+
+    source: str | None
+    target: str | None
 
 
 class LabelSettings(TypedDict):
@@ -54,6 +63,7 @@ class ClassifySettings(TypedDict):
 
 SHAPES: Mapping[str, object] = {
     "generate": GenerateSettings,
+    "translate": TranslateSettings,
     "annotate": AnnotateSettings,
     "classify": ClassifySettings,
 }

@@ -352,7 +352,7 @@ class BartConfig(HeadSettings, Positions):
         "marian": {"vocab_size": 58101, "pad_token_id": 58100, "bos_token_id": None, "eos_token_id": 0,
                    "decoder_start_token_id": 58100, "forced_eos_token_id": 0},
         "m2m_100": {"vocab_size": 128112, "activation_function": "relu", "attention_dropout": 0.1,
-                    "scale_embedding": True, "forced_eos_token_id": None},
+                    "scale_embedding": True, "forced_eos_token_id": None, "logits_bias": False},
     }  # fmt: skip
 
     model_type: str = "bart"

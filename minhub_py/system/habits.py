@@ -38,6 +38,7 @@ OPTIONS = {
     "--block-size": ["--context"], "--ctx-size": ["--context"], "--max-model-len": ["--context"],
     "--max-seq-length": ["--context"], "--max-length": ["--max-new-tokens", "--context"],
     "--max-tokens": ["--max-new-tokens"], "--num-predict": ["--max-new-tokens"], "--n-predict": ["--max-new-tokens"],
+    "--num-beams": ["--beams"], "--beam-size": ["--beams"],
     "--temp": ["--temperature"], "--prompt": ["PROMPT as an argument"], "-p": ["PROMPT as an argument"],
     "--system-prompt": ["--system"], "--repeat-penalty": ["--repetition-penalty"],
     "--load-in-8bit": ["--quantize int8"], "--load-in-4bit": ["--quantize nf4"],

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r_bridge.arguments import character, frame, id_rows
+from r_bridge.arguments import character, frame, id_rows, scalar
 from r_bridge.convert import Frame, as_array
 from r_bridge.methods.tokenizers import warn_of_unknown
 from r_bridge.objects import Model, Session, Tokenizer
@@ -26,6 +26,15 @@ def biases(columns: Any) -> dict[int, float] | None:
         return None
     ids, values = (as_array(columns[name]).reshape(-1) for name in ("id", "bias"))
     return {int(id): float(value) for id, value in zip(ids, values, strict=True)}
+
+
+def search_settings(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings of a beam search, whose values in R are vectors of one element."""
+    kinds = {"length_penalty": float, "early_stopping": bool}
+    return {
+        name: "never" if value == ["never"] else scalar(value, kinds.get(name, int))
+        for name, value in (values or {}).items()
+    }
 
 
 def generate(
@@ -92,15 +101,15 @@ def generate(
         else draft_model(model, draft)
     )
     outputs: list[list[int]] = [[] for _ in rows]
-    beams = search_of(sampling, speculate=speculate, draft=drafts, **(search or {}))
+    beams = search_of(sampling, speculate=speculate, draft=drafts, **search_settings(search))
 
-    def search_ids(beams: BeamSearch) -> Iterator[int]:
+    def search_ids(search: "BeamSearch") -> Iterator[int]:
         prompts = check_prompts(model.module, rows)
-        size = max(ROWS_OF_SEARCH // beams.beams, 1)
+        size = max(ROWS_OF_SEARCH // search.beams, 1)
         for start in range(0, len(prompts), size):
             session.check_cancelled()
-            settings = (max_new_tokens, beams, sampling, criteria)
-            results = search_batch(model.module, prompts[start : start + size], *settings)
+            part = prompts[start : start + size]
+            results = search_batch(model.module, part, max_new_tokens, search, sampling, criteria)
             for row, found in enumerate(results, start):
                 outputs[row] = found[0].ids if found else []
                 yield from outputs[row]

@@ -6,7 +6,7 @@ from typing import Any
 
 from r_bridge.arguments import character, vector_values
 from r_bridge.convert import Frame
-from r_bridge.methods.text import find_tokenizer
+from r_bridge.methods.text import find_tokenizer, search_settings
 from r_bridge.objects import Model, Session, Tokenizer
 
 
@@ -26,7 +26,14 @@ def translate(
     tok = find_tokenizer(model, tokenizer, needed=True)
     rows = numbered(texts, numbers)
     found = translations(
-        model.module, tok, rows, source, target, settings or {}, session.progress, check=True
+        model.module,
+        tok,
+        rows,
+        source,
+        target,
+        search_settings(settings),
+        session.progress,
+        check=True,
     )
     if found.divided:
         warnings.warn(divided_warning("text", found.divided), stacklevel=2)
@@ -46,7 +53,9 @@ def summarize(
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     rows = numbered(texts, numbers)
-    found, _ = summaries_of(model.module, tok, rows, settings or {}, session.progress, check=True)
+    found, _ = summaries_of(
+        model.module, tok, rows, search_settings(settings), session.progress, check=True
+    )
     return result(numbers, found)
 
 

@@ -36,7 +36,7 @@ def test_languages_select_the_first_tokens_of_both_sides(tmp_path: Path) -> None
         found = translate(model, tok, texts, source="English", target=target)
         assert found[1] is None
         for text, translation in zip(TEXTS, [found[0], *found[2:]], strict=True):
-            prompt = [ids["eng_Latn"], *tok.encode(text).ids]
+            prompt = [ids["eng_Latn"], *tok.encode(text, add_special_tokens=False).ids, 2]
             assert translation == expected(reference, tok, prompt, forced_bos_token_id=ids[code])
     assert [
         translate(model, tok, [text], source="English", target=target)[0] for text in texts

@@ -36,6 +36,14 @@ MESSAGES: list[dict[str, Any]] = [
     },
     {"role": "user", "content": "And?"},
 ]
+BEAMS: dict[str, Any] = {
+    "n": 2,
+    "beams": 2,
+    "length_penalty": 0.5,
+    "early_stopping": "never",
+    "no_repeat_ngram_size": 2,
+    "use_beam_search": True,
+}
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,
     "top_p": 0.9,
@@ -117,6 +125,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
         CHAT | {"structured_outputs": {"choice": ["a", "b"]}, "continue_final_message": False},
     ),
     ("/v1/chat/completions", CHAT | {"guided_json": SCHEMA}),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, **BEAMS}),
     (
         "/v1/completions",
         SAMPLING

@@ -17,6 +17,7 @@ from encoders import (
 from hub_server import HubServer
 from peers_of_embeddings import write_pylate, write_splade
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from translation_models import save_languages, save_t5
 
 from minhub_py import gpt2, llama, save_pretrained
 
@@ -82,3 +83,8 @@ def publish(hub: HubServer, folder: Path) -> None:
         ("distilbert/distilbert-base-cased-distilled-squad", write_question_model),
     ):
         hub.add(name, write(folder / name))
+    name = "facebook/nllb-200-distilled-600M"
+    save_languages(folder / name, ["eng_Latn", "deu_Latn"])
+    hub.add(name, folder / name)
+    save_t5(folder / "google-t5/t5-small")
+    hub.add("google-t5/t5-small", folder / "google-t5/t5-small")

@@ -40,6 +40,9 @@ def save_languages(folder: Path, codes: list[str], **settings: Any) -> Any:
     (folder / "config.json").write_text(json.dumps({**config, "is_encoder_decoder": True}))
     (folder / "generation_config.json").write_text(json.dumps({"max_length": 14, "num_beams": 3}))
     tokenizer(codes).save(str(folder / "tokenizer.json"))
+    if codes:
+        names = {"tokenizer_class": "NllbTokenizer"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return reference
 
 

@@ -60,9 +60,15 @@ def reference(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tenso
     hub = config.to_hub()
     [kind] = hub.pop("architectures")
     settings = transformers.AutoConfig.for_model(hub.pop("model_type"), **hub)
+    is_computed = settings.model_type in ("marian", "pegasus")  # positions
     # The state dict of an encoder-decoder has the embedding three times; config.json ties the head.
     again = (
-        {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+        {
+            f"{prefix}{stack}.embed_{end}"
+            for prefix in ("", "model.")
+            for stack in ("encoder", "decoder")
+            for end in ("tokens.weight", *(["positions.weight"] if is_computed else []))
+        }
         if settings.is_encoder_decoder
         else set()
     )

@@ -2,7 +2,7 @@
 
     bert, distilbert, electra   WordPiece (vocab.txt): [CLS] A [SEP], [CLS] A [SEP] B [SEP] with token type 1 for B
     mpnet                       WordPiece (vocab.txt): <s> A </s>, <s> A </s></s> B </s>
-    roberta                     byte-level BPE (vocab.json, merges.txt), with the same special tokens
+    roberta, bart               byte-level BPE (vocab.json, merges.txt), with the same special tokens
     xlm-roberta, camembert      SentencePiece unigram (sentencepiece.bpe.model), with the same special tokens
     deberta                     byte-level BPE (vocab.json, merges.txt), with BERT's special tokens
     deberta-v2, albert          SentencePiece unigram (spm.model, spiece.model), with BERT's special tokens
@@ -92,6 +92,7 @@ CLASSES = {
     "Electra": "bert",
     "MPNet": "mpnet",
     "Roberta": "roberta",
+    "Bart": "roberta",
     "XLMRoberta": "xlm-roberta",
     "Camembert": "camembert",
     "Deberta": "deberta",
@@ -123,7 +124,8 @@ def family_of(path: Path, tokenizer_class: object, model_type: object) -> str | 
                 " repository with a tokenizer.json"
             )
     else:
-        family = model_type if isinstance(model_type, str) and model_type in FAMILIES else None
+        kind = "roberta" if model_type == "bart" else model_type  # the same tokenizer
+        family = kind if isinstance(kind, str) and kind in FAMILIES else None
     if family is not None and FAMILIES[family].file == path.name:
         return family
     return ENCODER_FILES.get(path.name)

@@ -6,7 +6,8 @@ text, also before a text that begins with a space, unlike the library's Metaspac
 Differences from SentencePiece:
     The library applies a character map (T5's NFKC) to the first character of a grapheme and drops
     the others. SentencePiece uses the longest match. Combining marks after a mapped character are
-    lost, as in T5's tokenizer.json. Special tokens in a text are recognized. The text between them
+    lost, and long sequences are not composed (half-width katakana with marks, jamo), as in T5's
+    tokenizer.json. Special tokens in a text are recognized. The text between them
     is encoded separately.
 
 Sources: Kudo & Richardson (2018), "SentencePiece"; sentencepiece_model.proto for the field numbers;
@@ -16,7 +17,7 @@ the encoding of Protocol Buffers.
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -187,18 +188,22 @@ def check_pieces(model: SentencePiece) -> None:
         raise ValueError("pieces of single bytes are missing")
 
 
-def sentencepiece_tokenizer(model: SentencePiece) -> Tokenizer:
-    """The tokenizer of a model file, without bos and eos."""
+def sentencepiece_tokenizer(
+    model: SentencePiece, ids: Mapping[str, int] | None = None
+) -> Tokenizer:
+    """The tokenizer of a model file, without bos and eos.    ids: of the tokens, for BPE; default:
+    the numbers of the pieces.
+    """
     [unknown] = model.of_kind(UNKNOWN)
     user_defined = model.of_kind(USER_DEFINED)  # never split
     if model.model_type == UNIGRAM:
         tokenizer = Tokenizer(unigram(model))
     else:
-        ids = {piece.text: id for id, piece in enumerate(model.pieces)}
+        numbers = {piece.text: id for id, piece in enumerate(model.pieces)}
         # A word that is a token is not split, so user-defined pieces become separate words.
         tokenizer = Tokenizer(
             models.BPE(
-                ids,
+                numbers if ids is None else dict(ids),
                 merges(model),
                 unk_token=unknown,
                 fuse_unk=True,

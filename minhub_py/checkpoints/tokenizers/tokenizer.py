@@ -5,6 +5,7 @@
     tokenizer.model, spiece.model       SentencePiece (Llama 2, Mistral, T5), or tiktoken (Llama 3)
     qwen.tiktoken, tekken.json          tiktoken, and Mistral's format
     sentencepiece.bpe.model, vocab.txt, spm.model    SentencePiece and WordPiece of encoders (encoder_tokenizer)
+    source.spm, target.spm              Marian's two SentencePiece models (translation_tokenizer)
     vocab.dat, rules.dat                word-level BPE of christianb93's MLLM
     model.gguf                          a GGUF file
 
@@ -66,6 +67,13 @@ from minhub_py.checkpoints.tokenizers.special_tokens import (
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_tokenizer_json
+from minhub_py.checkpoints.tokenizers.translation_tokenizer import (
+    class_of,
+    original_files,
+    pieces_file,
+    read_translation,
+    surround_language,
+)
 from minhub_py.checkpoints.tokenizers.wordbpe import read_word_bpe
 from minhub_py.inference.arguments import check_list, check_tokenizer
 from minhub_py.system.files import open_regular, read_bytes, read_text
@@ -115,10 +123,16 @@ def tokenizer_from_pretrained(
     return read_tokenizer(folder)
 
 
-def tokenizer_file(folder: Path) -> Path | None:
-    """The tokenizer file of a folder, or the GGUF file; None without a tokenizer."""
+def tokenizer_file(folder: Path, name: str = "") -> Path | None:
+    """The tokenizer file of a folder, or the GGUF file; None without a tokenizer.
+
+    name: of the tokenizer's class, if known.
+    """
     if folder.is_file():
         return folder if TOKENS in read_header(folder).metadata else None
+    pieces = pieces_file(folder, name)
+    if pieces is not None and not (folder / "tokenizer.json").exists():
+        return pieces
     return next((folder / name for name in FORMS if (folder / name).exists()), None)
 
 
@@ -129,16 +143,24 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     if folder.is_file():
         return read_gguf(folder)
-    path = tokenizer_file(folder)
+    settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
+    config = read_settings(folder, "config.json")
+    name = class_of(settings, config.get("model_type"))
+    path = tokenizer_file(folder, name)
     if path is None:
         raise FileNotFoundError(
             f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: "
             f"copy the files of the original model.{folder_gguf_hint(folder)}"
         )
-    settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
-    config = read_settings(folder, "config.json")
+    target = None
     if path.name == "tokenizer.json":
         tokenizer = parse(path)
+        surround_language(tokenizer, name, settings)
+    elif path == pieces_file(folder, name):
+        with parsing(path):
+            tokenizer, target = read_translation(path, name, settings)
+        add_tokens(tokenizer, folder, settings)
+        surround_language(tokenizer, name, settings)
     elif path.name == "vocab.dat":
         tokenizer = read_word_bpe(path)
     elif family := family_of(path, settings.get("tokenizer_class"), config.get("model_type")):
@@ -151,6 +173,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     complete(tokenizer, folder, settings)
     add_prefixes(tokenizer, prefixes_of(folder))
     FILES[tokenizer] = path
+    if target is not None and target is not tokenizer:
+        FILES[target], TARGETS[tokenizer] = path, target
     return tokenizer
 
 
@@ -288,9 +312,13 @@ def parsing(path: Path) -> Iterator[None]:
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """The files to save: tokenizer.json, and the companions of its source."""
-    files = {"tokenizer.json": tokenizer.to_str(pretty=True).encode()}
+    """The files to save: tokenizer.json or the original files, and the companions of its source."""
     path = FILES.get(tokenizer)
+    originals = original_files(path)
+    if path is None or not originals:
+        files = {"tokenizer.json": tokenizer.to_str(pretty=True).encode()}
+    else:
+        files = {file.name: read_bytes(file) for file in originals}
     if path is None:
         return files
     if path.suffix == ".gguf":

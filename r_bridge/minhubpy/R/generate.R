@@ -88,8 +88,8 @@ generate <- function(x, ...) UseMethod("generate")
 generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                                   repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
                                   stream = "auto", speculate = 0, resume = NULL, min_p = NULL, presence_penalty = 0,
-                                  frequency_penalty = 0, logit_bias = NULL, draft = NULL, beams = NULL, length_penalty = 1,
-                                  early_stopping = FALSE, no_repeat_ngram_size = 0, ...) {
+                                  frequency_penalty = 0, logit_bias = NULL, draft = NULL, ..., beams = NULL, length_penalty = 1,
+                                  early_stopping = FALSE, no_repeat_ngram_size = 0) {
   no_more_arguments(...)
   model <- check_model(x)
   search <- search_settings(beams, length_penalty, early_stopping, no_repeat_ngram_size)

@@ -17,7 +17,8 @@ test_that("texts have the translations and summaries of Python, and NA stays NA"
   expect_identical(found, unlist(all$short))
   expect_identical(summarize_texts(model, texts, min_new_tokens = 5)[["c"]], all$summaries[[2L]])
   expect_identical(summarize_texts(model, NA_character_), NA_character_)
-  file <- withr::local_tempfile(fileext = ".rds")
+  file <- tempfile(fileext = ".rds")
+  on.exit(unlink(file))
   for (i in 1:2) expect_identical(translate_texts(model, texts, "en", "de", resume = file)[["a"]], all$translations[[1L]])
 })
 
@@ -31,5 +32,6 @@ test_that("errors state the text, the language and the next step", {
   expect_error(summarize_texts(model, strrep("cat ", 200)), "text 1 has 201 tokens, and the model has 90 positions")
   expect_error(summarize_texts(a_model(), "a cat"), "summarize_texts() needs a model with an encoder and a decoder", fixed = TRUE)
   expect_error(translate_texts(model, "a cat", "en", "de", beams = 0), "beams must be")
+  expect_error(translate_texts(model, "a cat", "en", "de", early_stopping = "always"), "early_stopping must be")
   expect_warning(translate_texts(model, strrep("the cat sat . ", 40), "en", "de"), "text 1 exceeded the positions")
 })
