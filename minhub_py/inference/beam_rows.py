@@ -6,16 +6,16 @@ from dataclasses import replace
 from torch import Tensor
 
 from minhub_py.inference.grammar import AnyMatcher
-from minhub_py.inference.rows import Row
+from minhub_py.inference.rows import BatchRow
 from minhub_py.inference.token_limits import LimitedMatcher
 from minhub_py.models.cache import Cache
 
 
 def searches_of(
-    rows: Sequence[Row], starts: Sequence[int]
-) -> Iterator[tuple[list[Row], list[int]]]:
+    rows: Sequence[BatchRow], starts: Sequence[int]
+) -> Iterator[tuple[list[BatchRow], list[int]]]:
     """The rows of each search in the order of their beams, and their indices of logits, `starts`."""
-    searches: dict[int, list[tuple[Row, int]]] = {}
+    searches: dict[int, list[tuple[BatchRow, int]]] = {}
     for row, start in zip(rows, starts, strict=False):
         if row.beams is not None:
             searches.setdefault(row.key, []).append((row, start))
@@ -24,7 +24,7 @@ def searches_of(
         yield [row for row, _ in pairs], [start for _, start in pairs]
 
 
-def extend_beams(rows: Sequence[Row], logits: Tensor, cache: Cache) -> list[Row]:
+def extend_beams(rows: Sequence[BatchRow], logits: Tensor, cache: Cache) -> list[BatchRow]:
     """Extend the beams of a sequence by logits (n, V). Returns the rows that are new.
 
     The first step has one row; the others then share its positions of the cache. At the end of the
@@ -44,7 +44,7 @@ def extend_beams(rows: Sequence[Row], logits: Tensor, cache: Cache) -> list[Row]
         [*parent.text, candidate.token]
         for parent, candidate in zip(parents, following, strict=True)
     ]
-    new: list[Row] = []
+    new: list[BatchRow] = []
     if first.forked:
         cache.reorder([row.slot for row in rows], [row.slot for row in parents])
     else:
