@@ -266,7 +266,12 @@ class EncoderDecoder(LanguageModel):
 
     @property
     def decoder_start(self) -> int:
-        """The first token ID of each decoder sequence."""
+        """The first token ID of each decoder sequence. ValueError: the config has none."""
+        if self.config.decoder_start_token_id is None:
+            raise ValueError(
+                f"the config of this {type(self).__name__} has no decoder_start_token_id: add it"
+                " to config.json"
+            )
         return self.config.decoder_start_token_id
 
     def encode(self, idx: Tensor, past: Past | None = None) -> EncoderCache:
