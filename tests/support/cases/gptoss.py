@@ -60,7 +60,7 @@ REFUSED = (
                 "modules_to_not_convert": ["model.layers.0.mlp.experts"],
             }
         },
-        "quantization_config leaves 'model.layers.0.mlp.experts' unpacked",
+        "modules_to_not_convert contains 'model.layers.0.mlp.experts'",
     ),
     (
         {"quantization_config": {"quant_method": "mxfp4"}},
