@@ -144,7 +144,7 @@ def test_zero_shot_classification_equals_transformers(pair: Pair) -> None:
     if model.config.labels[-1] != "entailment":
         return
     tokenizer, texts, labels = tokenizer_of(), ["w11 w12 w50", "w21 w22"], ["w30", "w31", "w32"]
-    columns = classify(model, tokenizer, texts, labels=labels, template="w40 {} w41")
+    columns = classify(model, tokenizer, texts, labels=labels, hypothesis="w40 {} w41")
     for row, text in enumerate(texts):
         logits = torch.cat(
             [
