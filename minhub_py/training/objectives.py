@@ -279,7 +279,7 @@ class ExampleTask:
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
         """
-        hidden = self.hidden(model, batch, torch.ones_like(batch.keep))
+        hidden = self.hidden(model, batch)
         chosen = batch.weights[:, 1:] > 0
         head = next(step.layer for step in model.steps() if isinstance(step, Logits))
         frozen = model.base is not None and not any(
@@ -299,17 +299,21 @@ class ExampleTask:
             chosen, token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
         )
 
-    def hidden(self, model: LanguageModel, batch: Batch, rows: Tensor) -> Tensor:
+    def hidden(self, model: LanguageModel, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """The input (rows, T - 1, C) of the head, for all tokens of each row but the last; packed,
         padding is 0.
 
-        rows: (B,), True for the rows to compute. If `skipped`, the result before an activated
-        adapter's start is 0.
+        rows: (B,), True for the rows to compute; default: all. If `skipped`, the result before an
+        activated adapter's start is 0.
         """
-        idx, mask = batch.idx[rows], batch.mask[rows]
-        if batch.sources is not None:
-            chosen = zip(batch.sources, rows.tolist(), strict=True)
-            return hidden_of_pairs(model, idx, mask, [source for source, used in chosen if used])
+        idx, mask, sources = batch.idx, batch.mask, batch.sources
+        if rows is not None:
+            idx, mask = idx[rows], mask[rows]
+        if sources is not None:
+            if rows is not None:
+                chosen = zip(sources, rows.tolist(), strict=True)
+                sources = [source for source, used in chosen if used]
+            return hidden_of_pairs(model, idx, mask, sources)
         # the base has no adapter
         starts = None if model.base is None else batch.adapter_starts
         lengths = (mask.sum(dim=1) - 1).clamp(min=1).tolist()
