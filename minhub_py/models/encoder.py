@@ -38,7 +38,7 @@ class EncoderDecoderConfig(ModelConfig, Protocol):
 
     @property
     def decoder_start_token_id(self) -> int | None:
-        """The first token ID of each decoder sequence; None: each request states it."""
+        """The first token ID of each decoder sequence; None: bos_token_id."""
 
 
 class Encoder(LanguageModel):
@@ -266,13 +266,14 @@ class EncoderDecoder(LanguageModel):
 
     @property
     def decoder_start(self) -> int:
-        """The first token ID of each decoder sequence. ValueError: the config has none."""
-        if self.config.decoder_start_token_id is None:
+        """The first token ID of each decoder sequence. ValueError: config.json names none."""
+        start = self.config.decoder_start_token_id
+        start = getattr(self.config, "bos_token_id", None) if start is None else start
+        if start is None:
             raise ValueError(
-                f"the config of this {type(self).__name__} has no decoder_start_token_id: add it"
-                " to config.json"
+                f"{self.config.TITLE}: config.json has no decoder_start_token_id: add it"
             )
-        return self.config.decoder_start_token_id
+        return start
 
     def encode(self, idx: Tensor, past: Past | None = None) -> EncoderCache:
         """The encoder: keys and values of each cross-attention layer, for token IDs (B, E) without

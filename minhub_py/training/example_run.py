@@ -34,6 +34,7 @@ from minhub_py.training.examples import (
 )
 from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
+from minhub_py.training.pairs import PairEncoder
 from minhub_py.training.rows import form_of
 from minhub_py.training.settings import ENCODER_OBJECTIVES, Settings
 
@@ -127,14 +128,18 @@ def encode_examples(
             "config, tokenizer and chat template have no token that ends a reply, so that the "
             "model does not learn to stop: set eos_token in tokenizer_config.json"
         )
-    encoder = ExampleEncoder(
-        tokenizer,
-        template,
-        eos,
-        context,
-        invocation_of(settings.lora, start, tokenizer),
-        decision_encoder(tokenizer, start) if objective == "decision" else None,
-    )
+    encoder: ExampleEncoder
+    if start.model_class.encoder_decoder and objective == "completion":
+        encoder = PairEncoder(tokenizer, template, eos, context)
+    else:
+        encoder = ExampleEncoder(
+            tokenizer,
+            template,
+            eos,
+            context,
+            invocation_of(settings.lora, start, tokenizer),
+            decision_encoder(tokenizer, start) if objective == "decision" else None,
+        )
     examples = prepare_examples(
         paths,
         [path.name for path in paths],

@@ -43,6 +43,7 @@ from minhub_py.training.packing import (
     supports_packing,
     supports_skipping,
 )
+from minhub_py.training.pairs import hidden_of_pairs
 from minhub_py.training.settings import Settings
 
 HEAD_ROWS = 64
@@ -57,7 +58,7 @@ class ExampleBatch:
     mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep:
     of the examples.    options, temperatures: of decisions, see `Examples`.
     adapter_starts: the first position of each sequence that an activated adapter changes; None for
-    other models.
+    other models.    sources: the lengths of the prompts, for an encoder-decoder.
     """
 
     idx: Tensor
@@ -70,6 +71,7 @@ class ExampleBatch:
     scale: float = 1.0
     options: Tensor | None = None
     temperatures: Tensor | None = None
+    sources: list[int] | None = None
 
     def to(self, device: torch.device) -> "ExampleBatch":
         """The batch on a device."""
@@ -88,6 +90,7 @@ class ExampleBatch:
             self.scale,
             options,
             temperatures,
+            self.sources,
         )
 
 
@@ -98,7 +101,8 @@ class ExampleTask:
     mask_id, vocab_size: for masked words.    packed: whether texts are computed without padding
     (packing.py).
     invocation: of an activated adapter.    skipped: whether the tokens before it need no gradients
-    (packing.py).    scale, margin: of pairs and triplets (contrastive.py).
+    (packing.py).    scale, margin: of pairs and triplets (contrastive.py).    pairs: whether the model
+    is an encoder-decoder (pairs.py).
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class ExampleTask:
         skipped: bool = False,
         scale: float = 20.0,
         margin: float | None = None,
+        pairs: bool = False,
     ) -> None:
         self.objective, self.train, self.held_out = objective, train, held_out
         self.batch, self.micro_batch, self.seed, self.max_tokens = (
@@ -133,6 +138,7 @@ class ExampleTask:
         self.classes, self.mask_id, self.vocab_size = classes, mask_id, vocab_size
         self.packed, self.invocation, self.skipped = packed, invocation, skipped
         self.scale, self.margin = scale, margin
+        self.pairs = pairs
 
     def numbers(self, step: int) -> list[int]:
         """The examples of a step: each epoch is another permutation, which depends on the seed and
@@ -219,9 +225,19 @@ class ExampleTask:
             None if tensor is None else tensor[list(numbers)]
             for tensor in (examples.options, examples.temperatures)
         )
-        keep = examples.keep[list(numbers)]
+        sources = (weights > 0).int().argmax(dim=1).tolist() if self.pairs else None
         return ExampleBatch(
-            idx, weights, mask, labels, keep, targets, starts, 1.0, options, temperatures
+            idx,
+            weights,
+            mask,
+            labels,
+            examples.keep[list(numbers)],
+            targets,
+            starts,
+            1.0,
+            options,
+            temperatures,
+            sources,
         )
 
     def mask_words(
@@ -288,7 +304,7 @@ class ExampleTask:
         """
         assert batch.options is not None
         assert batch.temperatures is not None
-        hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
+        hidden = self.hidden(model, batch)
         last = hidden[batch.weights[:, 1:] > 0]  # (B, C)
         logits = torch.cat(
             [model.logits(rows.unsqueeze(0))[0].float() for rows in last.split(HEAD_ROWS)]
@@ -321,7 +337,7 @@ class ExampleTask:
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
         """
-        hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
+        hidden = self.hidden(model, batch)
         chosen = batch.weights[:, 1:] > 0
         head = next(step.layer for step in model.steps() if isinstance(step, Logits))
         assert isinstance(head, nn.Module)
@@ -334,9 +350,7 @@ class ExampleTask:
             kept_targets, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
             with torch.no_grad():
                 assert model.base is not None
-                reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[
-                    kept_targets[keep]
-                ]
+                reference = self.hidden(model.base, batch, keep)[kept_targets[keep]]
             result = result.masked_scatter(
                 kept_targets, token_logprobs(model.logits, hidden[kept_targets], reference, frozen)
             )
@@ -345,13 +359,24 @@ class ExampleTask:
         )
 
     def hidden(
-        self, model: LanguageModel, idx: Tensor, mask: Tensor, starts: list[int] | None = None
+        self, model: LanguageModel, batch: ExampleBatch, rows: Tensor | None = None
     ) -> Tensor:
-        """The input (B, T - 1, C) of the head, for all tokens of each row but the last; packed,
+        """The input (rows, T - 1, C) of the head, for all tokens of each row but the last; packed,
         padding is 0.
 
-        starts: of an activated adapter. If `skipped`, the result before them is 0.
+        rows: (B,), True for the rows to compute; default: all. If `skipped`, the result before an
+        activated adapter's start is 0.
         """
+        idx, mask, sources = batch.idx, batch.mask, batch.sources
+        if rows is not None:
+            idx, mask = idx[rows], mask[rows]
+        if sources is not None:
+            if rows is not None:
+                chosen = zip(sources, rows.tolist(), strict=True)
+                sources = [source for source, used in chosen if used]
+            return hidden_of_pairs(model, idx, mask, sources)
+        # the base has no adapter
+        starts = None if model.base is None else batch.adapter_starts
         lengths = (mask.sum(dim=1) - 1).clamp(min=1).tolist()
         idx = idx[:, :-1]
         if self.skipped and starts is not None and model.invocation is not None:
@@ -463,9 +488,9 @@ def example_task(
         raise ValueError(
             f"keep needs {setting('lora', 16)}: the model without its adapter is the reference"
         )
-    if model.encoder_decoder:
+    if model.encoder_decoder and objective != "completion":
         raise ValueError(
-            f"{settings.start} is an encoder-decoder, which cannot be trained on examples yet"
+            f"{settings.start} is an encoder-decoder: it needs rows with prompt and completion"
         )
     return ExampleTask(
         objective,
@@ -485,6 +510,7 @@ def example_task(
         skipped=not settings.checkpointing and supports_skipping(model),
         scale=settings.scale,
         margin=settings.margin,
+        pairs=model.encoder_decoder,
     )
 
 
