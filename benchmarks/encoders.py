@@ -1,10 +1,10 @@
-"""Text embeddings compared with other libraries: MiniLM-L6's and bert-base's sizes, long and short
-texts, interleaved.
+"""Text embeddings compared with other libraries: MiniLM-L6's, bert-base's and DeBERTa-v3-base's
+sizes, long and short texts, interleaved.
 
     python benchmarks/encoders.py CHECKPOINT [--threads 2] [--rounds 3] [--texts 1000] [--size minilm]
 
 CHECKPOINT is the folder of all-MiniLM-L6-v2, whose tokenizer and pooling all libraries use.
-bert-base has random weights. A library that is not installed is left out. Each library has its own
+The other sizes have random weights. A library that is not installed is left out. Each library has its own
 process; a round measures each of them once, in another order, and they are stopped meanwhile.
 Reported are tokens per CPU second, with the threads' waiting, because other programs change the
 elapsed time more than the CPU time: the median of the rounds. Tokens are counted once, with the
@@ -51,7 +51,9 @@ def folder_of(size: str, checkpoint: Path, parent: Path) -> Path:
         return checkpoint
     folder = parent / size
     torch.manual_seed(0)
-    save_pretrained(from_config("bert"), folder)  # bert-base's settings are the defaults
+    # bert-base's settings are the defaults
+    name = {"bert-base": "bert", "deberta-base": "microsoft/deberta-v3-base"}[size]
+    save_pretrained(from_config(name), folder)
     for file in checkpoint.iterdir():
         if file.is_dir():
             shutil.copytree(file, folder / file.name)
@@ -204,7 +206,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=1000)
-    parser.add_argument("--size", choices=["minilm", "bert-base"], action="append")
+    parser.add_argument("--size", choices=["minilm", "bert-base", "deberta-base"], action="append")
     parser.add_argument("--only", choices=["5 to 200 tokens", "20 tokens"], help="one set of texts")
     parser.add_argument("--json", type=Path, help="also write all times to this file")
     args = parser.parse_args()

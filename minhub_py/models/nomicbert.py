@@ -268,6 +268,7 @@ class NomicBertConfig(HeadSettings, Positions):
         "rotary_emb_fraction": 1.0,
         "rotary_emb_interleaved": False,
         "rotary_emb_scale_base": None,
+        "rotary_head_dim": False,
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "layer_norm_type": "layer_norm",
@@ -275,7 +276,7 @@ class NomicBertConfig(HeadSettings, Positions):
     }
     NO_EFFECT: ClassVar = SUMMARY | frozenset(
         """
-        dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln pad_vocab_size_multiple
+        add_pooling_layer dense_seq_output embd_pdrop n_ctx fused_bias_fc fused_dropout_add_ln pad_vocab_size_multiple
         reorder_and_upcast_attn use_flash_attn use_xentropy logn_attention_clip1 pack_qkv
         unpad_inputs use_memory_efficient_attention emb_pooler model_max_length
         matryoshka_dimensions matryoshka_dim gradient_checkpointing
@@ -389,7 +390,7 @@ class NomicBertConfig(HeadSettings, Positions):
             raise ValueError(f"NomicBERT: a {kind} model has no question answering head")
 
     def replace_older_settings(self) -> None:
-        """Replace settings of the repositories' own code by those of transformers."""
+        """Replace settings of the repositories' own code by transformers' settings."""
         rope: dict[str, Any] = rotary.completed(
             self.rope_parameters, self.context_length, self.THETAS.get(self.model_type, 1e4)
         )
@@ -399,7 +400,7 @@ class NomicBertConfig(HeadSettings, Positions):
             scaled = {**rope, "rope_type": "dynamic", "factor": self.rotary_scaling_factor}
             length = min(self.max_position_embeddings, self.max_trained_positions)
             settings = {"rope_parameters": scaled, "max_position_embeddings": length}
-        if self.model_type == "new":
+        if self.model_type in ("gte", "new"):
             if rope["rope_type"] == "ntk":
                 rotary.check("NomicBERT", {**rope, "rope_type": "linear"})
                 # Peng & Quesnelle (2023): a larger theta, and all frequencies divided by a root.

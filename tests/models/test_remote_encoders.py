@@ -119,7 +119,7 @@ def write(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) ->
 
 
 def tensors_of(reference: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """The tensors under the names in files, which are those of the repositories' code."""
+    """The tensors under the names in files, which the repositories' code has, too."""
     reference.save_pretrained(folder / "reference")
     return load_file(folder / "reference" / "model.safetensors")
 
@@ -193,7 +193,7 @@ def test_nomic_s_own_masked_lm_head_has_no_biases(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", ["fused", "with-prefix", "separate"])
+@pytest.mark.parametrize("form", ["fused", "with-prefix", "separate", "gte"])
 @pytest.mark.parametrize("factor", [None, 2.0, 8.0])
 def test_gte_s_own_settings(tmp_path: Path, form: str, factor: float | None) -> None:
     """NTK scaling: a theta times the factor, and all frequencies divided by factor^(2 / D)."""
@@ -208,6 +208,8 @@ def test_gte_s_own_settings(tmp_path: Path, form: str, factor: float | None) -> 
         frequencies = (30.0 * factor) ** -exponents / factor ** (2 / 8)
         reference.rotary_emb.inv_freq.copy_(frequencies)
     tensors = tensors_of(reference, tmp_path)
+    if form == "gte":  # the model_type of Snowflake's files
+        settings |= {"model_type": "gte", "architectures": ["GteModel"]}
     if form == "with-prefix":
         tensors = {f"new.{name}": tensor for name, tensor in tensors.items()}
     if form == "separate":  # pack_qkv: false

@@ -118,7 +118,7 @@ CASES = EncoderCases(
         ("gte", {"logn_attention_scale": True}, "sets logn_attention_scale to True"),
         ("gte", {"position_embedding_type": "absolute"}, "a gte model has rope only"),
         ("gte", {"head_dim": 16}, "a gte model has no head_dim"),
-        ("gte", {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_type 'ntk' is not one of"),
+        ("gte", {"rope_scaling": {"type": "longrope"}}, "rope_type 'longrope' is not one of"),
         ("jina_bert", {"position_embedding_type": "absolute"}, "a jina_bert model has alibi only"),
         ("jina_bert", {"feed_forward_type": "original"}, "feed_forward_type 'original' is not one"),
         ("jina_bert", {"rope_theta": 100.0}, "a jina_bert model has no rope_parameters"),
