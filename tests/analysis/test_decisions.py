@@ -18,10 +18,13 @@ from needs import needs
 from served_models import connected, served
 
 from minhub_py import from_pretrained, tokenizer_from_pretrained
+from minhub_py.analysis import predictions
+from minhub_py.analysis.decision_prompts import DecisionPrompts
 from minhub_py.analysis.decisions import decide
-from minhub_py.analysis.questions import DecisionSettings
+from minhub_py.analysis.questions import DecisionSettings, parse_questions
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.cli.main import main
+from minhub_py.inference.prefixes import common_prefix
 
 
 @needs("transformers 5.24")
@@ -202,7 +205,7 @@ def test_a_job_writes_one_row_per_question_and_notes_long_texts(chat, tmp_path) 
     folder, model, tokenizer = chat
     (tmp_path / "in.jsonl").write_text(
         "".join(
-            json.dumps({"text": text}) + "\n" for text in (STATES[0], "word " * 2000, STATES[3])
+            json.dumps({"text": text}) + "\n" for text in (STATES[0], "word " * 2000, STATES[3], "")
         ),
         encoding="utf-8",
     )
@@ -239,6 +242,51 @@ def test_a_job_writes_one_row_per_question_and_notes_long_texts(chat, tmp_path) 
     assert [row["answer"] for row in answered] == expected["answer"]
     assert [row["prob"] for row in answered] == pytest.approx(expected["prob"].tolist(), abs=1e-6)
     assert {"prob_true", "prob_angry"} <= rows[0].keys()
+
+
+def test_questions_share_the_computation_of_their_text(chat, monkeypatch) -> None:
+    """The decoder computes the text once, and the tokens of each question after it."""
+    _, model, tokenizer = chat
+    computed: list[int] = []
+    runner_of = predictions.runner_of
+
+    def counting(model):
+        runner = runner_of(model)
+        forward = runner.forward
+
+        def counted(texts, *arguments, **settings):
+            computed.append(sum(map(len, texts.values())))
+            return forward(texts, *arguments, **settings)
+
+        runner.forward = counted
+        return runner
+
+    monkeypatch.setattr(predictions, "runner_of", counting)
+    texts = [
+        f"Mail {number}: {'the box is late and I want my money back ' * 9}" for number in range(6)
+    ]
+    asked = {name: QUESTIONS[name] for name in ("refund", "tone", "urgency")}
+    decide(model, tokenizer, texts, asked)
+    together = sum(computed)
+    separate = 0
+    for name, question in asked.items():
+        for text in texts:
+            computed.clear()
+            decide(model, tokenizer, text, {name: question})
+            separate += sum(computed)
+    # The prompts of a text differ only after the text.
+    prompts = DecisionPrompts(tokenizer, DecisionSettings())
+    questions = parse_questions(asked, DecisionSettings())
+    expected = 0
+    for text in texts:
+        ids = [prompt.ids for prompt in prompts.prompts(text, questions)]
+        shared = min(common_prefix(ids[0], other) for other in ids[1:])
+        expected += shared + sum(len(each) - shared for each in ids)
+    assert together <= expected
+    assert separate == sum(
+        len(prompt.ids) for text in texts for prompt in prompts.prompts(text, questions)
+    )
+    assert separate > 1.9 * together
 
 
 def test_the_server_answers_as_the_function(chat) -> None:
