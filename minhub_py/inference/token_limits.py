@@ -65,6 +65,11 @@ class TokenLimits:
         return mask
 
     @cached_property
+    def allows_all(self) -> bool:
+        """Whether each token can occur at some position."""
+        return bool(self.mask.all())
+
+    @cached_property
     def longest(self) -> int:
         """The number of preceding tokens that determine which tokens are banned."""
         return max((len(ids) for ids in self.banned), default=1) - 1
@@ -90,6 +95,8 @@ class LimitedMatcher:
         """A mask (V,) of the tokens that can come next. GrammarError: no token can."""
         mask = self._limited()
         grammar = None if self.matcher is None else self.matcher.allowed()
+        if mask is self.limits.mask and self.limits.allows_all:
+            return grammar
         if grammar is not None:
             both = grammar & mask
             mask = both if both.any() else grammar
