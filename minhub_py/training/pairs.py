@@ -19,7 +19,7 @@ from minhub_py.checkpoints.tokenizers.languages import languages_of, target_toke
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode
 from minhub_py.models.attention import Past
 from minhub_py.models.base import LanguageModel
-from minhub_py.training.examples import Encoded, text
+from minhub_py.training.examples import Encoded, ExampleEncoder, text
 from minhub_py.training.rows import Row
 
 LANGUAGES = {"source": "src_lang", "target": "tgt_lang"}  # columns -> tokenizer_config.json
