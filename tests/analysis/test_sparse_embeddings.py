@@ -37,6 +37,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @needs("sentence_transformers")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")  # of the peer
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("pooling", ["max", "sum"])
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
@@ -219,6 +220,7 @@ def test_search_finds_the_texts_of_late_interaction(tmp_path: Path) -> None:
         search([torch.rand(3, 4)], texts)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")  # of to_sparse_csr()
 def test_similarity_of_sparse_embeddings_equals_that_of_dense_ones() -> None:
     a, b = torch.rand(3, 50), torch.rand(4, 50)
     a, b = a * (a > 0.8), b * (b > 0.8)

@@ -19,7 +19,7 @@ pytestmark = needs("R")
 
 # R CMD check reports suggested packages that are not installed. Debian has no ellmer and no torch.
 NOT_OURS = re.compile(
-    r"Packages? suggested but not available for checking:(\s+.(ellmer|lme4|torch).,?)+\n"
+    r"Packages? suggested but not available for checking:(\s+.(ellmer|lme4|recipes|rlang|torch).,?)+\n"
 )
 
 
