@@ -113,7 +113,8 @@ class Batch:
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
         self.output_size, self.limits = model.output_size, model_limits(model)
         self.max_length = min(max_length, self.context or max_length)
-        self.start, self.invocation = model.decoder_start, model.invocation
+        self.encoder_decoder, self.invocation = model.encoder_decoder, model.invocation
+        self.model_start = lambda: model.decoder_start
         self.runner = runner or runner_of(model)
         with torch.inference_mode():
             self.cache = self.runner.new_cache(rows, self.max_length, drafts)
@@ -198,8 +199,12 @@ class Batch:
             )
         if len(self) + width > self.capacity:
             raise IndexError(f"all {self.capacity} rows of the batch are in use")
-        start = self.start if start is None else start
-        encoder_ids, text = ([], list(ids)) if start is None else (list(ids), [start])
+        encoder_ids, text = list[int](), list(ids)
+        if self.encoder_decoder:
+            # config.json may name none
+            first_id = self.model_start() if start is None else start
+            assert first_id is not None
+            encoder_ids, text = list(ids), [first_id]
         # the C code would read outside its tables
         check_token_ids(encoder_ids, self.vocab_size)
         check_token_ids([*text, *targets], self.output_size)

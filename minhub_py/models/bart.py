@@ -246,10 +246,6 @@ class Bart(EncoderDecoder):
         self.init_weights(config.init_std)
 
     @property
-    def decoder_start(self) -> int:
-        return self.config.first_token
-
-    @property
     def output_size(self) -> int:
         return self.config.target_size
 
@@ -433,17 +429,6 @@ class BartConfig(HeadSettings, Positions):
         return self.decoder_vocab_size or self.vocab_size
 
     @property
-    def first_token(self) -> int:
-        """The first token ID of each decoder sequence. ValueError: config.json names none."""
-        start = self.decoder_start_token_id
-        start = self.bos_token_id if start is None else start
-        if start is None:
-            raise ValueError(
-                f"BART: config.json of this {self.model_type} has no decoder_start_token_id: add it"
-            )
-        return start
-
-    @property
     def norms_before(self) -> bool:
         """Whether norms are before attention and MLP, and at the end of each stack."""
         return self.model_type in NORMS_BEFORE
@@ -485,20 +470,11 @@ class BartConfig(HeadSettings, Positions):
         return self.encoder_attention_heads
 
     @property
-    def normalize_before(self) -> bool:
-        return self.norms_before
-
-    @property
-    def normalize_embedding(self) -> bool:
-        return self.learned_positions
-
-    @property
-    def add_final_layer_norm(self) -> bool:
-        return self.norms_before
-
-    @property
     def static_position_embeddings(self) -> bool:
         return not self.learned_positions
+
+    normalize_before = add_final_layer_norm = norms_before
+    normalize_embedding = learned_positions
 
     def with_tensors(self, names: Collection[str]) -> "BartConfig":
         """The config for a checkpoint with tensors of these names.

@@ -36,8 +36,8 @@ class EncoderDecoderConfig(ModelConfig, Protocol):
     """The additional attributes of an encoder-decoder."""
 
     @property
-    def decoder_start_token_id(self) -> int:
-        """The first token ID of each decoder sequence."""
+    def decoder_start_token_id(self) -> int | None:
+        """The first token ID of each decoder sequence; None: bos_token_id."""
 
 
 class Encoder(LanguageModel):
@@ -267,8 +267,14 @@ class EncoderDecoder(LanguageModel):
 
     @property
     def decoder_start(self) -> int:
-        """The first token ID of each decoder sequence."""
-        return self.config.decoder_start_token_id
+        """The first token ID of each decoder sequence. ValueError: config.json names none."""
+        start = self.config.decoder_start_token_id
+        start = getattr(self.config, "bos_token_id", None) if start is None else start
+        if start is None:
+            raise ValueError(
+                f"{self.config.TITLE}: config.json has no decoder_start_token_id: add it"
+            )
+        return start
 
     def encode(self, idx: Tensor, past: Past | None = None) -> EncoderCache:
         """The encoder: keys and values of each cross-attention layer, for token IDs (B, E) without

@@ -26,6 +26,7 @@ from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.examples import Encoder, is_table, labels_in, prepare_examples
 from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
+from minhub_py.training.pairs import PairEncoder
 from minhub_py.training.rows import form_of
 from minhub_py.training.settings import Settings
 
@@ -92,13 +93,13 @@ def encode_examples(
             "config, tokenizer and chat template have no token that ends a reply, so that the "
             "model does not learn to stop: set eos_token in tokenizer_config.json"
         )
-    encoder = Encoder(
-        tokenizer,
-        template,
-        eos,
-        settings.context or 0,
-        invocation_of(settings.lora, start, tokenizer),
-    )
+    context = settings.context or 0
+    encoder: Encoder
+    if start.model_class.encoder_decoder and objective == "completion":
+        encoder = PairEncoder(tokenizer, template, eos, context)
+    else:
+        invocation = invocation_of(settings.lora, start, tokenizer)
+        encoder = Encoder(tokenizer, template, eos, context, invocation)
     examples = prepare_examples(
         paths,
         [path.name for path in paths],

@@ -42,6 +42,7 @@ from minhub_py.training.packing import (
     supports_packing,
     supports_skipping,
 )
+from minhub_py.training.pairs import hidden_of_pairs
 from minhub_py.training.settings import Settings
 
 HEAD_ROWS = 64
@@ -56,7 +57,7 @@ class Batch:
     mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep:
     of the examples.
     adapter_starts: the first position of each sequence that an activated adapter changes; None for
-    other models.
+    other models.    sources: the lengths of the prompts, for an encoder-decoder.
     """
 
     idx: Tensor
@@ -67,6 +68,7 @@ class Batch:
     targets: float
     adapter_starts: list[int] | None = None
     scale: float = 1.0
+    sources: list[int] | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
@@ -80,6 +82,7 @@ class Batch:
             self.targets,
             self.adapter_starts,
             self.scale,
+            self.sources,
         )
 
 
@@ -90,7 +93,7 @@ class ExampleTask:
     mask_id, vocab_size: for masked words.    packed: whether texts are computed without padding
     (packing.py).
     invocation: of an activated adapter.    skipped: whether the tokens before it need no gradients
-    (packing.py).
+    (packing.py).    pairs: whether the model is an encoder-decoder (pairs.py).
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class ExampleTask:
         packed: bool = False,
         invocation: Invocation | None = None,
         skipped: bool = False,
+        pairs: bool = False,
     ) -> None:
         self.objective, self.train, self.held_out = objective, train, held_out
         self.batch, self.micro_batch, self.seed, self.max_tokens = (
@@ -122,6 +126,7 @@ class ExampleTask:
         self.beta, self.keep_weight = beta, keep_weight
         self.classes, self.mask_id, self.vocab_size = classes, mask_id, vocab_size
         self.packed, self.invocation, self.skipped = packed, invocation, skipped
+        self.pairs = pairs
 
     def numbers(self, step: int) -> list[int]:
         """The examples of a step: each epoch is another permutation, which depends on the seed and
@@ -204,7 +209,10 @@ class ExampleTask:
                 self.invocation.start(ids[: int(weight.argmax())].tolist())
                 for ids, weight in sequences
             ]
-        return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts)
+        batch = Batch(idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts)
+        if self.pairs:
+            batch = replace(batch, sources=(weights > 0).int().argmax(dim=1).tolist())
+        return batch
 
     def mask_words(
         self, idx: Tensor, weights: Tensor, seeds: list[int]
@@ -271,7 +279,7 @@ class ExampleTask:
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
         """
-        hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
+        hidden = self.hidden(model, batch)
         chosen = batch.weights[:, 1:] > 0
         head = next(step.layer for step in model.steps() if isinstance(step, Logits))
         frozen = model.base is not None and not any(
@@ -283,7 +291,7 @@ class ExampleTask:
             kept, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
             with torch.no_grad():
                 assert model.base is not None
-                reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[kept[keep]]
+                reference = self.hidden(model.base, batch, keep)[kept[keep]]
             result = result.masked_scatter(
                 kept, token_logprobs(model.logits, hidden[kept], reference, frozen)
             )
@@ -291,14 +299,23 @@ class ExampleTask:
             chosen, token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
         )
 
-    def hidden(
-        self, model: LanguageModel, idx: Tensor, mask: Tensor, starts: list[int] | None = None
-    ) -> Tensor:
-        """The input (B, T - 1, C) of the head, for all tokens of each row but the last; packed,
+    def hidden(self, model: LanguageModel, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        """The input (rows, T - 1, C) of the head, for all tokens of each row but the last; packed,
         padding is 0.
 
-        starts: of an activated adapter. If `skipped`, the result before them is 0.
+        rows: (B,), True for the rows to compute; default: all. If `skipped`, the result before an
+        activated adapter's start is 0.
         """
+        idx, mask, sources = batch.idx, batch.mask, batch.sources
+        if rows is not None:
+            idx, mask = idx[rows], mask[rows]
+        if sources is not None:
+            if rows is not None:
+                chosen = zip(sources, rows.tolist(), strict=True)
+                sources = [source for source, used in chosen if used]
+            return hidden_of_pairs(model, idx, mask, sources)
+        # the base has no adapter
+        starts = None if model.base is None else batch.adapter_starts
         lengths = (mask.sum(dim=1) - 1).clamp(min=1).tolist()
         idx = idx[:, :-1]
         if self.skipped and starts is not None and model.invocation is not None:
@@ -410,9 +427,9 @@ def example_task(
         raise ValueError(
             f"keep needs {setting('lora', 16)}: the model without its adapter is the reference"
         )
-    if model.encoder_decoder:
+    if model.encoder_decoder and objective != "completion":
         raise ValueError(
-            f"{settings.start} is an encoder-decoder, which cannot be trained on examples yet"
+            f"{settings.start} is an encoder-decoder: it needs rows with prompt and completion"
         )
     return ExampleTask(
         objective,
@@ -430,6 +447,7 @@ def example_task(
         packed=supports_packing(model),
         invocation=model.invocation,
         skipped=not settings.checkpointing and supports_skipping(model),
+        pairs=model.encoder_decoder,
     )
 
 

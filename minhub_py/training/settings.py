@@ -249,14 +249,24 @@ class Settings:
                 f" {train_call()} fine-tunes one (start) with the objective masked or labels"
             )
         if not architecture.trainable:
+            if architecture.Model.encoder_decoder and self.objective == "completion":
+                self._check_pairs()
+                return
             raise ValueError(
                 f"{self.start or architecture.name}: {train_call()} does not support"
-                f" {architecture.name}, which is trained on pairs of texts; use a PyTorch training"
-                " loop"
+                f" {architecture.name} without pairs of texts; use rows with prompt and completion,"
+                f" and {setting('start')}"
             )
         if self.dropout and not architecture.training.names.get("dropout"):
             raise ValueError(
                 f"{setting('dropout')}: {architecture.name} has no dropout; remove this setting"
+            )
+
+    def _check_pairs(self) -> None:
+        if self.dropout is not None:
+            raise ValueError(
+                f"{setting('dropout')}: the settings of {self.start} name several kinds of dropout;"
+                f" use {setting('config')}"
             )
 
     def changed(self, changes: Mapping[str, Any]) -> "Settings":

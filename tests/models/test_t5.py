@@ -694,7 +694,7 @@ def test_unsupported_settings_are_rejected(
 def test_training_is_rejected(load, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 20)
     for start in ({"family": "t5"}, {"start": str(load("t5")[2]), "tokenizer": "characters"}):
-        with pytest.raises(ValueError, match=r"train\(\) does not support t5"):
+        with pytest.raises(ValueError, match=r"train\(\) does not support t5 without pairs"):
             minhub_py.train(tmp_path / "text.txt", tmp_path / "run", progress=False, **start)
 
 

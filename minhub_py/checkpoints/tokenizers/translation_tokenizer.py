@@ -272,6 +272,8 @@ def surround_language(tokenizer: Tokenizer, name: str, settings: Mapping[str, ob
     code = code if isinstance(code, str) else DEFAULT_SOURCE[name]
     token = f"__{code}__" if name == "M2M100" else code
     if tokenizer.token_to_id(token) is None:
+        if settings.get("src_lang") is None:  # a tokenizer with other languages
+            return
         raise ValueError(f"tokenizer_config.json: src_lang {brief(code)} is not a language")
     if name == "MBart" or (name == "Nllb" and settings.get("legacy_behaviour") is True):
         surround_text(tokenizer, [], ["</s>", token])

@@ -45,6 +45,7 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
     "t5": ("q", "v"),
+    "bart": ("q_proj", "v_proj"),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), ("query", "value")),
     "distilbert": ("q_lin", "v_lin"),
     "deberta": ("in_proj",),
