@@ -7,6 +7,7 @@ import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
+from minhub_py.cli.inputs import texts_argument
 from minhub_py.cli.loading import LoadingOptions
 from minhub_py.cli.options import (
     beam_options,
@@ -14,8 +15,6 @@ from minhub_py.cli.options import (
     loading_options,
     model_argument,
 )
-
-texts_argument = click.argument("texts", nargs=-1, metavar="[TEXT | FILE]...")
 
 
 def length_option(name: str) -> Callable[[Any], Any]:

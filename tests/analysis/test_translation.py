@@ -43,6 +43,19 @@ def test_languages_select_the_first_tokens_of_both_sides(tmp_path: Path) -> None
     ] == found
 
 
+def test_the_target_language_of_mbart_starts_the_decoder(tmp_path: Path) -> None:
+    codes = ["en_XX", "ro_RO"]
+    reference = save_languages(
+        tmp_path, codes, tokenizer_class="MBartTokenizer", model_type="mbart"
+    )
+    model, tok = opened(tmp_path)
+    english, romanian = map(tok.token_to_id, codes)
+    found = translate(model, tok, TEXTS, source="English", target="Romanian")
+    for text, translation in zip(TEXTS, found, strict=True):
+        prompt = [*tok.encode(text, add_special_tokens=False).ids, 2, english]
+        assert translation == expected(reference, tok, prompt, decoder_start_token_id=romanian)
+
+
 def test_tasks_of_t5_and_pairs_of_marian(tmp_path: Path) -> None:
     reference = save_t5(tmp_path / "t5")
     model, tok = opened(tmp_path / "t5")

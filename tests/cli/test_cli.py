@@ -534,7 +534,9 @@ def test_help_is_whole_at_every_width(
         "rerank": 2,
         "score": 3,
         "serve": 2,
+        "summarize": 1,
         "train": 3,
+        "translate": 2,
         "words": 5,
     }.get(command, 0)
     copied = ("    minhub ", "      minhub ", "    torchrun ")  # commands are not wrapped

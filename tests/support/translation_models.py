@@ -32,8 +32,10 @@ def tokenizer(codes: list[str]) -> Tokenizer:
     return result
 
 
-def save_languages(folder: Path, codes: list[str], **settings: Any) -> Any:
-    """transformers' model of NLLB or M2M100, saved with a tokenizer that has these languages."""
+def save_languages(
+    folder: Path, codes: list[str], *, tokenizer_class: str = "NllbTokenizer", **settings: Any
+) -> Any:
+    """transformers' model of NLLB or of another type, saved with a tokenizer of these languages."""
     config = {**SMALL, "model_type": "m2m_100", "scale_embedding": True, **settings}
     reference = reference_of(config)
     reference.save_pretrained(folder)
@@ -41,7 +43,7 @@ def save_languages(folder: Path, codes: list[str], **settings: Any) -> Any:
     (folder / "generation_config.json").write_text(json.dumps({"max_length": 14, "num_beams": 3}))
     tokenizer(codes).save(str(folder / "tokenizer.json"))
     if codes:
-        names = {"tokenizer_class": "NllbTokenizer"}
+        names = {"tokenizer_class": tokenizer_class}
         (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return reference
 
