@@ -203,10 +203,12 @@ class Quantized(nn.Module):
     """A quantized weight (out, in), with the buffers `codes` and `scales`.
 
     kind: one of `KINDS`, or a GGUF type, whose codes are blocks that include their scales.
+    rounds_activations: whether the C decoder rounds activations to 8 bits if dtype is float32, too.
     """
 
     codes: Tensor
     scales: Tensor
+    rounds_activations = False
 
     def __init__(self, weight: Tensor, kind: str | Blocks) -> None:
         """kind: the quantization of the weight, or its blocks, which need only its shape and dtype."""
@@ -220,6 +222,11 @@ class Quantized(nn.Module):
             codes, scales = pack(weight, kind)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
+
+    @property
+    def int8_activations(self) -> bool:
+        """Whether the C decoder rounds activations to 8 bits."""
+        return self.rounds_activations or self.dtype == torch.bfloat16
 
     @property
     def weight(self) -> Tensor:
@@ -470,6 +477,13 @@ def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:
     if isinstance(layer, nn.LSTM):
         return QuantizedLSTM(layer, kind)  # type: ignore[arg-type]
     return QuantizedLinear(layer, kind)  # type: ignore[arg-type]
+
+
+def round_activations(model: nn.Module) -> None:
+    """Let the C decoder round the activations of layers with GGUF's blocks to 8 bits."""
+    for module in model.modules():
+        if isinstance(module, Quantized) and module.kind in TYPES:
+            module.rounds_activations = True
 
 
 def check_kind(kind: str | None, *also: str) -> None:
