@@ -17,9 +17,10 @@ products of integers, for which activations are quantized to 16 bits (15 for nf4
 token. In layers with dtype bfloat16, except the head, they are quantized to 8 bits, with a scale
 per 32 activations (1 to 31 times the token's): prompts and batches are faster on processors with
 products of bytes, and results change by half as much again as through 8-bit weights
-(benchmarks/rounding.py). GGUF's types with 256 weights per block (Q2_K to Q6_K, IQ4_XS) quantize
-activations to 15 bits with a scale for each 256, also in the head; the types with 32 compute in
-float32.
+(benchmarks/rounding.py). GGUF's blocks quantize activations to 8 bits with a scale for each 32,
+except in the head, if the dtype is bfloat16 or was not requested. With dtype float32, the types with
+256 weights per block (Q2_K to Q6_K, IQ4_XS) quantize activations to 15 bits with a scale for each
+256, also in the head; the types with 32 compute in float32.
 """
 
 import math

@@ -168,12 +168,21 @@ def test_experts_in_blocks_match_the_unpacked_weights(kernel: str, kind: str) ->
     actual = read(model, ids, [1])
     assert (actual - expected).abs().max() <= tolerance(kind) * expected.abs().max()
     assert torch.equal(read(model, ids, [40]), actual)
+    round_activations(model)
+    rounded = read(model, ids, [1])
+    assert 0 < (rounded - expected).abs().max() <= 0.05 * expected.abs().max()
+    assert torch.equal(read(model, ids, [40]), rounded)
 
 
+@pytest.mark.parametrize("activations", [8, 16])
 @pytest.mark.parametrize("kind", TYPES)
-def test_nothing_is_read_beyond_the_end_of_a_block(kernel: str, kind: str) -> None:
+def test_nothing_is_read_beyond_the_end_of_a_block(
+    kernel: str, kind: str, activations: int
+) -> None:
     """The last row may be at the end of the mapped file: reading beyond it ends the process."""
     model = new_of_blocks(kind)
+    if activations == 8:
+        round_activations(model)
     ids = some_ids(model, 50)
     expected = read(model, ids, [1, 7, 2])
     for module in model.modules():
