@@ -7,8 +7,8 @@
 
 enum {
     PANEL_INPUTS = 256,
-    PANEL_VECTORS = LANES == 16 ? 2 : 1,                /* of rows */
-    PANEL_ROWS_8 = PANEL_VECTORS * LANES,
+    PANEL_VECTORS = LANES == 16 ? 2 : 1, /* of rows */
+    BLOCK_ROWS = PANEL_VECTORS * LANES,
 };
 
 typedef struct { /* LANES rows, 32 inputs */
@@ -102,12 +102,11 @@ INLINE void columns_of(const uint8_t *from, int64_t stride, bits out[4]) {
     out[2] = (bits)_mm256_unpacklo_epi64(f, h), out[3] = (bits)_mm256_unpackhi_epi64(f, h);
 #endif
 #else
-    for (int r = 0; r < LANES; r++)
-        for (int j = 0; j < 4; j++) {
-            uint32_t word;
-            memcpy(&word, from + r * stride + 4 * j, 4);
-            out[j][r] = word;
-        }
+    for (int j = 0; j < 4; j++) {
+        uint32_t words[LANES];
+        for (int r = 0; r < LANES; r++) memcpy(&words[r], from + r * stride + 4 * j, 4);
+        memcpy(&out[j], words, sizeof words);
+    }
 #endif
 }
 
@@ -150,8 +149,8 @@ INLINE bits look_up_bytes(bits codes, const int8_t *values) {
 /* Adds 16 to the codes 4 n to 4 n + 3 of each lane whose bits are set. */
 INLINE bits add_fifths(bits codes, bits fifths, int n) {
 #if LANES == 16
-    const __m512i byte = _mm512_shuffle_epi8((__m512i)fifths, _mm512_add_epi32(_mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0),
-                                                                                _mm512_set1_epi32(n / 2 * 0x01010101)));
+    const __m512i first = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0); /* byte of each lane */
+    const __m512i byte = _mm512_shuffle_epi8((__m512i)fifths, _mm512_add_epi32(first, _mm512_set1_epi32(n / 2 * 0x01010101)));
     const __mmask64 set = _mm512_test_epi8_mask(byte, _mm512_set1_epi32(0x08040201u << n % 2 * 4));
     return (bits)_mm512_mask_add_epi8((__m512i)codes, set, (__m512i)codes, _mm512_set1_epi8(16));
 #else
@@ -172,7 +171,7 @@ INLINE void unpack_group(const uint8_t *rows, int64_t stride, panel_group *to, i
         const bits exponent = header[0] & 255;
         const vec smallest = broadcast(0x1p-128f);
         to->scales[0] = blend((ints)exponent == 0, smallest, blend((ints)exponent == 1, broadcast(0x1p-127f),
-                                                                   (vec)(exponent - 1 << 23)));
+                                                                   (vec)((exponent - 1) << 23)));
     } else to->scales[0] = halves_to_floats(header[0]);
     if (offsets) to->offsets[0] = halves_to_floats(header[0] >> 16);
     UNROLL for (int j = 0; j < 4; j++)
@@ -238,7 +237,7 @@ INLINE void unpack_by_32(const uint8_t *rows, int64_t stride, panel_group *to, i
 INLINE void unpack_by_16(const uint8_t *rows, int64_t stride, panel_group *to, int dtype) {
     bits header[4], floats[4];
     columns_of(rows + (dtype == Q6_K ? 192 : dtype == Q3_K ? 94 : 0), stride, header);
-    columns_of(rows + (dtype == Q6_K ? 194 : dtype == Q3_K ? 94 : 68), stride, floats); /* in the last lane, which ends the block */
+    columns_of(rows + (dtype == Q6_K ? 194 : dtype == Q3_K ? 94 : 68), stride, floats); /* the last four bytes */
     const vec scale = halves_to_floats(dtype == Q2_K ? floats[3] : floats[3] >> 16);
     if (dtype == Q3_K) /* from byte 96 on */
         UNROLL for (int i = 0; i < 3; i++) header[i] = header[i] >> 16 | header[i + 1] << 16;
@@ -247,7 +246,8 @@ INLINE void unpack_by_16(const uint8_t *rows, int64_t stride, panel_group *to, i
         const bits byte = header[i / 4] >> 8 * (i % 4);
         if (dtype == Q6_K) *scales = scale * to_float((bits)((ints)(byte << 24) >> 24));
         else if (dtype == Q3_K) {
-            const bits low = header[i / 4 % 2] >> (8 * (i % 4) + i / 8 * 4) & 15, high = header[2] >> (8 * (i % 4) + i / 4 * 2) & 3;
+            const bits low = header[i / 4 % 2] >> (8 * (i % 4) + i / 8 * 4) & 15;
+            const bits high = header[2] >> (8 * (i % 4) + i / 4 * 2) & 3;
             *scales = scale * to_float((low | high << 4) - 32);
         } else {
             *scales = scale * to_float(byte & 15);
@@ -265,7 +265,8 @@ INLINE void unpack_by_16(const uint8_t *rows, int64_t stride, panel_group *to, i
             UNROLL for (int j = 0; j < 4; j++)
                 UNROLL for (int i = 0; i < 4; i++) {
                     bits code;
-                    if (dtype == Q6_K) code = move(low[i % 2][j], 0x0f0f0f0fu, i / 2 * 4, 0) | move(high[j], 0x03030303u, 2 * i, 4);
+                    if (dtype == Q6_K)
+                        code = move(low[i % 2][j], 0x0f0f0f0fu, i / 2 * 4, 0) | move(high[j], 0x03030303u, 2 * i, 4);
                     else code = move(low[0][j], 0x03030303u, 2 * i, 0);
                     if (dtype == Q3_K) code |= move(high[j], 0x01010101u, 4 * n + i, 2);
                     to[4 * n + i].codes[4 * part + j] = code;
@@ -308,12 +309,8 @@ INLINE ints multiply_fours(ints sums, const bits *codes, const int8_t *in, int c
         __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(codes[four]), "v"((ints)_mm512_set1_epi32(word)));
 #elif NEON
         const int8x16_t w = (int8x16_t)codes[four], x = vreinterpretq_s8_s32(vdupq_n_s32(word));
-#if defined(DOT_PRODUCTS)
-        sums = (ints)dot((int32x4_t)sums, w, x);
-#else
         const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
         sums = (ints)vpadalq_s16((int32x4_t)sums, vpaddq_s16(low, high));
-#endif
 #else
         const bits x = (bits){0} + (uint32_t)word;
         sums = add_products(sums, (shorts)(codes[four] << 8) >> 8, (shorts)(x << 8) >> 8);
@@ -365,7 +362,7 @@ INLINE void tiles_blocks(const panel_group *panel, int64_t groups, const byte_gr
 #undef DO_TILE
 }
 
-/* Formats whose products are computed by the same code. */
+/* Formats whose products are computed by the same code, except that AVX2 adds as many products in 16 bits as codes permit. */
 #define TILES(name, halves, offsets, most)                                                                              \
     static __attribute__((noinline)) void name(const panel_group *panel, int64_t groups, const byte_group *in,          \
                                                int64_t stride, vec *totals, int64_t tokens) {                           \
@@ -388,14 +385,15 @@ TILES(tiles_8, 1, 0, 128)
 
 INLINE void gemm_blocks(const product *p, int dtype) {
     const matrix *w = p->weight;
-    const int64_t size = block_size(dtype), width = w->stride / (w->columns / size), stride = w->rows < PANEL_ROWS_8 ? 0 : w->stride;
-    const int64_t step = stride ? PANEL_ROWS_8 : 1, in_stride = w->columns / 32;
+    const int64_t size = block_size(dtype), width = w->stride / (w->columns / size);
+    const int64_t stride = w->rows < BLOCK_ROWS ? 0 : w->stride; /* 0: all lanes compute the same row of a small matrix */
+    const int64_t step = stride ? BLOCK_ROWS : 1, in_stride = w->columns / 32;
     panel_group *panel = (panel_group *)(((uintptr_t)p->workspace + 63) / 64 * 64);
     vec *totals = (vec *)(panel + PANEL_VECTORS * PANEL_INPUTS / 32);
-    const int64_t lines = PANEL_ROWS_8 * width * (PANEL_INPUTS / size) / 64;
+    const int64_t lines = BLOCK_ROWS * width * (PANEL_INPUTS / size) / 64;
     for (int64_t n = p->begin; n < p->end; n += step) {
-        const int64_t first = stride ? min64(n, w->rows - PANEL_ROWS_8) : n, end = min64(n + step, p->end);
-        const uint8_t *rows = (const uint8_t *)w->data + first * w->stride, *ahead = rows + PANEL_ROWS_8 * stride;
+        const int64_t first = stride ? min64(n, w->rows - BLOCK_ROWS) : n, end = min64(n + step, p->end);
+        const uint8_t *rows = (const uint8_t *)w->data + first * w->stride, *ahead = rows + BLOCK_ROWS * stride;
         memset(totals, 0, p->tokens * PANEL_VECTORS * sizeof(vec));
         for (int64_t k = 0; k < w->columns; k += PANEL_INPUTS, ahead += 64 * lines) {
             const int64_t inputs = min64(w->columns - k, PANEL_INPUTS);
