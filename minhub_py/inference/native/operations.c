@@ -52,6 +52,7 @@ static int16_t *codes(const call *c) {
 
 /* The size of the codes of a token, in numbers of 16 bits. */
 static int64_t padded_size(const matrix *w, int as_bytes) {
+    if (w->dtype >= Q8_0 && w->int8_inputs) return w->columns / 32 * (int64_t)(sizeof(byte_group) / 2);
     if (w->dtype >= Q2_K) return w->columns / 256 * (int64_t)((as_bytes ? sizeof(k_bytes) : sizeof(k_input)) / 2);
     return (w->columns + 127) / 128 * 128 + (w->dtype == BFLOAT16 ? BF16_PADDING : 0);
 }
@@ -62,7 +63,8 @@ static int reads_bytes(linear_kernel *kernel) {
 
 /* Converts the inputs of a token to codes. as_bytes: for a kernel that reads bytes. */
 static void convert(const matrix *w, const float *in, int64_t padded, int as_bytes, int16_t *to, float *scale) {
-    if (w->dtype >= Q2_K) kernels.quantize_blocks(in, w->columns, w->dtype, as_bytes, to);
+    if (w->dtype >= Q8_0 && w->int8_inputs) kernels.quantize_in_groups(in, w->columns, w->dtype, (byte_group *)to);
+    else if (w->dtype >= Q2_K) kernels.quantize_blocks(in, w->columns, w->dtype, as_bytes, to);
     else if (w->dtype == BFLOAT16) kernels.to_bf16(in, w->columns, padded, to);
     else if (w->int8_inputs) kernels.quantize_groups(in, w->columns, padded, as_bytes, to, scale);
     else kernels.quantize_inputs(in, w->columns, padded, w->dtype, to, scale);
@@ -143,9 +145,11 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     if (t->low_rank) add_low_rank(t, begin, end, t->out + begin, t->c->width, scale, sums, thread);
 }
 
-/* The kernel for blocks of 256. tokens: of the call, also for experts, because the buffer of codes has space for a few
+/* The kernel for GGUF's blocks. tokens: of the call, also for experts, because the buffer of codes has space for a few
  * k_bytes, which are larger than k_input. */
-static linear_kernel *select_k(const matrix *w, int64_t tokens) {
+static linear_kernel *select_blocks(const matrix *w, int64_t tokens) {
+    if (w->int8_inputs) return kernels.linear_blocks;
+    if (w->dtype < Q2_K) return kernels.linear;
     return kernels.linear_k_bytes && tokens == 1 && w->dtype != IQ4_XS ? kernels.linear_k_bytes : kernels.linear_k;
 }
 
@@ -153,7 +157,7 @@ static linear_kernel *select_k(const matrix *w, int64_t tokens) {
 static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
     const int int8 = w->dtype == INT8;
     if (w->dtype == BFLOAT16 && kernels.linear_bf16) return kernels.linear_bf16;
-    if (w->dtype >= Q2_K) return select_k(w, tokens);
+    if (w->dtype >= Q8_0) return select_blocks(w, tokens);
     if (!int8 && w->dtype != NF4) return kernels.linear;
     /* Tiles need 16 rows, and their 32 bits hold the sums of 2^15 products of 255 * 255. */
     if (kernels.linear_tiles && w->rows >= 16 && w->columns <= 1 << 15 &&
@@ -179,7 +183,7 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
         linear(&part, c, in, c->low, tokens, alone);
     }
     linear_kernel *kernel = select_kernel(w, tokens);
-    const int complete_panels = tokens >= (w->dtype == NF4 ? 8 : 12) || kernel == kernels.linear_bytes;
+    const int complete_panels = tokens >= (w->dtype == NF4 ? 8 : 12) || kernel == kernels.linear_bytes || kernel == kernels.linear_blocks;
     const int64_t unit = w->transposed || w->by_columns ? 64 : complete_panels ? 32 : 8;
     int64_t most = max64((1 << 17) / w->stride, unit); /* outputs of a chunk */
     most = w->transposed ? MAX_OUTPUTS : w->by_columns ? 64 : min64(most, MAX_OUTPUTS);
@@ -618,7 +622,7 @@ static void experts(const operation *op, const call *c, const choices *selected,
     /* No chunk is larger than the space for its sums. */
     const int64_t most = op->experts.matrices == 2 ? 96 : MAX_OUTPUTS, parts = (w->rows + most - 1) / most;
     expert_task t = {.op = op, .c = c, .choices = selected, .in = in, .out = out, .parts = parts, .unzips = unzips};
-    t.kernel = w->dtype >= Q2_K ? select_k(w, c->tokens) : w->dtype == INT8 ? kernels.linear_int8
+    t.kernel = w->dtype >= Q8_0 ? select_blocks(w, c->tokens) : w->dtype == INT8 ? kernels.linear_int8
              : w->dtype == NF4 ? kernels.linear_nf4 : kernels.linear;
     if (t.kernel != kernels.linear) {
         t.padded = padded_size(w, reads_bytes(t.kernel));

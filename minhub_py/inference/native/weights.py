@@ -84,7 +84,7 @@ class Weights:
             raise UnsupportedError(f"a weight with strides {weight.stride()}")
         if is_quantized:
             matrix.scales = self.floats(source.scales)
-            matrix.int8_inputs = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
+            matrix.int8_inputs = source.int8_activations
         self.formats.add(dtype)
         matrix.by_columns = (
             self.by_columns and weight.dtype == torch.float32 and not matrix.transposed
@@ -127,9 +127,9 @@ class Weights:
             codes = self.contiguous(weights.codes, torch.int8, torch.uint8)
             dtype, stride = BLOCKS.get(weights.kind, DTYPES[codes.dtype]), codes.size(2)
             matrix = Matrix(None, None, rows, columns, stride, dtype, 0)
+            matrix.int8_inputs = weights.int8_activations
             if weights.kind in BLOCKS:
                 return matrix, (pointers_into(codes), [])
-            matrix.int8_inputs = weights.dtype == torch.bfloat16
             return matrix, (
                 pointers_into(codes),
                 pointers_into(self.contiguous(weights.scales, torch.float32)),
