@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
 from minhub_py.analysis.text_to_text import (
-    Source,
+    EncodedText,
     encoder_decoder_of,
     generate_texts,
     generation_of,
@@ -97,7 +97,7 @@ def summaries_of(
                 " shorten or split it"
             )
         else:
-            sources[number] = Source(ids)
+            sources[number] = EncodedText(ids)
     for number, problem in problems.items() if check else ():
         raise ValueError(f"text {number} {problem}")
     found = generate_texts(model, tokenizer, list(sources.values()), generation, progress)

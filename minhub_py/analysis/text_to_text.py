@@ -38,7 +38,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True)
-class Generation:
+class TaskGeneration:
     """The settings of a task, and the texts of the model's two sides.
 
     prefix: text before each text.    positions: maximum number of tokens of a text.
@@ -53,7 +53,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Source:
+class EncodedText:
     """The token IDs of a text, and the beginning of the decoder's sequence; see `Batch.admit`."""
 
     ids: list[int]
@@ -75,7 +75,7 @@ def encoder_decoder_of(model: LanguageModel, tokenizer: Tokenizer, call: str) ->
 
 def generation_of(
     model: LanguageModel, tokenizer: Tokenizer, task: str, given: Mapping[str, Any]
-) -> Generation:
+) -> TaskGeneration:
     """The settings of a task. given: the arguments of the call; None selects the model's.
 
     ValueError: the model has a setting that is out of range or not supported.
@@ -115,7 +115,9 @@ def generation_of(
     if least is None:
         least = settings.get("min_new_tokens") or max((settings.get("min_length") or 0) - 1, 0)
     least = min(check_integer(setting("min_new_tokens"), least, 0), most)
-    return Generation(found, sampling, most, least, str(settings.get("prefix") or ""), positions)
+    return TaskGeneration(
+        found, sampling, most, least, str(settings.get("prefix") or ""), positions
+    )
 
 
 def task_settings(model: LanguageModel, task: str) -> dict[str, Any]:
@@ -141,8 +143,8 @@ def positions_of(model: LanguageModel, tokenizer: Tokenizer) -> int:
 def generate_texts(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    sources: Sequence[Source],
-    generation: Generation,
+    sources: Sequence[EncodedText],
+    generation: TaskGeneration,
     progress: Progress | None = None,
 ) -> list[str]:
     """The text of the best sequence for each source. tokenizer: of the new texts."""
@@ -169,7 +171,7 @@ def generate_texts(
         return list(tokenizer.decode_batch(results, skip_special_tokens=True))
 
 
-def batches(sources: Sequence[Source], generation: Generation) -> Iterator[list[int]]:
+def batches(sources: Sequence[EncodedText], generation: TaskGeneration) -> Iterator[list[int]]:
     """Numbers of sources by ascending length, in batches of at most MAX_BATCH_TOKENS tokens of all
     beams, or of one source.
     """

@@ -13,7 +13,7 @@ from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
 from minhub_py.analysis.sentences import parts
 from minhub_py.analysis.text_to_text import (
-    Source,
+    EncodedText,
     encoder_decoder_of,
     generate_texts,
     generation_of,
@@ -29,7 +29,7 @@ MAX_NUMBERS = 5  # texts in a warning
 
 
 @dataclass(frozen=True)
-class Languages:
+class Direction:
     """How a model translates from one language to another.
 
     task: the name of its settings.    source: the encoder's tokens of a text.
@@ -179,7 +179,7 @@ def translations(
     for number, problem in problems.items() if check else ():
         raise ValueError(f"text {number} {problem}")
     sources = [
-        Source(languages.source(generation.prefix + part), languages.admission)
+        EncodedText(languages.source(generation.prefix + part), languages.admission)
         for divided in pieces.values()
         for part, _ in divided
     ]
@@ -199,16 +199,16 @@ def translations(
 
 def languages_between(
     model: LanguageModel, tokenizer: Tokenizer, source: str | None, target: str | None
-) -> Languages:
+) -> Direction:
     """How a model translates from `source` to `target`. SettingError: it lacks a language."""
     languages = languages_of(tokenizer)
     if languages is None:
         task = task_between(model, tokenizer, source, target)
-        return Languages(task, lambda text: encode(tokenizer, text), {})
+        return Direction(task, lambda text: encode(tokenizer, text), {})
     to = code_of("target", target, languages.codes)
     origin = code_of("source", source, languages.codes) if languages.marks_source else None
     tokens = {"first": languages.first_id(to), "start": languages.start_id(to)}
-    return Languages(
+    return Direction(
         TASK,
         lambda text: languages.source_ids(text, source=origin, target=to),
         {name: id for name, id in tokens.items() if id is not None},

@@ -1,7 +1,7 @@
 """Contextual word embeddings: the mean of the hidden states of each word's tokens.
 
 A token belongs to the word of its last character, so that the space before a word belongs to the
-word. Words are separated by white space.
+word. WordsOfText are separated by white space.
 """
 
 import re
@@ -33,14 +33,14 @@ States = Iterator[tuple[int, int, Tensor]]
 
 
 @dataclass(frozen=True)
-class Words:
+class WordsOfText:
     """The words of a text, and the word of each token; -1 for a special token and white space."""
 
     words: list[str]
     owners: list[int]
 
     @classmethod
-    def of(cls, text: str, encoding: Encoding) -> "Words":
+    def of(cls, text: str, encoding: Encoding) -> "WordsOfText":
         """The words of a text with this encoding."""
         matches = [*WORD.finditer(text)]
         ends = np.array([match.end() for match in matches], np.int64)
@@ -70,7 +70,7 @@ def word_embeddings(
     Args:
         model: A model of this package. An encoder-decoder has the layers of its encoder.
         tokenizer: The model's tokenizer.
-        texts: Texts; None for a missing text, which has no words. Words are separated by white
+        texts: Texts; None for a missing text, which has no words. WordsOfText are separated by white
             space.
         layers: Number of the hidden states, or several, as in transformers' `hidden_states`: 0 for
             the embeddings, -1 for the last layer after the final norm.
@@ -101,7 +101,7 @@ def word_embeddings(
     strings = ["".join(row.parts) for row in without_unknown(tokenizer, rows)]
     compute_all = states_of_encoder if isinstance(model, Encoder) else states_of_decoder
     encoded, results = compute_all(states, model, tokenizer, strings, numbers)
-    found = [Words.of(*pair) for pair in zip(strings, encoded, strict=True)]
+    found = [WordsOfText.of(*pair) for pair in zip(strings, encoded, strict=True)]
     starts = np.cumsum([0, *(len(text.words) for text in found)])
     counts = torch.zeros(int(starts[-1]))
     vectors = torch.empty(0)

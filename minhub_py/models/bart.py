@@ -175,7 +175,7 @@ class Block(nn.Module):
             yield Norm(norm, to_residual=True)
 
 
-class Stack(nn.Module):
+class BartStack(nn.Module):
     """The encoder or the decoder, without the embedding if both share it."""
 
     def __init__(self, config: "BartConfig", is_decoder: bool) -> None:
@@ -237,8 +237,8 @@ class Bart(EncoderDecoder):
         self.config = config
         V, C = config.target_size, config.d_model
         self.shared = nn.Embedding(V, C) if config.shares_embeddings else None
-        self.encoder = Stack(config, is_decoder=False)
-        self.decoder = Stack(config, is_decoder=True)
+        self.encoder = BartStack(config, is_decoder=False)
+        self.decoder = BartStack(config, is_decoder=True)
         # A tied head is the decoder's embedding itself and has no parameter.
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(C, V, bias=False)
         bias = torch.zeros(V) if config.logits_bias else None
