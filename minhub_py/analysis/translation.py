@@ -29,7 +29,7 @@ MAX_NUMBERS = 5  # texts in a warning
 
 
 @dataclass(frozen=True)
-class Direction:
+class LanguagePair:
     """How a model translates from one language to another.
 
     task: the name of its settings.    source: the encoder's tokens of a text.
@@ -199,16 +199,16 @@ def translations(
 
 def languages_between(
     model: LanguageModel, tokenizer: Tokenizer, source: str | None, target: str | None
-) -> Direction:
+) -> LanguagePair:
     """How a model translates from `source` to `target`. SettingError: it lacks a language."""
     languages = languages_of(tokenizer)
     if languages is None:
         task = task_between(model, tokenizer, source, target)
-        return Direction(task, lambda text: encode(tokenizer, text), {})
+        return LanguagePair(task, lambda text: encode(tokenizer, text), {})
     to = code_of("target", target, languages.codes)
     origin = code_of("source", source, languages.codes) if languages.marks_source else None
     tokens = {"first": languages.first_id(to), "start": languages.start_id(to)}
-    return Direction(
+    return LanguagePair(
         TASK,
         lambda text: languages.source_ids(text, source=origin, target=to),
         {name: id for name, id in tokens.items() if id is not None},

@@ -1,7 +1,7 @@
 """Contextual word embeddings: the mean of the hidden states of each word's tokens.
 
 A token belongs to the word of its last character, so that the space before a word belongs to the
-word. WordsOfText are separated by white space.
+word. Words are separated by white space.
 """
 
 import re
@@ -70,7 +70,7 @@ def word_embeddings(
     Args:
         model: A model of this package. An encoder-decoder has the layers of its encoder.
         tokenizer: The model's tokenizer.
-        texts: Texts; None for a missing text, which has no words. WordsOfText are separated by white
+        texts: Texts; None for a missing text, which has no words. Words are separated by white
             space.
         layers: Number of the hidden states, or several, as in transformers' `hidden_states`: 0 for
             the embeddings, -1 for the last layer after the final norm.
