@@ -59,8 +59,8 @@ def embed(
 def weights_of_tokens(matrix: Any, tokenizer: Any) -> dict[str, object]:
     """The weights of each text, the largest first, and their tokens; NA for a missing text."""
     vectors, tokens = [], []
-    for sparse in matrix:
-        row = sparse.coalesce()
+    for vector in matrix:
+        row = vector.coalesce()
         values, order = row.values().sort(descending=True)
         missing = np.isnan(values.numpy())
         vectors.append(np.ma.MaskedArray(values.double().numpy(), missing))
