@@ -126,10 +126,8 @@ def calibrate(
         for text, name in zip(text_numbers(columns), columns["question"], strict=True)
     ]
     kept = [name for name in calibrated if name not in ("text", "question", "type", "temperature")]
-    found = {name: [calibrated[name][row] for row in rows] for name in kept}
-    found = {
-        name: values if name == "answer" else np.array(values) for name, values in found.items()
-    }
+    found: dict[str, Any] = {name: [calibrated[name][row] for row in rows] for name in kept}
+    found |= {name: np.array(values) for name, values in found.items() if name != "answer"}
     return {
         "frame": frame(result.columns),
         "curve": frame(result.curve),
