@@ -134,7 +134,8 @@ class Beams:
             return []
         self.scores = [NO_SCORE if beam.end else beam.score for beam in beams]
         if self.matchers:
-            self.matchers = [self.matchers[beam.parent].copy() for beam in beams]
+            copies = [self.matchers[beam.parent].copy() for beam in beams]
+            self.matchers = [copy for copy in copies if copy is not None]
             for matcher, beam in zip(self.matchers, beams, strict=True):
                 matcher.accept(beam.token)
         return beams
