@@ -1,7 +1,7 @@
 """Limits of the tokens of a reply: allowed and banned tokens, banned sequences, a minimum number of
 tokens, and forced first and last tokens.
 
-`model_limits` are those of an encoder-decoder, such as BART: forced_bos_token_id,
+`model_limits` reads the limits of an encoder-decoder such as BART: forced_bos_token_id,
 forced_eos_token_id and bad_words_ids in generation_config.json or config.json.
 """
 

@@ -93,6 +93,8 @@ def saved(name: str, folder: Path) -> Any:
     """transformers' model of a case, which is saved in `folder` with the settings of the case."""
     settings = SMALL | CASES[name]
     reference = reference_of(settings)
+    for setting in ("bad_words_ids", "forced_eos_token_id"):
+        setattr(reference.generation_config, setting, settings.get(setting))
     reference.save_pretrained(folder)
     (folder / "generation_config.json").unlink()
     (folder / "config.json").write_text(json.dumps({**settings, "is_encoder_decoder": True}))

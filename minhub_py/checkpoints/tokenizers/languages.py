@@ -108,7 +108,7 @@ class Languages:
         return self._around(text, self.tokenizer, target)
 
     def _around(self, text: str, tokenizer: Tokenizer, code: str) -> list[int]:
-        """The token IDs of a text with those of a language and of its end."""
+        """The token IDs of a text, with a language and </s>."""
         ids, language = encode(tokenizer, text, add_special_tokens=False), self.id_of(code)
         if self.style == "mbart":
             return [*ids, self.end, language]

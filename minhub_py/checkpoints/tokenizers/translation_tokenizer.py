@@ -64,7 +64,7 @@ CLASSES = {
 # model_type of config.json -> tokenizer_class, for repositories without it
 MODELS = {"marian": "Marian", "m2m_100": "M2M100", "mbart": "MBart", "pegasus": "Pegasus"}
 DEFAULT_SOURCE = {"Nllb": "eng_Latn", "MBart": "en_XX", "MBart50": "en_XX", "M2M100": "en"}
-# In text, one character of this kind stands for several characters that a model does not know.
+# Replaces several characters in sequence that a model does not know.
 UNKNOWN_RUN = "\ufdd0"
 MARKER = re.compile(r">>.+<<")
 PEGASUS_OFFSET = 103
