@@ -135,7 +135,7 @@ class Beams:
         self.scores = [NO_SCORE if beam.end else beam.score for beam in beams]
         if self.matchers:
             copies = [self.matchers[beam.parent].copy() for beam in beams]
-            self.matchers = [matcher for matcher in copies if matcher is not None]
+            self.matchers = [copy for copy in copies if copy is not None]
             for matcher, beam in zip(self.matchers, beams, strict=True):
                 matcher.accept(beam.token)
         return beams
