@@ -39,7 +39,7 @@ def beam_search(
     """Search for the most likely sequences of new tokens after each prompt, with scores.
 
     A step extends `beams` sequences by each token and continues the best of them; complete ones
-    are ranked by their scores. Sequences and scores are those of transformers. A prompt gets the
+    are ranked by their scores. Sequences and scores equal transformers. A prompt gets the
     same result in a batch and alone.
 
         for found in beam_search(model, [ids], beams=4)[0]:

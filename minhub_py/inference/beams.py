@@ -1,7 +1,7 @@
 """Beam search: the most likely sequences that a fixed number of beams finds.
 
 Sources: Graves (2012) and Sutskever et al. (2014) for beam search; Wu et al. (2016) for the length
-penalty; Paulus et al. (2018) for the n-grams that cannot repeat. Sequences and scores are those of
+penalty; Paulus et al. (2018) for the n-grams that cannot repeat. Sequences and scores equal
 transformers 5.
 
 A step extends each of K beams by each token. The best candidates that are complete become

@@ -200,7 +200,7 @@ class Cache:
         return new
 
     def reorder(self, rows: list[int], parents: list[int]) -> None:
-        """Replace the positions of `rows` by those of `parents`, rows of equal length.
+        """Replace the positions of `rows` by the positions of `parents`, rows of equal length.
 
         Only the table of positions changes; recurrent states, of one position, are copied.
         """
