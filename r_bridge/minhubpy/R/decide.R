@@ -112,7 +112,7 @@ check_questions <- function(questions) {
 #'   probability (Zadrozny and Elkan 2002). It corrects more, and needs more
 #'   hand-coded answers.
 #'
-#' @param decisions The result of [decide_texts()] with `options = TRUE`.
+#' @param decisions The result of [decide_texts()] with the columns of all options.
 #' @param truth The hand-coded answers: the name of a column, or a vector with one
 #'   element for each row, `NA` where there is none. Answers are options, levels from
 #'   0, or `TRUE` and `FALSE`.

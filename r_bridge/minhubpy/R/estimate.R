@@ -55,7 +55,7 @@ choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NU
 #'   Its left side is `NA` for texts without a human label. It may be a comparison,
 #'   such as `human == "positive"`.
 #' @param data A data frame with one row per text, or the result of [decide_texts()]
-#'   with `options = TRUE` and columns for hand-coded answers and covariates.
+#'   with the columns of all options, and columns of hand-coded answers and covariates.
 #' @param prediction The model's labels as numbers or logical values, such as a column
 #'   of probabilities: the name of a column, or a vector. `NULL`, for decisions: the
 #'   probability of `true`, or the score.
