@@ -159,6 +159,7 @@ calibrate_decisions <- function(decisions, truth, method = c("temperature", "iso
   if (!is.data.frame(decisions)) fail("decisions must be the data frame of decide_texts(), not ", describe(decisions))
   if (is.character(truth) && length(truth) == 1L) truth <- column_of(decisions, truth)
   truth <- as_text(truth)
+  if (is.logical(truth)) truth <- as.character(truth)
   if (!is.atomic(truth) || length(truth) != nrow(decisions)) {
     fail("truth must have one value for each of ", nrow(decisions), " rows, or be the name of a column, not ", describe(truth))
   }

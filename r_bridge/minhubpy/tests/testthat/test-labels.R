@@ -175,6 +175,8 @@ test_that("calibrate_decisions() finds the temperatures, stores them, and plots 
   logit <- qlogis(c(data$prob_true[[row]], found$decisions$prob_true[[row]]))
   expect_equal(logit[[1L]] / logit[[2L]], coef(found)[["noul"]], tolerance = 0.1)
   expect_equal(calibrate_decisions(data, data$coded)$errors, found$errors)
+  logical <- transform(data[data$question == "refund", ], coded = as.logical(coded))
+  expect_identical(calibrate_decisions(logical, "coded")$errors[1L, ], found$errors[1L, ])
   folder <- tempfile()
   dir.create(folder)
   calibrate_decisions(data, "coded", save = folder)
