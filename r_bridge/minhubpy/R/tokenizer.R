@@ -17,6 +17,13 @@
 #' * `tok$get_vocab(with_added_tokens = TRUE)` returns a data frame with the
 #'   columns `token` and `id`.
 #' * `tok$token_to_id(tokens)` and `tok$id_to_token(ids)` convert vectors.
+#' * `tok$apply_chat_template(messages, add_generation_prompt = TRUE, tokenize =
+#'   FALSE)` renders messages with the chat template. `messages` is one
+#'   conversation: a data frame with the columns `role` and `content`, or a list of
+#'   messages such as `list(role = "user", content = "Hello")`. Or a character
+#'   vector, whose elements are user messages of separate conversations. Returns
+#'   the text of each conversation. With `tokenize = TRUE`, it returns a vector of
+#'   0-based token IDs, or a list of them for several conversations.
 #' * `tok$save(path, pretty = TRUE)` writes a tokenizer.json.
 #'
 #' @inheritParams from_pretrained
@@ -61,7 +68,8 @@ new_tokenizer <- function(method, arguments) {
 }
 
 TOKENIZER_METHODS <- c(
-  "encode", "encode_batch", "decode", "decode_batch", "get_vocab_size", "get_vocab", "token_to_id", "id_to_token", "save"
+  "encode", "encode_batch", "decode", "decode_batch", "get_vocab_size", "get_vocab", "token_to_id", "id_to_token",
+  "apply_chat_template", "save"
 )
 
 #' @export
@@ -94,6 +102,9 @@ TOKENIZER_METHODS <- c(
       if (length(tokens)) ask("token_to_id", tokenizer = x, tokens = texts(tokens)) else integer()
     },
     id_to_token = function(ids) if (length(ids)) ask("id_to_token", tokenizer = x, ids = plain_ids(ids)) else character(),
+    apply_chat_template = function(messages, add_generation_prompt = TRUE, tokenize = FALSE) {
+      render_messages(x, messages, flag(add_generation_prompt), flag(tokenize))
+    },
     save = function(path, pretty = TRUE) {
       ask("save_tokenizer", tokenizer = x, path = absolute(file_path(path)), pretty = flag(pretty))
       invisible(path)
@@ -108,6 +119,36 @@ TOKENIZER_METHODS <- c(
 check_plain <- function(pair, is_pretokenized) {
   if (!is.null(pair)) fail("pairs of texts are not supported: encode each text separately")
   if (!identical(is_pretokenized, FALSE)) fail("is_pretokenized = TRUE is not supported: pass text")
+}
+
+# The text or token IDs of conversations: NA or, with `tokenize`, no IDs for a missing message.
+render_messages <- function(tokenizer, messages, add_generation_prompt, tokenize) {
+  conversations <- conversations_of(messages)
+  kept <- which(!vapply(conversations, is.null, NA))
+  results <- ask(
+    "apply_chat_template", tokenizer = tokenizer, conversations = conversations[kept],
+    add_generation_prompt = add_generation_prompt, tokenize = tokenize
+  )
+  if (!tokenize) return(replace(rep(NA_character_, length(conversations)), kept, results))
+  rows <- replace(rep(list(integer()), length(conversations)), kept, results)
+  if (length(rows) == 1L) rows[[1L]] else rows
+}
+
+# Conversations as lists of messages; NULL for a missing message.
+conversations_of <- function(messages) {
+  if (is.data.frame(messages)) {
+    missing <- setdiff(c("role", "content"), names(messages))
+    if (length(missing) || !nrow(messages)) fail("messages must have at least one row and the columns role and content")
+    message <- function(role, content) list(role = role, content = content)
+    return(list(unname(Map(message, texts(messages$role, "messages$role"), texts(messages$content, "messages$content")))))
+  }
+  is_message <- function(x) is_plain_list(x) && length(x) > 0L && !is.null(names(x))
+  if (is_message(messages)) fail("messages must be a list of messages: put a single message into a list, list(list(role = \"user\", ...))")
+  if (is_plain_list(messages) && length(messages) && all(vapply(messages, is_message, NA))) {
+    return(list(lapply(unname(messages), function(message) Map(function(field, name) string(field, name), message, names(message)))))
+  }
+  if (!length(messages)) fail("messages is empty: pass at least one message")
+  lapply(texts(messages, missing = TRUE), function(text) if (!is.na(text)) list(list(role = "user", content = text)))
 }
 
 plain_ids <- function(ids, what = "ids") {

@@ -81,7 +81,7 @@ has_no_default <- function(f) {
 # group of generated functions.
 exported <- function() {
   names <- getNamespaceExports("minhubpy")
-  names <- names[!grepl("^minhub_(start|stop|install|train|resume)$", names)]
+  names <- names[!grepl("^minhub_(start|stop|install|uninstall|train|resume)$", names)]
   names <- names[vapply(names, function(name) is.function(getExportedValue("minhubpy", name)), NA)]
   family <- sub("^(?!gpt2).*(_from_config|_from_pretrained)$", "\\1", names, perl = TRUE)
   fresh <- vapply(names, function(name) identical(names(formals(getExportedValue("minhubpy", name))), c("...", "seed")), NA)
@@ -189,9 +189,9 @@ test_that("methods of tokenizers and models answer wrong arguments with errors o
   needs_python()
   tok <- a_tokenizer()
   model <- a_random_model()
-  right <- list(sequence = "To", input = "To", ids = 1L, sequences = list(1L), tokens = "T", path = tempfile("saved "))
+  right <- list(sequence = "To", input = "To", ids = 1L, sequences = list(1L), tokens = "T", path = tempfile("saved "), messages = "To")
   for (name in minhubpy:::TOKENIZER_METHODS) {
-    f <- minhubpy:::`$.minhub_tokenizer`(tok, name)
+    f <- minhubpy:::`$.minhub_tokenizer`(if (name == "apply_chat_template") tokenizer_of(a_chat_model()) else tok, name)
     expect_identical(defects(paste0("tok$", name), f, right[intersect(names(right), names(formals(f)))]), character())
   }
   for (name in c("parameter", "load_state_dict", "to")) {
