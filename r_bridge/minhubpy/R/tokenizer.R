@@ -6,8 +6,10 @@
 #' a tokenizer.json. Both are compatible with the package tok.
 #'
 #' @section Methods:
-#' * `tok$encode(sequence, add_special_tokens = TRUE)` returns an encoding with
-#'   `$ids` (0-based integers), `$tokens` and `$attention_mask`.
+#' * `tok$encode(sequence, pair = NULL, add_special_tokens = TRUE)` returns an
+#'   encoding with `$ids` (0-based integers), `$tokens`, `$attention_mask` and
+#'   `$type_ids` (1 for the tokens of the second text of a pair). `pair` is the
+#'   second text, for models that read two texts, such as BERT.
 #' * `tok$encode_batch(input, add_special_tokens = TRUE)` returns a list of
 #'   encodings.
 #' * `tok$decode(ids, skip_special_tokens = TRUE)` returns a string.
@@ -76,11 +78,11 @@ TOKENIZER_METHODS <- c(
 `$.minhub_tokenizer` <- function(x, name) {
   switch(name,
     encode = function(sequence, pair = NULL, is_pretokenized = FALSE, add_special_tokens = TRUE) {
-      check_plain(pair, is_pretokenized)
-      encode_texts(x, string(sequence), add_special_tokens)[[1L]]
+      check_plain(is_pretokenized)
+      encode_texts(x, string(sequence), add_special_tokens, optional(pair, string, what = "pair"))[[1L]]
     },
     encode_batch = function(input, is_pretokenized = FALSE, add_special_tokens = TRUE) {
-      check_plain(NULL, is_pretokenized)
+      check_plain(is_pretokenized)
       encode_texts(x, texts(input, missing = TRUE), add_special_tokens)
     },
     decode = function(ids, skip_special_tokens = TRUE) {
@@ -116,8 +118,7 @@ TOKENIZER_METHODS <- c(
 #' @export
 `[[.minhub_tokenizer` <- function(x, i) do.call(`$`, list(x, string(i)))
 
-check_plain <- function(pair, is_pretokenized) {
-  if (!is.null(pair)) fail("pairs of texts are not supported: encode each text separately")
+check_plain <- function(is_pretokenized) {
   if (!identical(is_pretokenized, FALSE)) fail("is_pretokenized = TRUE is not supported: pass text")
 }
 
@@ -158,11 +159,15 @@ plain_ids <- function(ids, what = "ids") {
   as.vector(ids)
 }
 
-encode_texts <- function(tokenizer, texts, add_special_tokens) {
+# `pairs`: NULL, or the second text of each pair.
+encode_texts <- function(tokenizer, texts, add_special_tokens, pairs = NULL) {
   kept <- present(texts)
-  result <- ask("encode_batch", tokenizer = tokenizer, texts = texts[kept], add_special_tokens = flag(add_special_tokens))
+  result <- ask(
+    "encode_batch", tokenizer = tokenizer, texts = texts[kept], add_special_tokens = flag(add_special_tokens), pairs = pairs[kept]
+  )
   row <- structure(rep.int(kept, result$lengths), levels = as.character(seq_along(texts)), class = "factor")
-  lapply(unname(split(result$ids, row)), new_encoding, tokenizer = tokenizer)
+  parts <- function(values) unname(split(values, row))
+  Map(new_encoding, parts(result$ids), parts(result$type_ids), MoreArgs = list(tokenizer = tokenizer))
 }
 
 decode_ids <- function(tokenizer, rows, skip_special_tokens) {
@@ -172,11 +177,11 @@ decode_ids <- function(tokenizer, rows, skip_special_tokens) {
   ask("decode_batch", tokenizer = tokenizer, ids = ids, skip_special_tokens = flag(skip_special_tokens))
 }
 
-new_encoding <- function(ids, tokenizer) {
-  structure(list(ids = ids), class = "minhub_encoding", tokenizer = tokenizer)
+new_encoding <- function(ids, type_ids, tokenizer) {
+  structure(list(ids = ids, type_ids = type_ids), class = "minhub_encoding", tokenizer = tokenizer)
 }
 
-ENCODING_FIELDS <- c("ids", "tokens", "attention_mask")
+ENCODING_FIELDS <- c("ids", "tokens", "attention_mask", "type_ids")
 
 #' @export
 `$.minhub_encoding` <- function(x, name) {
@@ -184,6 +189,7 @@ ENCODING_FIELDS <- c("ids", "tokens", "attention_mask")
   switch(name,
     ids = ids,
     attention_mask = rep.int(1L, length(ids)),
+    type_ids = .subset2(x, "type_ids"),
     tokens = if (length(ids)) attr(x, "tokenizer")$id_to_token(ids) else character(),
     no_member("an encoding", name, ENCODING_FIELDS)
   )

@@ -10,7 +10,13 @@ REQUIRED <- list(
   manifest = function() tempfile("no job "), pairs = function() data.frame(sentence_good = "To be", sentence_bad = "To me"),
   labels = function() c("yes", "no"), clean = function() "To be", corrupted = function() "To me",
   fun = function() function(a) a, answers = function() c("T", "b"), token = function() "T", at = function() "layers.1.resid", positive = function() "To",
-  negative = function() "be", y = function() 1:8, n = function() 2,
+  decisions = function() {
+    data.frame(
+      text = 1:8, question = "q", type = "noul", prob_true = (1:8) / 9, prob_false = (8:1) / 9, spread = 0, temperature = 1,
+      coded = rep(c("false", "true", "false", "true"), c(3, 1, 1, 3))
+    )
+  },
+  truth = function() "coded", negative = function() "be", y = function() 1:8, n = function() 2,
   attention = function() attention_weights(a_model(), "To"), formula = function() human ~ 1, prediction = function() "guess",
   data = function() data.frame(human = c(1, 0, NA, NA), guess = c(0.9, 0.2, 0.8, 0.1), probability = 0.5)
 )
