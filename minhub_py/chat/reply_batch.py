@@ -21,13 +21,13 @@ class ReplyBatch:
         texts: User messages, one per conversation.
         system: System prompt of all conversations.
         max_new_tokens: Maximum number of tokens of a reply.
-        context: Maximum number of tokens of a prompt and its reply; None is unlimited.
+        context: Maximum number of tokens of a prompt and its reply, or None without a limit.
         stop: The model's and the caller's stop criteria.
 
     Attributes:
         prompts: The token IDs of each prompt.
         limits: Maximum number of tokens of each reply.
-        stop: Stop criteria, including those of the template.
+        stop: Stop criteria, including the template's.
 
     Raises:
         ValueError: The template rejects a message, or a prompt exceeds the context.

@@ -26,7 +26,7 @@
 #' `options(minhubpy.threads = 2)` before the worker starts, sets another number.
 #' Fewer threads than cores are often faster on a machine that other programs use.
 #'
-#' A forked child, as of `parallel::mclapply()`, starts a worker of its own, which
+#' A forked child, as of `parallel::mclapply()`, starts another worker, which
 #' computes with one thread unless one of these settings exists: the children
 #' share the cores. Load this package before the fork. The workers of
 #' `future::plan("multisession")` and `parallel::makeCluster()` are separate R
