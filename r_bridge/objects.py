@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import tokenizers
     from torch import Tensor
 
+    from minhub_py.chat.conversation import Chat
+
 T = TypeVar("T")
 PROGRESS_INTERVAL = 0.1  # seconds between progress updates
 
@@ -30,7 +32,7 @@ class Model:
     module: Any
     folder: Path | None = None
     identifier: str | None = None
-    chat: Any = None  # the conversation with its KV cache (methods/chats.py)
+    chat: Any = None  # see `conversation`
     # of the files in `folder` when they were loaded (minhub_py/checkpoints/fingerprint.py)
     signature: object = None
     adapter: Path | None = None
@@ -60,6 +62,19 @@ class Model:
             if self.folder is not None and tokenizer_file(self.folder) is not None
             else None
         )
+
+    def conversation(self, tokenizer: "Tokenizer | None") -> "Chat":
+        """The model's conversation, whose KV cache all chats of the model share.
+
+        ValueError: the model has no tokenizer, or does not support chats.
+        """
+        from minhub_py.chat.conversation import Chat
+
+        tok = self.tokenizer if tokenizer is None else tokenizer.tokenizer
+        if self.chat is None or self.chat.tokenizer is not tok:
+            self.chat = Chat(self.module, tok)
+        chat: Chat = self.chat
+        return chat
 
 
 @dataclass

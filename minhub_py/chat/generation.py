@@ -4,7 +4,6 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from minhub_py.chat.functions import Tool
@@ -210,19 +209,40 @@ class ReplyGeneration:
 
     def _decoded(self) -> Iterator[str]:
         """The text of the reply, without its reasoning and calls."""
-        form, ids = self.prompt.form, self.prompt.ids
-        if not form.is_parsed:
-            yield from decode_stream(self.generator.tokenizer, self._new_ids(), ids)
-            return
-        parser = form.parser(ids)
-        for id in chain(self._new_ids(), (None,)):
-            is_cut = bool(self.events) and self.events[-1].end == "length"
-            for event in parser.close(cut=is_cut) if id is None else parser.add(id):
-                if event.kind == "content":
-                    yield event.text
-                else:
-                    self.parts.append(event)
-                    self.listener(event)
+        events = reply_events(
+            self.generator.tokenizer,
+            self.prompt.form,
+            self.prompt.ids,
+            self._new_ids(),
+            lambda: bool(self.events) and self.events[-1].end == "length",
+        )
+        for event in events:
+            if event.kind == "content":
+                yield event.text
+            else:
+                self.parts.append(event)
+                self.listener(event)
+
+
+def reply_events(
+    tokenizer: "Tokenizer",
+    form: ReplyForm,
+    prompt_ids: list[int],
+    new_ids: Iterator[int],
+    is_cut: Callable[[], bool],
+) -> Iterator[ReplyEvent]:
+    """The text, reasoning and calls of a reply.
+
+    is_cut: called after the last token; whether the maximum length ended the reply.
+    """
+    if not form.is_parsed:
+        for text in decode_stream(tokenizer, new_ids, prompt_ids):
+            yield ReplyEvent("content", text)
+        return
+    parser = form.parser(prompt_ids)
+    for id in new_ids:
+        yield from parser.add(id)
+    yield from parser.close(cut=is_cut())
 
 
 def without_leading_space(deltas: Iterator[str]) -> Iterator[str]:

@@ -361,14 +361,7 @@ def chat_template_of(source: Checkpoint | Path | None, tokenizer: "Tokenizer") -
     Raises:
         ValueError: A file is corrupt, or a template is too long.
     """
-    path = source.path if isinstance(source, Checkpoint) else source
-    if path is None and (file := FILES.get(tokenizer)) is not None:
-        path = file if file.suffix == ".gguf" else file.parent
-    if path is None:
-        return ChatTemplate("plain", tokenizer, {})
-    template = (
-        gguf_template(path, tokenizer) if path.is_file() else folder_template(path, tokenizer)
-    )
+    template = read_chat_template(source, tokenizer)
     for text in template.templates.values():
         if len(text) > MAX_TEMPLATE_LENGTH:
             raise ValueError(
@@ -377,6 +370,18 @@ def chat_template_of(source: Checkpoint | Path | None, tokenizer: "Tokenizer") -
     if template.templates:
         SANDBOX.start()
     return template
+
+
+def read_chat_template(source: Checkpoint | Path | None, tokenizer: "Tokenizer") -> ChatTemplate:
+    """The chat template of a model, before checks of its length and without a sandbox. ValueError:
+    a file is corrupt.
+    """
+    path = source.path if isinstance(source, Checkpoint) else source
+    if path is None and (file := FILES.get(tokenizer)) is not None:
+        path = file if file.suffix == ".gguf" else file.parent
+    if path is None:
+        return ChatTemplate("plain", tokenizer, {})
+    return gguf_template(path, tokenizer) if path.is_file() else folder_template(path, tokenizer)
 
 
 def gguf_template(path: Path, tokenizer: "Tokenizer") -> ChatTemplate:

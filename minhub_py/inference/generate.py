@@ -265,9 +265,12 @@ def stream_batch(
     criteria: StopCriteria,
     speculate: int = 0,
     draft: object = None,
+    limits: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """Generate for prompts that `check_prompts` returns: an iterator of (index of the prompt, new
     token ID).
+
+    limits: the maximum number of new tokens of each prompt, at most max_new_tokens.
 
     ValueError, at the call: a number out of range, or another number of seeds than of prompts.
     """
@@ -277,17 +280,20 @@ def stream_batch(
     drafts = drafts_of(model, draft)
     speculate = speculate if drafts is None else speculate or drafts.MOST
     random = generators(len(texts), seed)
+    limits = [max_new_tokens] * len(texts) if limits is None else limits
 
     def run() -> Iterator[tuple[int, int]]:
         if not texts or max_new_tokens == 0:
             return
-        longest = max(batch_length(model, text, max_new_tokens) for text in texts)
+        longest = max(
+            batch_length(model, text, limit) for text, limit in zip(texts, limits, strict=True)
+        )
         batch = Batch(model, len(texts), longest, drafts=speculate)
         indices = {}
-        for i, (text, generator) in enumerate(zip(texts, random, strict=True)):
+        for i, (text, limit, generator) in enumerate(zip(texts, limits, random, strict=True)):
             row = batch.admit(
                 text,
-                max_new_tokens,
+                limit,
                 sampling=sampling,
                 generator=generator,
                 stop=criteria,

@@ -48,7 +48,7 @@ _LIST: list[Callable[..., object]] = [
     labels.corrected_estimate,
     interventions.activations, interventions.intervene, interventions.direction, interventions.probe,
     interventions.patching, interventions.attribution, interventions.head_scores,
-    chats.chat_template, chats.reply,
+    chats.chat_template, chats.has_chat_template, chats.apply_chat_template, chats.reply,
     tokenizers.tokenizer_from_pretrained, tokenizers.tokenizer_from_file, tokenizers.save_tokenizer,
     tokenizers.encode_batch, tokenizers.decode_batch,
     tokenizers.id_to_token, tokenizers.token_to_id, tokenizers.vocab, tokenizers.vocab_size,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minhub_py.system.shapes import convert
-from r_bridge.arguments import character, json_data, json_schema
+from r_bridge.arguments import character, json_data, json_schema, scalar
 from r_bridge.methods.text import biases, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -22,8 +22,51 @@ def chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -
     """The kind of a model's chat template, a note about it for the user, and the model's sampling
     settings.
     """
-    chat = _chat(model, tokenizer)
+    chat = model.conversation(tokenizer)
     return {"kind": chat.template.kind, "note": chat.template.note, "sampling": chat.defaults}
+
+
+def has_chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -> bool:
+    """Whether a model has a chat template. False for a model without a tokenizer."""
+    from minhub_py.chat.templates import read_chat_template
+
+    tok = model.optional_tokenizer() if tokenizer is None else tokenizer.tokenizer
+    if tok is None:
+        return False
+    try:
+        return read_chat_template(None, tok).kind == "template"
+    except ValueError:  # a corrupt template only concerns chats
+        return False
+
+
+def apply_chat_template(
+    session: Session,
+    tokenizer: Tokenizer,
+    conversations: Any,
+    add_generation_prompt: bool,
+    tokenize: bool,
+) -> object:
+    """The text of each conversation, or its token IDs. conversations: lists of messages, whose
+    fields are strings.
+    """
+    from minhub_py.chat.templates import chat_template_of
+
+    template = chat_template_of(None, tokenizer.tokenizer)
+    if template.kind != "template":
+        raise ValueError(
+            "the tokenizer has no chat template: load the tokenizer of a chat model, with"
+            " tokenizer_from_pretrained()"
+        )
+    texts = [
+        template.render(
+            [{name: scalar(value, str) for name, value in message.items()} for message in messages],
+            add_generation_prompt=add_generation_prompt,
+        )
+        for messages in conversations
+    ]
+    if tokenize:
+        return [np.array(template.tokenize(text), np.int32) for text in texts]
+    return character(texts)
 
 
 def reply(
@@ -66,7 +109,7 @@ def reply(
     from minhub_py.chat.functions import parse_tools
     from minhub_py.chat.turns import Turn
 
-    chat = restored_chat(_chat(model, tokenizer), system, said, steps)
+    chat = restored_chat(model.conversation(tokenizer), system, said, steps)
     chat.tools = parse_tools([json_schema(tool) for tool in tools or ()])
     if called is None:
         send = partial(chat.stream, text, tool_choice=tool_choice)
@@ -171,16 +214,3 @@ def strings(value: Any) -> list[str]:
     if value is None:
         return []
     return [value] if isinstance(value, str) else [text for item in value for text in strings(item)]
-
-
-def _chat(model: Model, tokenizer: Tokenizer | None) -> "Chat":
-    """The model's conversation, whose KV cache all chats of the model share.
-
-    ValueError: the model has no tokenizer, or does not support chats.
-    """
-    from minhub_py.chat.conversation import Chat
-
-    tok = tokenizer.tokenizer if tokenizer is not None else model.tokenizer
-    if model.chat is None or model.chat.tokenizer is not tok:
-        model.chat = Chat(model.module, tok)
-    return model.chat

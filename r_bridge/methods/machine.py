@@ -1,6 +1,7 @@
 """The worker and the machine: versions, devices, diagnosis."""
 
 import importlib.metadata
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -12,12 +13,14 @@ from r_bridge.objects import Session
 
 
 def hello(session: Session) -> dict[str, object]:
-    """The versions and the path of this Python."""
+    """The versions and the path of this Python, and the requested number of threads."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
     return {
         "minhub_py": importlib.metadata.version("minhub_py"),
         "python": platform.python_version(),
         "executable": sys.executable,
         "torch": importlib.metadata.version("torch"),
+        "threads": int(threads) if threads.isdecimal() else None,
     }
 
 

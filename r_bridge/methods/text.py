@@ -1,7 +1,7 @@
 """Text generation, next tokens and scores. Prompts and texts are strings or token IDs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from r_bridge.objects import Model, Session, Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
+    from minhub_py.chat.reply_batch import ReplyBatch
     from minhub_py.inference.beams import BeamSearch
+    from minhub_py.inference.sampling import Sampling, StopCriteria
 
 
 # beams that are computed together, between checks for an interrupt
@@ -59,6 +61,8 @@ def generate(
     draft: Model | None = None,
     mtp: bool = False,
     search: Mapping[str, Any] | None = None,
+    chat: bool = False,
+    system: str | None = None,
 ) -> dict[str, object]:
     """The new text and token IDs for each prompt, and the numbers of proposed and accepted draft
     tokens.
@@ -67,10 +71,11 @@ def generate(
 
     stream: also send the text of the only prompt as it is generated.    draft: a smaller model.
     mtp: draft with the model's head for multi-token prediction.
+    chat: each prompt is a user message, after the message `system`, and the new text its reply.
     """
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.arguments import decoder_of
-    from minhub_py.inference.beam_search import search_batch, search_of
+    from minhub_py.inference.beam_search import search_of
     from minhub_py.inference.generate import drafts_of, stream_batch
     from minhub_py.inference.prompts import check_prompts
     from minhub_py.inference.sampling import Sampling, StopCriteria
@@ -79,7 +84,6 @@ def generate(
     as_text = is_text(prompts)
     stops = tuple(stop or ())
     tok: Any = find_tokenizer(model, tokenizer, needed=True) if as_text or stops else None
-    rows = prompt_ids(model, tok, prompts)
     sampling = Sampling(
         temperature,
         top_k,
@@ -93,6 +97,12 @@ def generate(
     sampling.check_vocabulary(model.module.config.vocab_size)
     eos_ids = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
     criteria = StopCriteria.of(model.module, eos_ids, stops, tok)
+    replies = None
+    if chat:
+        messages = cast("list[str]", prompts)
+        replies = reply_batch(model, tokenizer, messages, system, max_new_tokens, criteria)
+        criteria = replies.stop
+    rows = prompt_ids(model, tok, prompts) if replies is None else replies.prompts
     drafts = (
         drafts_of(model.module, "mtp")
         if mtp
@@ -103,30 +113,26 @@ def generate(
     outputs: list[list[int]] = [[] for _ in rows]
     beams = search_of(sampling, speculate=speculate, draft=drafts, **search_settings(search))
 
-    def search_ids(search: "BeamSearch") -> Iterator[int]:
-        prompts = check_prompts(model.module, rows)
-        size = max(ROWS_OF_SEARCH // search.beams, 1)
-        for start in range(0, len(prompts), size):
-            session.check_cancelled()
-            part = prompts[start : start + size]
-            results = search_batch(model.module, part, max_new_tokens, search, sampling, criteria)
-            for row, found in enumerate(results, start):
-                outputs[row] = found[0].ids if found else []
-                yield from outputs[row]
-
     def generate_ids() -> Iterator[int]:
         if beams is not None:
-            yield from search_ids(beams)
+            for row, found in search_rows(
+                session, model, rows, max_new_tokens, beams, sampling, criteria
+            ):
+                outputs[row] = found
+                yield from found
             return
         prompts = check_prompts(model.module, rows)
         row_seeds = [int(seed) for seed in seeds]
-        settings = (max_new_tokens, sampling, row_seeds, criteria, speculate, drafts)
-        for row, id in stream_batch(model.module, prompts, *settings):
+        limits = None if replies is None else replies.limits
+        draws = (max_new_tokens, sampling, row_seeds, criteria, speculate, drafts, limits)
+        for row, id in stream_batch(model.module, prompts, *draws):
             session.check_cancelled()
             outputs[row].append(id)
             yield id
 
     def decode(row: int, ids: Iterable[int]) -> Iterator[str]:
+        if replies is not None:
+            return replies.text(row, ids)
         context = [] if model.module.encoder_decoder else rows[row]
         return until(decode_stream(tok, ids, context), stops)
 
@@ -149,6 +155,46 @@ def generate(
         "ids": [np.array(ids, np.int32) for ids in outputs],
         "drafts": None if drafts is None else np.array([drafts.proposed, drafts.accepted], float),
     }
+
+
+def search_rows(
+    session: Session,
+    model: Model,
+    rows: list[list[int]],
+    max_new_tokens: int,
+    beams: "BeamSearch",
+    sampling: "Sampling",
+    criteria: "StopCriteria",
+) -> Iterator[tuple[int, list[int]]]:
+    """Beam search: the index of each prompt and the token IDs of the best sequence."""
+    from minhub_py.inference.beam_search import search_batch
+    from minhub_py.inference.prompts import check_prompts
+
+    prompts = check_prompts(model.module, rows)
+    size = max(ROWS_OF_SEARCH // beams.beams, 1)
+    for start in range(0, len(prompts), size):
+        session.check_cancelled()
+        part = prompts[start : start + size]
+        results = search_batch(model.module, part, max_new_tokens, beams, sampling, criteria)
+        for row, found in enumerate(results, start):
+            yield row, found[0].ids if found else []
+
+
+def reply_batch(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    messages: list[str],
+    system: str | None,
+    max_new_tokens: int,
+    criteria: "StopCriteria",
+) -> "ReplyBatch":
+    """The prompts of messages without previous turns. ValueError: a prompt exceeds the context."""
+    from minhub_py.chat.reply_batch import ReplyBatch
+
+    template, context = model.conversation(tokenizer).template, model.module.config.context_length
+    replies = ReplyBatch(template, messages, system, max_new_tokens, context, criteria)
+    warn_of_unknown(template.tokenizer, messages, replies.prompts)
+    return replies
 
 
 def draft_model(model: Model, draft: Model) -> Any:

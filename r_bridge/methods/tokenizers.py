@@ -35,20 +35,31 @@ def tokenizer_from_file(session: Session, path: str) -> int:
 
 
 def encode_batch(
-    session: Session, tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool
+    session: Session,
+    tokenizer: Tokenizer,
+    texts: list[str],
+    add_special_tokens: bool,
+    pairs: list[str] | None = None,
 ) -> dict[str, object]:
-    """The concatenated token IDs of all texts, and the number of tokens of each text."""
+    """The concatenated token IDs and type IDs of all texts, and the number of tokens of each text.
+
+    pairs: the second text of each pair.
+    """
     from minhub_py.checkpoints.tokenizers.tokenizer import working
 
     with working(tokenizer.tokenizer):
         encodings = tokenizer.tokenizer.encode_batch_fast(
-            list(texts), add_special_tokens=add_special_tokens
+            list(texts) if pairs is None else list(zip(texts, pairs, strict=True)),
+            add_special_tokens=add_special_tokens,
         )
         rows = [encoding.ids for encoding in encodings]
-        warn_of_unknown(tokenizer.tokenizer, texts, rows)
+        types = [encoding.type_ids for encoding in encodings]
+        warn_of_unknown(tokenizer.tokenizer, [*texts, *(pairs or ())], rows)
     lengths = np.array([len(row) for row in rows], np.int32)
+    count = int(lengths.sum())
     return {
-        "ids": np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum())),
+        "ids": np.fromiter(itertools.chain.from_iterable(rows), np.int32, count),
+        "type_ids": np.fromiter(itertools.chain.from_iterable(types), np.int32, count),
         "lengths": lengths,
     }
 

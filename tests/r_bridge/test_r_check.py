@@ -199,7 +199,7 @@ def test_exports_have_a_help_page() -> None:
         text_similarity text_search rerank classify_texts classify_tokens masked_tokens masked_logprobs pseudo_logprobs
         embed_minhub word_embeddings step_minhub_embedding
         minhub_train minhub_resume minhub_run minhub_compare
-        minhub_devices minhub_doctor minhub_start minhub_stop minhub_install
+        minhub_devices minhub_doctor minhub_start minhub_stop minhub_install minhub_uninstall
     """
     families = {
         f"{name}{end}" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")

@@ -92,6 +92,24 @@ def test_models_are_downloaded_listed_and_deleted(library: Path, hub: HubServer)
     ]
 
 
+def test_a_url_of_the_hub_is_an_identifier(library: Path, hub: HubServer) -> None:
+    hub.add("owner/tiny", {"config.json": '{"model_type": "gpt2"}', "sub/a-Q8_0.gguf": b"GGUF" * 9})
+    code = """
+        library(minhubpy)
+        hub <- Sys.getenv("HF_ENDPOINT")
+        path <- function(...) tryCatch(basename(minhub_download(...)), error = conditionMessage)
+        cat(path(paste0(hub, "/owner/tiny/resolve/main/sub/a-Q8_0.gguf?download=true")),
+            path(paste0(hub, "/owner/tiny/blob/main/sub/a-Q8_0.gguf")),
+            path(paste0(hub, "/owner/tiny/blob/main/sub/a-Q8_0.gguf"), revision = "v1"),
+            path("https://example.org/owner/tiny/resolve/main/a.gguf"), sep = "|")
+    """
+    shown = run_r(code, library, HF_HUB_CACHE=str(hub.cache), HF_ENDPOINT=hub.url, HF_TOKEN="")
+    first, second, revision, elsewhere = shown.split("|")
+    assert first == second == "a-Q8_0.gguf"
+    assert revision == "the revision of the URL is main, not v1: omit revision"
+    assert "is not the URL of a GGUF file or a repository on the Hub" in elsewhere
+
+
 @pytest.mark.parametrize("attached", ["generics", "stats"])
 def test_results_are_tidied_where_generics_is_installed(
     library: Path, generics: Path, attached: str

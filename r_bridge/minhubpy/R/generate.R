@@ -5,11 +5,16 @@
 #' session and the model remain usable. Characters that the vocabulary does not
 #' contain are omitted with a warning.
 #'
+#' With `chat = TRUE`, each prompt is a message to a chat model, and the new text
+#' is the reply: `generate(model, prompts, chat = TRUE)` answers all prompts in one
+#' batch. For a conversation, see [minhub_chat()].
+#'
 #' @param x A model, see [from_pretrained()], or a run of [minhub_train()].
 #' @param prompts A character vector. Or 0-based token IDs: a vector, a matrix
 #'   with one row per prompt, or a list of vectors, which may differ in length.
 #'   The new text of a prompt that is `NA` is `NA`.
-#' @param max_new_tokens The maximum number of new tokens for each prompt.
+#' @param max_new_tokens The maximum number of new tokens for each prompt; by
+#'   default 64, and 512 for a reply (`chat = TRUE`).
 #' @param temperature Divides the logits. Values below 1 favor likely tokens,
 #'   values above 1 increase variety, and 0 selects the most likely token (greedy
 #'   decoding).
@@ -62,6 +67,13 @@
 #' @param resume The path of an .rds file that stores the results of a long job,
 #'   so that the same call can resume it, see [word_logprobs()]. Requires a
 #'   `seed` or `temperature = 0`.
+#' @param chat Whether each prompt is a user message. The model's chat template
+#'   renders it as a prompt, and the text is the reply without its reasoning. It
+#'   ends at the template's end tokens, and at the end of the model's context.
+#'   `temperature`, `top_k`, `top_p`, `repetition_penalty` and `min_p` have the
+#'   defaults of [minhub_chat()]. A model without a chat template continues a plain
+#'   dialogue. Not available with `beams`.
+#' @param system The system prompt of `chat`, or `NULL`.
 #' @param ... Arguments of the methods.
 #'
 #' @details
@@ -78,6 +90,7 @@
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' generate(model, "ROMEO:", max_new_tokens = 40, seed = 1, stream = FALSE)
 #' generate(model, c(a = "To be", b = "O "), max_new_tokens = 10, temperature = 0)
+#' generate(model, c("Good morrow!", NA), chat = TRUE, max_new_tokens = 10, seed = 1)
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 generate <- function(x, ...) UseMethod("generate")
@@ -89,18 +102,29 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
                                   repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
                                   stream = "auto", speculate = 0, resume = NULL, min_p = NULL, presence_penalty = 0,
                                   frequency_penalty = 0, logit_bias = NULL, draft = NULL, ..., beams = NULL, length_penalty = 1,
-                                  early_stopping = FALSE, no_repeat_ngram_size = 0) {
+                                  early_stopping = FALSE, no_repeat_ngram_size = 0, chat = FALSE, system = NULL) {
   no_more_arguments(...)
   model <- check_model(x)
+  unset <- c(
+    max_new_tokens = missing(max_new_tokens), temperature = missing(temperature), top_k = missing(top_k), top_p = missing(top_p),
+    repetition_penalty = missing(repetition_penalty), min_p = missing(min_p)
+  )
+  hint <- missing(chat)
+  check_chat(model, flag(chat), system, beams)
   search <- search_settings(beams, length_penalty, early_stopping, no_repeat_ngram_size)
   if (!is.null(beams)) {
     if (!identical(stream, "auto") && !isFALSE(stream)) fail("stream is not possible with beams: a beam search has no text before its end")
     stream <- FALSE
   }
   if (missing(prompts)) fail("prompts is missing: pass text, such as generate(model, \"ROMEO:\")")
-  temperature <- number(temperature)
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts, missing = TRUE)
+  if (chat && !is.character(prompts)) fail("chat requires text: pass the user messages as a character vector")
+  if (chat) {
+    defaults <- chat_defaults(model, check_tokenizer(tokenizer))
+    for (name in names(unset)[unset]) assign(name, defaults[[name]])
+  }
+  temperature <- number(temperature)
   kept <- present(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L && length(kept) == 1L
   if (is.function(stream) && !one_text) fail("stream must not be a function for several prompts or token IDs: pass one prompt of text")
@@ -112,8 +136,8 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
   # The caller is the generic.
   if (identical(stream, "auto")) stream <- interactive() && one_text && was_typed(sys.call(-1L), sys.nframe() - 1L)
   streaming <- (is.function(stream) || flag(stream)) && one_text
-  # Prints the prompt before the first new text. An encoder-decoder does not continue it.
-  echo <- once(function() if (!isTRUE(model$config$is_encoder_decoder)) cat(printable(prompts)))
+  # Prints the prompt before the first new text. An encoder-decoder and a reply do not continue it.
+  echo <- once(function() if (!chat && !isTRUE(model$config$is_encoder_decoder)) cat(printable(prompts)))
   show <- if (is.function(stream)) stream else function(piece) {
     echo()
     cat(printable(piece))
@@ -123,6 +147,8 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
     max_new_tokens = whole_number(max_new_tokens), eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
     stop = stop_strings(stop), stream = streaming, speculate = whole_number(speculate), search = search
   ))
+  if (chat) settings <- c(settings, list(chat = TRUE, system = system)) # resumed jobs of earlier versions have neither
+  if (hint && is.character(prompts)) hint_at_chat(model, tokenizer)
   mtp <- identical(draft, "mtp")
   draft <- if (!mtp) optional(draft, check_model, what = "draft")
   if (streaming && !is.function(stream)) on.exit(if (has_run(echo)) cat("\n"))
@@ -151,6 +177,34 @@ generate.minhub_run <- generate.minhub_model
 
 #' @export
 generate.default <- function(x, ...) check_model(x)
+
+check_chat <- function(model, chat, system, beams) {
+  optional(system, string, what = "system")
+  if (!chat && !is.null(system)) fail("system requires chat = TRUE")
+  if (chat && !is.null(beams)) fail("chat and beams exclude each other: remove one of them")
+  if (chat && isTRUE(model$config$is_encoder_decoder)) {
+    fail("chat requires a decoder-only model: an encoder-decoder answers each prompt without a chat template")
+  }
+}
+
+# The default settings of a reply, by their names in generate(). Notes a missing chat template, as minhub_chat() does.
+chat_defaults <- function(model, tokenizer) {
+  about <- ask("chat_template", model = model, tokenizer = tokenizer, on_event = show_progress())
+  if (!is.null(about$note)) note("This model has ", about$note)
+  c(list(max_new_tokens = 512), about$sampling)
+}
+
+# Notes once per session that a model has a chat template.
+hint_at_chat <- function(model, tokenizer) {
+  if (quiet() || session$chat_hint) return(invisible())
+  self <- attr(model, "self")
+  has_template <- if (is.null(tokenizer)) self$has_chat_template
+  if (is.null(has_template)) has_template <- ask("has_chat_template", model = model, tokenizer = tokenizer)
+  if (is.null(tokenizer)) self$has_chat_template <- has_template
+  if (!has_template) return(invisible())
+  session$chat_hint <- TRUE
+  note("This model has a chat template: generate() continues the text. Set chat = TRUE for replies to messages, or chat = FALSE.")
+}
 
 # Rejects unknown arguments, which the `...` of the generic accepts.
 no_more_arguments <- function(...) {

@@ -141,6 +141,64 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   invisible(new)
 }
 
+#' Remove the installation of minhub_py
+#'
+#' Deletes what [minhub_install()] has created: the virtual environment in
+#' `tools::R_user_dir("minhubpy", "data")`, uv's Python there, and uv with its
+#' cache in `tools::R_user_dir("minhubpy", "cache")`. Prints the folders and their
+#' sizes first, and stops a running worker of this Python. Other installations of
+#' Python and downloaded models remain: [minhub_delete()] deletes models, and
+#' `remove.packages("minhubpy")` this package.
+#'
+#' @param ask Whether to ask for confirmation before deleting the folders. The
+#'   default is `TRUE` in an interactive session.
+#' @returns `TRUE` if folders were deleted, otherwise `FALSE`, invisibly.
+#' @family functions for the Python side
+#' @examples
+#' \dontrun{
+#' minhub_uninstall()
+#' }
+#' @export
+minhub_uninstall <- function(ask = interactive()) {
+  not_now()
+  ask <- flag(ask)
+  folders <- Filter(dir.exists, installed_folders())
+  if (!length(folders)) {
+    note("Nothing to remove: minhub_install() has created no folder in ", dirname(private_virtualenv()))
+    return(invisible(FALSE))
+  }
+  sizes <- vapply(folders, folder_size, 0)
+  note("minhub_uninstall() deletes\n", paste0("  ", folders, " (", vapply(sizes, megabytes, ""), ")", collapse = "\n"))
+  if (ask && !isTRUE(utils::askYesNo("Delete these folders?", default = FALSE))) {
+    note("Nothing was deleted")
+    return(invisible(FALSE))
+  }
+  if (!is_hosted()) {
+    disconnect() # the worker may run in a deleted folder
+    session$python <- NULL
+  }
+  unlink(folders, recursive = TRUE)
+  remaining <- Filter(dir.exists, folders)
+  if (length(remaining)) fail("these folders could not be deleted: ", toString(remaining), "; close programs that use them, and try again")
+  for (parent in unique(dirname(folders))) if (!length(list.files(parent, all.files = TRUE, no.. = TRUE))) unlink(parent, recursive = TRUE)
+  note("Deleted ", megabytes(sum(sizes)))
+  invisible(TRUE)
+}
+
+# The folders that minhub_install() creates, unless uv's variables select others.
+installed_folders <- function() {
+  c(
+    private_virtualenv(), paste0(private_virtualenv(), "-backup"), file.path(tools::R_user_dir("minhubpy", "data"), "python"),
+    own_uv_folder(), file.path(tools::R_user_dir("minhubpy", "cache"), "uv-cache")
+  )
+}
+
+# The bytes of the files in a folder. A virtual environment contains links to its own folders and to other Pythons.
+folder_size <- function(folder) {
+  files <- unique(normalizePath(list.files(folder, recursive = TRUE, all.files = TRUE, full.names = TRUE), mustWork = FALSE))
+  sum(file.size(files[startsWith(files, normalizePath(folder))]), na.rm = TRUE)
+}
+
 # Installs extras into the virtual environment of an earlier call. A running worker finds their modules.
 add_extras <- function(extras, uv, python, pip_args, ask) {
   new <- python_in(private_virtualenv())

@@ -52,6 +52,8 @@
 #'
 #' @section Options:
 #' * `minhubpy.python`: the path of a Python, see [minhub_start()].
+#' * `minhubpy.threads`: the number of threads of the Python worker, see
+#'   [minhub_start()].
 #' * `minhubpy.quiet`: `TRUE` suppresses messages and progress bars.
 #' @importFrom tools pskill
 #' @importFrom utils .DollarNames str
@@ -64,7 +66,10 @@ session$link <- NULL
 session$released <- integer()
 session$handles <- 0L # the number of handles that R has not collected
 session$variables <- character() # variables at top level that have held a model
+session$chat_hint <- FALSE # whether generate() has pointed to its argument `chat`
 session$embedders <- list() # models that embed_minhub() has loaded by name
+
+.onLoad <- function(libname, pkgname) session$process <- Sys.getpid() # a forked child has another process ID
 
 .onUnload <- function(libpath) {
   stop_watching()

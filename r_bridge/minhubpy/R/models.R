@@ -12,7 +12,9 @@
 #'
 #' @param identifier A repository of the Hub (`"gpt2"`,
 #'   `"EleutherAI/gpt-neo-125m"`), or one GGUF file of a repository
-#'   (`"owner/name:model.gguf"`).
+#'   (`"owner/name:model.gguf"`). For `minhub_download()` also the URL of one of them
+#'   on the Hub, such as `"https://huggingface.co/owner/name/resolve/main/model.gguf"`,
+#'   as a browser shows it.
 #' @param revision A branch, tag or commit of the repository. For
 #'   `minhub_delete()`, `NULL` selects all cached revisions.
 #' @param token A token for gated and private repositories. By default, the
@@ -25,7 +27,7 @@
 #'   `"cache"`), `revision`, `bytes`, `complete` (whether the model can be loaded
 #'   without a connection) and `folder`.
 #' * `minhub_download()`: the folder of the model or the path of its GGUF file,
-#'   invisibly.
+#'   invisibly. [from_pretrained()] loads either.
 #' * `minhub_delete()`: `TRUE` if the files were deleted, otherwise `FALSE`,
 #'   invisibly.
 #' @family functions for models

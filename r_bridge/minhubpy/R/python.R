@@ -20,16 +20,38 @@
 #' 6. the virtual environment of [minhub_install()];
 #' 7. `python3`, then `python`, on the `PATH`.
 #'
+#' @section Threads:
+#' PyTorch and the C decoder compute with one thread per core, or with the number
+#' in the environment variable `OMP_NUM_THREADS`. `minhub_start(threads = 2)`, or
+#' `options(minhubpy.threads = 2)` before the worker starts, sets another number.
+#' Fewer threads than cores are often faster on a machine that other programs use.
+#'
+#' A forked child, as of `parallel::mclapply()`, starts another worker, which
+#' computes with one thread unless one of these settings exists: the children
+#' share the cores. Load this package before the fork. The workers of
+#' `future::plan("multisession")` and `parallel::makeCluster()` are separate R
+#' sessions: set the option in each of them.
+#'
 #' @param python The path of a Python, which overrides the list.
+#' @param threads The number of threads of the worker. Restarts a running worker.
+#'   Applies until `minhub_stop()`. `NULL`: see below.
 #' @returns `minhub_start()` returns a list, invisibly: `python` (the path),
-#'   `why` (the reason for the selection), and the versions `version` (of Python),
-#'   `minhub_py` and `torch`. `minhub_stop()` returns `NULL`, invisibly.
+#'   `why` (the reason for the selection), the versions `version` (of Python),
+#'   `minhub_py` and `torch`, and `threads`, the requested number, or `NULL` for
+#'   PyTorch's default. `minhub_stop()` returns `NULL`, invisibly.
 #' @family functions for the Python side
 #' @examplesIf minhubpy:::is_ready()
 #' str(minhub_start())
 #' minhub_stop()
 #' @export
-minhub_start <- function(python = NULL) {
+minhub_start <- function(python = NULL, threads = NULL) {
+  if (!is.null(threads)) {
+    not_now()
+    if (is_hosted()) fail("R runs inside a Python process, which determines the threads: set OMP_NUM_THREADS before it starts")
+    threads <- whole_number(threads, min = 1)
+    disconnect()
+    session$threads <- threads
+  }
   if (!is.null(python)) {
     not_now()
     if (is_hosted()) fail("R runs inside a Python process and cannot use another Python: start a plain R session")
@@ -42,7 +64,7 @@ minhub_start <- function(python = NULL) {
   note("Python ", about$python, " (", about$executable, "): ", why)
   invisible(list(
     python = about$executable, why = why, version = about$python,
-    minhub_py = about$minhub_py, torch = about$torch
+    minhub_py = about$minhub_py, torch = about$torch, threads = about$threads
   ))
 }
 
@@ -53,7 +75,26 @@ minhub_stop <- function() {
   if (is_hosted()) fail("R runs inside a Python process, which minhub_stop() cannot stop")
   disconnect()
   session$python <- NULL
+  session$threads <- NULL
   invisible()
+}
+
+# The environment variables that set the number of threads of a new worker; none for PyTorch's default.
+thread_variables <- function() {
+  threads <- session$threads
+  if (is.null(threads)) threads <- optional(getOption("minhubpy.threads"), whole_number, what = "the option minhubpy.threads", min = 1)
+  is_forked <- !identical(session$process, Sys.getpid())
+  if (is.null(threads) && is_forked && !nzchar(Sys.getenv("OMP_NUM_THREADS"))) threads <- 1L
+  if (is.null(threads)) return(character())
+  threads <- format(threads, scientific = FALSE)
+  c(OMP_NUM_THREADS = threads, MKL_NUM_THREADS = threads)
+}
+
+# Sets environment variables, a named vector. Returns the previous values for set_environment().
+replace_environment <- function(values) {
+  before <- Sys.getenv(names(values), unset = NA, names = TRUE)
+  if (length(values)) do.call(Sys.setenv, as.list(values))
+  before
 }
 
 private_virtualenv <- function() file.path(tools::R_user_dir("minhubpy", "data"), "venv")

@@ -6,8 +6,10 @@
 #' a tokenizer.json. Both are compatible with the package tok.
 #'
 #' @section Methods:
-#' * `tok$encode(sequence, add_special_tokens = TRUE)` returns an encoding with
-#'   `$ids` (0-based integers), `$tokens` and `$attention_mask`.
+#' * `tok$encode(sequence, pair = NULL, add_special_tokens = TRUE)` returns an
+#'   encoding with `$ids` (0-based integers), `$tokens`, `$attention_mask` and
+#'   `$type_ids` (1 for the tokens of the second text of a pair). `pair` is the
+#'   second text, for models that read two texts, such as BERT.
 #' * `tok$encode_batch(input, add_special_tokens = TRUE)` returns a list of
 #'   encodings.
 #' * `tok$decode(ids, skip_special_tokens = TRUE)` returns a string.
@@ -17,6 +19,13 @@
 #' * `tok$get_vocab(with_added_tokens = TRUE)` returns a data frame with the
 #'   columns `token` and `id`.
 #' * `tok$token_to_id(tokens)` and `tok$id_to_token(ids)` convert vectors.
+#' * `tok$apply_chat_template(messages, add_generation_prompt = TRUE, tokenize =
+#'   FALSE)` renders messages with the chat template. `messages` is one
+#'   conversation: a data frame with the columns `role` and `content`, or a list of
+#'   messages such as `list(role = "user", content = "Hello")`. Or a character
+#'   vector, whose elements are user messages of separate conversations. Returns
+#'   the text of each conversation. With `tokenize = TRUE`, it returns a vector of
+#'   0-based token IDs, or a list of them for several conversations.
 #' * `tok$save(path, pretty = TRUE)` writes a tokenizer.json.
 #'
 #' @inheritParams from_pretrained
@@ -61,18 +70,19 @@ new_tokenizer <- function(method, arguments) {
 }
 
 TOKENIZER_METHODS <- c(
-  "encode", "encode_batch", "decode", "decode_batch", "get_vocab_size", "get_vocab", "token_to_id", "id_to_token", "save"
+  "encode", "encode_batch", "decode", "decode_batch", "get_vocab_size", "get_vocab", "token_to_id", "id_to_token",
+  "apply_chat_template", "save"
 )
 
 #' @export
 `$.minhub_tokenizer` <- function(x, name) {
   switch(name,
     encode = function(sequence, pair = NULL, is_pretokenized = FALSE, add_special_tokens = TRUE) {
-      check_plain(pair, is_pretokenized)
-      encode_texts(x, string(sequence), add_special_tokens)[[1L]]
+      check_plain(is_pretokenized)
+      encode_texts(x, string(sequence), add_special_tokens, optional(pair, string, what = "pair"))[[1L]]
     },
     encode_batch = function(input, is_pretokenized = FALSE, add_special_tokens = TRUE) {
-      check_plain(NULL, is_pretokenized)
+      check_plain(is_pretokenized)
       encode_texts(x, texts(input, missing = TRUE), add_special_tokens)
     },
     decode = function(ids, skip_special_tokens = TRUE) {
@@ -94,6 +104,9 @@ TOKENIZER_METHODS <- c(
       if (length(tokens)) ask("token_to_id", tokenizer = x, tokens = texts(tokens)) else integer()
     },
     id_to_token = function(ids) if (length(ids)) ask("id_to_token", tokenizer = x, ids = plain_ids(ids)) else character(),
+    apply_chat_template = function(messages, add_generation_prompt = TRUE, tokenize = FALSE) {
+      render_messages(x, messages, flag(add_generation_prompt), flag(tokenize))
+    },
     save = function(path, pretty = TRUE) {
       ask("save_tokenizer", tokenizer = x, path = absolute(file_path(path)), pretty = flag(pretty))
       invisible(path)
@@ -105,9 +118,38 @@ TOKENIZER_METHODS <- c(
 #' @export
 `[[.minhub_tokenizer` <- function(x, i) do.call(`$`, list(x, string(i)))
 
-check_plain <- function(pair, is_pretokenized) {
-  if (!is.null(pair)) fail("pairs of texts are not supported: encode each text separately")
+check_plain <- function(is_pretokenized) {
   if (!identical(is_pretokenized, FALSE)) fail("is_pretokenized = TRUE is not supported: pass text")
+}
+
+# The text or token IDs of conversations: NA or, with `tokenize`, no IDs for a missing message.
+render_messages <- function(tokenizer, messages, add_generation_prompt, tokenize) {
+  conversations <- conversations_of(messages)
+  kept <- which(!vapply(conversations, is.null, NA))
+  results <- ask(
+    "apply_chat_template", tokenizer = tokenizer, conversations = conversations[kept],
+    add_generation_prompt = add_generation_prompt, tokenize = tokenize
+  )
+  if (!tokenize) return(replace(rep(NA_character_, length(conversations)), kept, results))
+  rows <- replace(rep(list(integer()), length(conversations)), kept, results)
+  if (length(rows) == 1L) rows[[1L]] else rows
+}
+
+# Conversations as lists of messages; NULL for a missing message.
+conversations_of <- function(messages) {
+  if (is.data.frame(messages)) {
+    missing <- setdiff(c("role", "content"), names(messages))
+    if (length(missing) || !nrow(messages)) fail("messages must have at least one row and the columns role and content")
+    message <- function(role, content) list(role = role, content = content)
+    return(list(unname(Map(message, texts(messages$role, "messages$role"), texts(messages$content, "messages$content")))))
+  }
+  is_message <- function(x) is_plain_list(x) && length(x) > 0L && !is.null(names(x))
+  if (is_message(messages)) fail("messages must be a list of messages: put a single message into a list, list(list(role = \"user\", ...))")
+  if (is_plain_list(messages) && length(messages) && all(vapply(messages, is_message, NA))) {
+    return(list(lapply(unname(messages), function(message) Map(function(field, name) string(field, name), message, names(message)))))
+  }
+  if (!length(messages)) fail("messages is empty: pass at least one message")
+  lapply(texts(messages, missing = TRUE), function(text) if (!is.na(text)) list(list(role = "user", content = text)))
 }
 
 plain_ids <- function(ids, what = "ids") {
@@ -117,11 +159,15 @@ plain_ids <- function(ids, what = "ids") {
   as.vector(ids)
 }
 
-encode_texts <- function(tokenizer, texts, add_special_tokens) {
+# `pairs`: NULL, or the second text of each pair.
+encode_texts <- function(tokenizer, texts, add_special_tokens, pairs = NULL) {
   kept <- present(texts)
-  result <- ask("encode_batch", tokenizer = tokenizer, texts = texts[kept], add_special_tokens = flag(add_special_tokens))
+  result <- ask(
+    "encode_batch", tokenizer = tokenizer, texts = texts[kept], add_special_tokens = flag(add_special_tokens), pairs = pairs[kept]
+  )
   row <- structure(rep.int(kept, result$lengths), levels = as.character(seq_along(texts)), class = "factor")
-  lapply(unname(split(result$ids, row)), new_encoding, tokenizer = tokenizer)
+  parts <- function(values) unname(split(values, row))
+  Map(new_encoding, parts(result$ids), parts(result$type_ids), MoreArgs = list(tokenizer = tokenizer))
 }
 
 decode_ids <- function(tokenizer, rows, skip_special_tokens) {
@@ -131,11 +177,11 @@ decode_ids <- function(tokenizer, rows, skip_special_tokens) {
   ask("decode_batch", tokenizer = tokenizer, ids = ids, skip_special_tokens = flag(skip_special_tokens))
 }
 
-new_encoding <- function(ids, tokenizer) {
-  structure(list(ids = ids), class = "minhub_encoding", tokenizer = tokenizer)
+new_encoding <- function(ids, type_ids, tokenizer) {
+  structure(list(ids = ids, type_ids = type_ids), class = "minhub_encoding", tokenizer = tokenizer)
 }
 
-ENCODING_FIELDS <- c("ids", "tokens", "attention_mask")
+ENCODING_FIELDS <- c("ids", "tokens", "attention_mask", "type_ids")
 
 #' @export
 `$.minhub_encoding` <- function(x, name) {
@@ -143,6 +189,7 @@ ENCODING_FIELDS <- c("ids", "tokens", "attention_mask")
   switch(name,
     ids = ids,
     attention_mask = rep.int(1L, length(ids)),
+    type_ids = .subset2(x, "type_ids"),
     tokens = if (length(ids)) attr(x, "tokenizer")$id_to_token(ids) else character(),
     no_member("an encoding", name, ENCODING_FIELDS)
   )

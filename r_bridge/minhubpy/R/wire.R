@@ -22,6 +22,8 @@ start_worker <- function(python) {
     if (!is.null(link)) close(link$socket)
     unlink(folder, recursive = TRUE)
   })
+  variables <- replace_environment(thread_variables())
+  on.exit(set_environment(variables), add = TRUE)
   pid <- start_python(python, c("-c", shQuote(START), shQuote(folder), Sys.getpid()), log)
   address <- wait_for_address(folder, log, pid)
   link <- new_link(folder, log, address)

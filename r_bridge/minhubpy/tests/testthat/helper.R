@@ -208,3 +208,20 @@ a_decider <- function() {
     from_pretrained(folder)
   })
 }
+
+# A chat model. Its template writes the special token "!" after each message, which thus ends a reply.
+a_chat_model <- function() {
+  the("chat", {
+    folder <- tempfile("chat-")
+    save_pretrained(a_model(), folder, tokenizer = a_tokenizer())
+    file <- file.path(folder, "tokenizer.json")
+    end <- '[{"id": 2, "content": "!", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}]'
+    text <- paste(readLines(file, warn = FALSE), collapse = "\n")
+    stopifnot(grepl('"!": *2,', text), grepl('"added_tokens": *\\[\\]', text))
+    writeLines(sub('"added_tokens": *\\[\\]', paste0('"added_tokens": ', end), text), file)
+    writeLines(CHAT_TEMPLATE, file.path(folder, "chat_template.jinja"), sep = "")
+    from_pretrained(folder)
+  })
+}
+CHAT_TEMPLATE <- "{% for m in messages %}{{ m.role }}: {{ m.content }}!\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+tokenizer_of <- function(model) tokenizer_from_pretrained(attr(model, "self")$how$arguments$identifier)

@@ -10,7 +10,13 @@ REQUIRED <- list(
   manifest = function() tempfile("no job "), pairs = function() data.frame(sentence_good = "To be", sentence_bad = "To me"),
   labels = function() c("yes", "no"), clean = function() "To be", corrupted = function() "To me",
   fun = function() function(a) a, answers = function() c("T", "b"), token = function() "T", at = function() "layers.1.resid", positive = function() "To",
-  negative = function() "be", y = function() 1:8, n = function() 2,
+  decisions = function() {
+    data.frame(
+      text = 1:8, question = "q", type = "noul", prob_true = (1:8) / 9, prob_false = (8:1) / 9, spread = 0, temperature = 1,
+      coded = rep(c("false", "true", "false", "true"), c(3, 1, 1, 3))
+    )
+  },
+  truth = function() "coded", negative = function() "be", y = function() 1:8, n = function() 2,
   attention = function() attention_weights(a_model(), "To"), formula = function() human ~ 1, prediction = function() "guess",
   data = function() data.frame(human = c(1, 0, NA, NA), guess = c(0.9, 0.2, 0.8, 0.1), probability = 0.5)
 )
@@ -81,7 +87,7 @@ has_no_default <- function(f) {
 # group of generated functions.
 exported <- function() {
   names <- getNamespaceExports("minhubpy")
-  names <- names[!grepl("^minhub_(start|stop|install|train|resume)$", names)]
+  names <- names[!grepl("^minhub_(start|stop|install|uninstall|train|resume)$", names)]
   names <- names[vapply(names, function(name) is.function(getExportedValue("minhubpy", name)), NA)]
   family <- sub("^(?!gpt2).*(_from_config|_from_pretrained)$", "\\1", names, perl = TRUE)
   fresh <- vapply(names, function(name) identical(names(formals(getExportedValue("minhubpy", name))), c("...", "seed")), NA)
@@ -189,9 +195,9 @@ test_that("methods of tokenizers and models answer wrong arguments with errors o
   needs_python()
   tok <- a_tokenizer()
   model <- a_random_model()
-  right <- list(sequence = "To", input = "To", ids = 1L, sequences = list(1L), tokens = "T", path = tempfile("saved "))
+  right <- list(sequence = "To", input = "To", ids = 1L, sequences = list(1L), tokens = "T", path = tempfile("saved "), messages = "To")
   for (name in minhubpy:::TOKENIZER_METHODS) {
-    f <- minhubpy:::`$.minhub_tokenizer`(tok, name)
+    f <- minhubpy:::`$.minhub_tokenizer`(if (name == "apply_chat_template") tokenizer_of(a_chat_model()) else tok, name)
     expect_identical(defects(paste0("tok$", name), f, right[intersect(names(right), names(formals(f)))]), character())
   }
   for (name in c("parameter", "load_state_dict", "to")) {

@@ -109,7 +109,7 @@ test_that("invalid texts are errors in every function", {
   expect_refused(tok$encode(c("a", "b")), "sequence must be one string, not 2 strings")
   expect_refused(tok$encode(NA), "sequence must be text, not NA")
   expect_refused(tok$encode(NULL), "sequence must be text, not NULL")
-  expect_refused(tok$encode(strrep("a", 1000), pair = "b"), "pairs of texts are not supported")
+  expect_refused(tok$encode(strrep("a", 1000), pair = NA), "pair must be text, not NA")
   expect_refused(tok$encode("a", is_pretokenized = TRUE), "is_pretokenized = TRUE is not supported: pass text")
   expect_refused(tok$encode_batch(list("a", "\xff")), "input must be valid UTF-8, unlike position 2")
   expect_refused(tok$encode_batch(1:3), "input must be text, not an integer of length 3")

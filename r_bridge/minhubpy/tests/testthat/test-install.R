@@ -328,3 +328,37 @@ test_that("R extracts the wheel of uv where there is no Python", {
   writeLines("no archive", wheel)
   expect_match(minhubpy:::find_uv(wheel, character()), "is not a wheel of uv")
 })
+
+test_that("minhub_uninstall() deletes the folders of minhub_install() and no others", {
+  needs_shell()
+  before <- Sys.getenv(c("R_USER_DATA_DIR", "R_USER_CACHE_DIR"), unset = NA, names = TRUE)
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit({
+    minhubpy:::set_environment(before)
+    options(old)
+  })
+  Sys.setenv(R_USER_DATA_DIR = tempfile("data "), R_USER_CACHE_DIR = tempfile("cache "))
+  remove <- function() {
+    said <- testthat::capture_messages(removed <- minhub_uninstall(ask = FALSE))
+    list(removed = removed, said = paste(said, collapse = ""))
+  }
+  expect_false(remove()$removed)
+  suppressMessages(minhub_install("git+https://example.org/minhub_py", python = imitation()$path, uv = FALSE))
+  venv <- minhubpy:::private_virtualenv()
+  file.symlink(file.path(venv, "bin"), file.path(venv, "link"))
+  size <- sum(file.size(list.files(file.path(venv, "bin"), full.names = TRUE)))
+  uv <- minhubpy:::own_uv_folder()
+  dir.create(uv, recursive = TRUE)
+  writeBin(raw(2e6), file.path(uv, "uv"))
+  mine <- file.path(dirname(uv), "mine")
+  file.create(mine)
+  expect_identical(minhubpy:::folder_size(venv), size) # without the link
+  result <- remove()
+  expect_true(result$removed)
+  expect_match(result$said, paste0(venv, " (", minhubpy:::megabytes(size), ")"), fixed = TRUE)
+  expect_match(result$said, paste0(uv, " (2 MB)"), fixed = TRUE)
+  expect_false(any(dir.exists(c(venv, dirname(venv), uv))))
+  expect_true(file.exists(mine))
+  expect_false(remove()$removed)
+  expect_refused(minhub_uninstall(ask = "yes"), "ask must be TRUE or FALSE")
+})

@@ -10,7 +10,7 @@ test_that("encodings have the fields of tok", {
   expect_identical(as.integer(found), found$ids)
   expect_output(print(found), "<encoding of 8 tokens>")
   expect_output(str(found), "<encoding of 8 tokens>")
-  expect_refused(found$no_such_thing, "an encoding has no no_such_thing; it has ids, tokens, attention_mask")
+  expect_refused(found$no_such_thing, "an encoding has no no_such_thing; it has ids, tokens, attention_mask, type_ids")
   expect_identical(tok$encode("")$ids, integer())
   expect_identical(tok$encode("")$tokens, character())
   many <- tok$encode_batch(c("To", "", "be"))
@@ -18,6 +18,21 @@ test_that("encodings have the fields of tok", {
   expect_identical(tok$encode_batch(list("To", "be"))[[2L]]$ids, tok$encode("be")$ids)
   expect_identical(tok$encode_batch(character()), list())
   expect_identical(tokenizer$from_pretrained(BUILT_IN[[1L]])$encode("To be")$ids, tok$encode("To be")$ids)
+})
+
+test_that("a pair of texts is encoded with the type of each token", {
+  needs_python()
+  folder <- tempfile()
+  dir.create(folder)
+  writeLines(word_piece(ENCODER_WORDS), file.path(folder, "tokenizer.json"))
+  tok <- tokenizer$from_file(file.path(folder, "tokenizer.json"))
+  found <- tok$encode("the king", "is dead")
+  expect_identical(found$tokens, c("[CLS]", "the", "king", "[SEP]", "is", "dead", "[SEP]"))
+  expect_identical(found$type_ids, rep(0:1, c(4, 3)))
+  expect_identical(tok$encode("the king", pair = "is dead", add_special_tokens = FALSE)$type_ids, c(0L, 0L, 1L, 1L))
+  expect_identical(tok$encode("the king")$type_ids, rep(0L, 4L))
+  expect_identical(tok$encode("", add_special_tokens = FALSE)$type_ids, integer())
+  expect_refused(tok$encode("the king", pair = c("is", "dead")), "pair must be one string")
 })
 
 test_that("every function warns about characters without a token", {
