@@ -18,7 +18,7 @@ has() {
 
 packages() {
     case $1 in
-    R) echo r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 r-cran-httr2 pandoc ;;
+    R) echo r-base-core r-cran-testthat r-cran-tibble r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 r-cran-httr2 pandoc ;;
     Chromium) echo chromium-headless-shell libatomic1 ;;
     esac
 }

@@ -570,7 +570,9 @@ def test_commands_that_predict_the_next_token_refuse_encoders(load, tmp_path: Pa
 def test_training_refuses_a_new_encoder(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 100)
     settings = {"family": "bert", "tokenizer": "characters", "steps": 2}
-    with pytest.raises(ValueError, match="fine-tunes one .* with the objective masked or labels"):
+    with pytest.raises(
+        ValueError, match="fine-tunes one .* with the objective masked, labels, pairs or triplets"
+    ):
         minhub_py.train(tmp_path / "text.txt", tmp_path / "run", progress=False, **settings)
 
 

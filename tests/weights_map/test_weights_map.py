@@ -39,7 +39,11 @@ from weights_map.engine import (
 )
 from weights_map.mxfp4 import unpack_mxfp4
 
-ALTERNATIVES = r"(mtp\.)?layers\.\{\}\.mlp\.(experts\.(gate|up|down)_proj\.\{\}|gate\.weight)"
+# Matrices that two forms of a file store under other names, or joined.
+ALTERNATIVES = (
+    r"(mtp\.)?layers\.\{\}\.mlp\.(experts\.(gate|up|down)_proj\.\{\}|gate\.weight)"
+    r"|layers\.\{\}\.(attention\.[qkv]|mlp\.(fc1|gate))\.(weight|bias)"
+)
 jina_reference.register()
 PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.presets]
 
@@ -627,12 +631,17 @@ def test_rows_of_each_table_have_unique_names() -> None:
         for head in {row.head for row in every.rows}:
             table = every.for_head(head)
             for side in ("hub", "native"):
-                named = [(name, row) for row in table.rows for name in row.templates(side)]
+                # Rows for different configs (`only`) can have one name.
+                named = [
+                    ((name, row.only), row) for row in table.rows for name in row.templates(side)
+                ]
                 names = [name for name, _ in named]
                 twice = {name for name in names if names.count(name) > 1}
                 # Experts, apart or stacked, and their router have other names in files than in
                 # transformers' memory.
-                assert all(side == "native" and re.fullmatch(ALTERNATIVES, name) for name in twice)
+                assert all(
+                    side == "native" and re.fullmatch(ALTERNATIVES, name) for name, _ in twice
+                )
                 assert all(row.optional for name, row in named if name in twice)
 
 
@@ -678,6 +687,8 @@ class PackedConfig:
 
 class Packed(torch.nn.Module):
     """A model with 4-bit weights in the file's format."""
+
+    encoder_decoder = False
 
     def __init__(self, config: PackedConfig) -> None:
         super().__init__()

@@ -96,5 +96,5 @@ tidy.step_minhub_embedding <- function(x, ...) {
   as_tidy(data.frame(terms = unname(terms), model = rep(model, length(terms)), id = rep(x$id, length(terms))))
 }
 
-#' @exportS3Method generics::required_pkgs
+#' @exportS3Method recipes::required_pkgs
 required_pkgs.step_minhub_embedding <- function(x, ...) "minhubpy"

@@ -121,6 +121,7 @@ ENCODER_WORDS <- c(
 
 # The folder of a small random BERT with a WordPiece tokenizer. Large weights make the results distinct.
 encoder_folder <- function(class = "BertForMaskedLM", labels = NULL, seed = 1) {
+  needs_python()
   folder <- tempfile("encoder ")
   model <- from_config(
     "bert",

@@ -29,7 +29,7 @@ test_that("errors state the text, the language and the next step", {
   expect_error(translate_texts(model, all$texts, "en"), "needs target")
   expect_error(translate_texts(model, all$texts, "en", "Klingon"), "no language 'Klingon': its codes are eng_Latn, deu_Latn")
   expect_error(translate_texts(model, c("a cat", " "), "en", "de"), "text 2 is empty")
-  expect_error(summarize_texts(model, strrep("cat ", 200)), "text 1 has 201 tokens, and the model has 90 positions")
+  expect_error(summarize_texts(model, strrep("cat ", 200)), "text 1 has 202 tokens, and the model has 90 positions")
   expect_error(summarize_texts(a_model(), "a cat"), "summarize_texts() needs a model with an encoder and a decoder", fixed = TRUE)
   expect_error(translate_texts(model, "a cat", "en", "de", beams = 0), "beams must be")
   expect_error(translate_texts(model, "a cat", "en", "de", early_stopping = "always"), "early_stopping must be")
