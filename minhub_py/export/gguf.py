@@ -36,10 +36,10 @@ from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.loading.facts import Facts, collect, fit
 from minhub_py.loading.files import ModelFiles
 from minhub_py.models import rotary
-from minhub_py.models.base import ModelConfig
 from minhub_py.models.config import read
 from minhub_py.models.llama import LlamaConfig
 from minhub_py.models.registry import architecture_of
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.structure import DecoderConfig, Structure, biases
 from minhub_py.system.json_text import JsonMapping, JsonObject
 from weights_map.conversion import Mapped

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.export.torchscript_functions import FUNCTIONS, traced
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.activations import ACTIVATIONS
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder, EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead

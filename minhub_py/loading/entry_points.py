@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 from minhub_py.loading.pretrained import _from_pretrained, from_pretrained, read_config
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.gemma import Gemma
 from minhub_py.models.gpt2 import GPT2
 from minhub_py.models.gptbigcode import GPTBigCode
@@ -32,6 +32,7 @@ from minhub_py.models.registry import (
     preset,
     similar_model_type,
 )
+from minhub_py.models.settings import ModelConfig
 from minhub_py.system.habits import with_hints
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import printable

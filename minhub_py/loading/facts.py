@@ -14,8 +14,9 @@ from torch import Tensor
 import weights_map
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.loading.files import ModelFiles
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.registry import Architecture
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.system.spelling import setting
 from weights_map.conversion import Mapped, check_shapes

@@ -21,7 +21,7 @@ from minhub_py.loading.adapters.loading import (
     base_in,
     is_adapter,
 )
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.config import build, check, read
 from minhub_py.models.heads import DecisionHead
 from minhub_py.models.registry import (
@@ -32,6 +32,7 @@ from minhub_py.models.registry import (
     declared_type,
     entry_of,
 )
+from minhub_py.models.settings import ModelConfig
 from minhub_py.system.extras import require
 from minhub_py.system.json_text import JsonMapping, JsonObject
 

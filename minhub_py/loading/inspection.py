@@ -16,8 +16,8 @@ from minhub_py.inference.quantize import count
 from minhub_py.loading.facts import Facts, collect, fit, with_stored_head
 from minhub_py.loading.files import ModelFiles, open_files
 from minhub_py.loading.pretrained import read_config
-from minhub_py.models.base import ModelConfig
 from minhub_py.models.registry import Architecture
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.system.json_text import JsonObject
 from weights_map.conversion import Mapped

@@ -40,10 +40,11 @@ from minhub_py.inference.quantize import (
 from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, AdapterSource, load_adapters
 from minhub_py.loading.facts import Facts, collect, fit
 from minhub_py.loading.files import ModelFiles, file_settings, open_files, other_architecture
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.config import GENERATION, with_older_rope
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.registry import Architecture, Entry, architecture_of, preset
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.steps import LayerInputs
 from minhub_py.system.device import DeviceProbe, choose_device, choose_dtype
 from minhub_py.system.habits import with_hints

@@ -1,71 +1,19 @@
-"""The base class of language models, and checks of their inputs."""
+"""The base class of language models."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, NoReturn
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models.attention import Past
 from minhub_py.models.cache import Cache, Layout
 from minhub_py.models.experts import ExpertMatrices
+from minhub_py.models.inputs import check_inputs
 from minhub_py.models.layers import LinearLayer
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.steps import PredictionStep, Step
-from minhub_py.system.json_text import JsonMapping, JsonObject
-
-
-def tanh_gelu(x: Tensor) -> Tensor:
-    """The tanh approximation of GELU, Hendrycks & Gimpel (2016)."""
-    return F.gelu(x, approximate="tanh")
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    """So et al. (2021), "Primer"."""
-    return F.relu(x).square()
-
-
-# Activations by their names in config.json.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": tanh_gelu,
-    "gelu_pytorch_tanh": tanh_gelu,
-    "gelu_fast": tanh_gelu,
-    "relu": F.relu,
-    "relu2": squared_relu,
-    "silu": F.silu,
-    "swish": F.silu,
-    "tanh": torch.tanh,
-}
-
-
-class ModelConfig(Protocol):
-    """The common attributes of all configs. A model file defines its own frozen dataclass
-    (minhub_py/models/config.py).
-    """
-
-    TITLE: ClassVar[str]
-    __dataclass_fields__: ClassVar[JsonObject]
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token IDs."""
-
-    @property
-    def context_length(self) -> int | None:
-        """Maximum number of positions; None for no maximum."""
-
-    @property
-    def tie_word_embeddings(self) -> bool:
-        """Whether the head shares the weight of the input embedding."""
-
-    @property
-    def eos_token_id(self) -> int | list[int] | None:
-        """Token IDs that end a sequence."""
-
-    def to_hub(self) -> JsonObject:
-        """The config.json of a model."""
+from minhub_py.system.json_text import JsonMapping
 
 
 class LanguageModel(nn.Module):
@@ -226,46 +174,4 @@ class LanguageModel(nn.Module):
 
     def check(self, idx: object, cache: Cache | None, size: int | None = None) -> None:
         """TypeError, ValueError: see `forward`.    size: number of token IDs; default: vocab_size."""
-        title, limit = self.config.TITLE, self.config.context_length
-        size = self.config.vocab_size if size is None else size
-        if cache is not None and not isinstance(cache, Cache):
-            raise TypeError(
-                f"{title}: the second argument is a cache from model.new_cache(), not"
-                f" {type(cache).__name__}; for a loss, compare the logits with targets:"
-                " F.cross_entropy(model(x).flatten(0, 1), y.flatten())"
-            )
-        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
-            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(
-                f"{title}: idx must be a LongTensor (B, T), such as torch.tensor([token_ids]), not"
-                f" {kind}"
-            )
-        if idx.dim() != 2 or not idx.numel():
-            raise ValueError(
-                f"{title}: idx must be (B, T) with at least one token ID, not {tuple(idx.shape)}"
-            )
-        longest = idx.size(1) + (0 if cache is None else max(cache.lengths))
-        if limit is not None and longest > limit:
-            name = next(
-                name
-                for name in ("n_positions", "max_position_embeddings")
-                if hasattr(self.config, name)
-            )
-            raise ValueError(
-                f"{title}: the input has {longest} positions, but this model has {limit} ({name}):"
-                " shorten it"
-            )
-        if cache is not None and (
-            idx.size(0) != len(cache.lengths) or (cache.bounded and longest > cache.max_length)
-        ):
-            room = f" rows of {cache.max_length}" if cache.bounded else " rows"
-            raise ValueError(
-                f"{title}: {idx.size(0)} rows of {longest} positions do not fit a cache of"
-                f" {len(cache.lengths)}{room}"
-            )
-        # On a GPU the check would synchronize with the device; CUDA's own assertion catches a bad
-        # token ID there.
-        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = torch.aminmax(idx)
-            if low < 0 or high >= size:
-                raise ValueError(f"{title}: token IDs must be 0 to {size - 1}, not {low} to {high}")
+        check_inputs(self.config, idx, cache, self.config.vocab_size if size is None else size)

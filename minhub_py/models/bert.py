@@ -29,8 +29,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.attention import Past, merge_heads, split_heads
-from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
 from minhub_py.models.layers import counted_positions

@@ -36,7 +36,7 @@ from minhub_py.system.shapes import fits
 from minhub_py.system.spelling import setting, similar
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
-    from minhub_py.models.base import ModelConfig
+    from minhub_py.models.settings import ModelConfig
 
 C = TypeVar("C", bound="ModelConfig")
 

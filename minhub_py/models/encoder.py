@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from minhub_py.models.attention import Past
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, EncoderCache, Layout
 from minhub_py.models.heads import LastTokenHead, last_of
 from minhub_py.models.layers import EmbeddingLayer
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.steps import HiddenStates, Logits, Step
 
 

@@ -13,7 +13,7 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.decoder import Decoder
 from minhub_py.models.structure import DecoderConfig, Structure, biases
 

@@ -23,10 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.attention import PackedPast, Past
+from minhub_py.models.attention import Past
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
 from minhub_py.models.layers import LinearLayer
+from minhub_py.models.packed import PackedPast
 
 NEVER = sys.maxsize  # of the first token that an adapter changes, in a text without the invocation
 NOT_MERGEABLE = (

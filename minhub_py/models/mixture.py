@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import steps
-from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.experts import ExpertMatrices, Routing, mixture, route
 from minhub_py.models.layers import RMSNorm
 from minhub_py.models.mlp import GatedMLP

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.layers import RMSNorm
 from minhub_py.models.steps import Add, Gate, Linear, Step
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
+from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.attention import Past, merge_heads, split_qkv
-from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
 from minhub_py.models.layers import BlockList

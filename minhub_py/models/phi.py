@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
+from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.attention import Past, merge_heads, split_heads
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import BlockList

@@ -38,8 +38,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
+from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.attention import Past, merge_heads, split_heads
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, Layout, State
 from minhub_py.models.delta import GatedNorm, gated_delta
 from minhub_py.models.experts import Routing

@@ -15,7 +15,8 @@ from minhub_py.models.config import build, changed
 from minhub_py.models.relatives import RELATIVES, Relative
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
-    from minhub_py.models.base import LanguageModel, ModelConfig
+    from minhub_py.models.base import LanguageModel
+    from minhub_py.models.settings import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,10 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import ClassVar, Protocol
 
 from minhub_py.system.json_text import JsonObject
 
-if TYPE_CHECKING:
-    from minhub_py.models.base import ModelConfig
 # Settings of classification heads in the configs of GPT-2 and its relatives. A language model does
 # not use them.
 SUMMARY = frozenset(
@@ -23,6 +21,34 @@ SUMMARY = frozenset(
 
 # The settings of a classification head, which every architecture inherits: heads.HeadSettings.
 HEAD_SETTINGS = ("architectures", "id2label", "num_labels", "problem_type")
+
+
+class ModelConfig(Protocol):
+    """The common attributes of all configs. A model file defines its own frozen dataclass
+    (minhub_py/models/config.py).
+    """
+
+    TITLE: ClassVar[str]
+    __dataclass_fields__: ClassVar[JsonObject]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token IDs."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Maximum number of positions; None for no maximum."""
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """Whether the head shares the weight of the input embedding."""
+
+    @property
+    def eos_token_id(self) -> int | list[int] | None:
+        """Token IDs that end a sequence."""
+
+    def to_hub(self) -> JsonObject:
+        """The config.json of a model."""
 
 
 class Effective:
@@ -90,7 +116,7 @@ def unavailable(config: "ModelConfig | type[ModelConfig]", model_type: str) -> J
     }
 
 
-def check_multiple(config: "ModelConfig", name: str, divisor_name: str) -> None:
+def check_multiple(config: ModelConfig, name: str, divisor_name: str) -> None:
     """ValueError: a setting is not a multiple of another, which may be None."""
     size, divisor = getattr(config, name), getattr(config, divisor_name)
     if divisor is not None and size % divisor:

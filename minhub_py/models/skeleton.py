@@ -6,7 +6,8 @@ from typing import TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.settings import ModelConfig
 
 M = TypeVar("M", bound=LanguageModel)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.settings import Positions, check_layer_types, check_multiple, check_rotated
 from minhub_py.system.json_text import JsonObject

@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.attention import Past, merge_heads, split_heads
-from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues
 from minhub_py.models.encoder import Encoder, EncoderDecoder, EncoderDecoderClassifier
 from minhub_py.models.heads import HeadSettings, SequenceHead, TokenHead

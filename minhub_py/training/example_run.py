@@ -16,8 +16,9 @@ from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.loading.adapters.heads import classifier_config, labels_of
 from minhub_py.loading.facts import collect, fit
 from minhub_py.loading.files import ModelFiles
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.registry import Architecture
+from minhub_py.models.settings import ModelConfig
 from minhub_py.system.formats import read_columns
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.spelling import setting

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.training.cpu_kernels import CPUKernels
 

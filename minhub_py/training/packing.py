@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from minhub_py.models.attention import PackedPast
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, KeyValues
+from minhub_py.models.packed import PackedPast
 from minhub_py.models.steps import Attend
 
 

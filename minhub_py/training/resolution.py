@@ -17,8 +17,8 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
 )
 from minhub_py.distributed import environment
 from minhub_py.loading.files import ModelFiles, open_files
-from minhub_py.models.base import ModelConfig
 from minhub_py.models.registry import ENTRIES, entry_of
+from minhub_py.models.settings import ModelConfig
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.processor import has_bfloat16
 from minhub_py.system.spelling import setting

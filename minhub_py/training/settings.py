@@ -22,7 +22,7 @@ from minhub_py.system.spelling import setting, train_call, unknown
 from minhub_py.training.errors import read_object, reading
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
-    from minhub_py.models.base import ModelConfig
+    from minhub_py.models.settings import ModelConfig
 
 CONTEXT = 128  # default context length in tokens
 # Objectives of text encoders. Those after the first two are also for decoders.

@@ -7,8 +7,8 @@ import torch
 from references import FEW, TOLERANCE, texts_of
 
 import minhub_py
-from minhub_py.models.attention import PackedPast
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.packed import PackedPast
 from minhub_py.training.packing import hidden_of_texts, supports_packing
 
 LENGTHS = (1, 40, 17, 3, 41)  # beyond any window of the cases

@@ -32,7 +32,7 @@ from transformers.activations import ACT2FN
 
 import minhub_py
 import weights_map
-from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.activations import ACTIVATIONS
 
 TOLERANCE = 5e-5  # of the largest logit; float32 sums in another order differ by some 1e-6
 

@@ -14,7 +14,7 @@ from minhub_py.checkpoints.tokenizers.special_tokens import content
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES, surrounding_ids
 
 if TYPE_CHECKING:
-    from minhub_py.models.base import ModelConfig
+    from minhub_py.models.settings import ModelConfig
 REPORTED: WeakSet[Tokenizer] = WeakSet()  # tokenizers that contradict their model
 
 

@@ -25,8 +25,8 @@ from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.writing import write_safetensors
 from minhub_py.loading.adapters import mlx
 from minhub_py.loading.adapters.config import ADVICE, AdapterConfig, AdapterFile, read_config
-from minhub_py.models.base import ModelConfig
 from minhub_py.models.lora import LoRAFactors
+from minhub_py.models.settings import ModelConfig
 from minhub_py.system.shapes import read_json
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"

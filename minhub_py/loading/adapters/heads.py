@@ -11,9 +11,10 @@ from torch import nn
 
 from minhub_py.loading.adapters.files import CONFIG, PREFIX, has_weights, read_file, stored_tensors
 from minhub_py.loading.adapters.targets import bare_model, conversions_of
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.config import changed
 from minhub_py.models.registry import ARCHITECTURES, architecture_of
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.system.shapes import parse_json
 

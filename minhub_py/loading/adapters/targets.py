@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import weights_map
 from minhub_py.loading.adapters.config import ALL_LINEAR, DEFAULT_TARGETS, AdapterConfig, ending
 from minhub_py.loading.adapters.patterns import full_match
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.registry import architecture_of
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.models.steps import Experts
 from minhub_py.system.printable import printable

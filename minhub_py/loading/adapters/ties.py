@@ -16,9 +16,10 @@ from minhub_py.loading.adapters.targets import (
     select,
     targets_of,
 )
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.config import changed
 from minhub_py.models.registry import architecture_of
+from minhub_py.models.settings import ModelConfig
 from minhub_py.models.steps import Embed
 
 TokenIds = tuple[int, ...]
