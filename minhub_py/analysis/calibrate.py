@@ -39,7 +39,7 @@ from minhub_py.analysis.cross_fit import divided
 from minhub_py.analysis.decisions import Decisions, Floats, probabilities_of
 from minhub_py.analysis.questions import SETTINGS, TYPES, DecisionSettings, Question, Type
 from minhub_py.inference.arguments import check_integer
-from minhub_py.system.files import read_text
+from minhub_py.system.shapes import read_json
 from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Calibration(Result):
         values: dict[str, Any] = {}
         if path.exists():
             DecisionSettings.read(path.parent)
-            values = json.loads(read_text(path))
+            values = read_json(path, dict[str, Any])
         values["temperature"] = {**(values.get("temperature") or {}), **self.temperature}
         path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -235,12 +235,6 @@ def read_modules(folder: Path) -> list[tuple[str, Path]]:
     return modules
 
 
-def refuse_modules(folder: Path) -> None:
-    """ValueError: a module of the folder is not supported."""
-    if folder.is_dir() and (folder / "modules.json").exists():
-        read_modules(folder)
-
-
 def with_module(
     settings: EmbeddingSettings, kind: str, path: Path, level: str, folder: Path
 ) -> EmbeddingSettings:

@@ -12,7 +12,7 @@ from typing import Literal
 import weights_map
 from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import checkpoint_at
-from minhub_py.checkpoints.sentence_transformers import refuse_modules
+from minhub_py.checkpoints.sentence_transformers import read_modules
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.loading.adapters.loading import (
     DEFAULT_ADAPTER,
@@ -118,7 +118,8 @@ def open_files(
             token=token,
             local_files_only=local_files_only,
         )
-    refuse_modules(location)
+    if (location / "modules.json").exists():
+        read_modules(location)  # raises an error for modules that are not supported
     checkpoint = checkpoint_at(location)
     if checkpoint.config is None:
         architecture, config = described_by_shapes(checkpoint)

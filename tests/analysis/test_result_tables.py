@@ -50,6 +50,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             {"act": {"type": "score", "criteria": ["be", "do"]}},
             settings=DecisionSettings(chat_template="{{ state }}:<|mark|>"),
         ),
+        "calibration": minhub_py.calibrate(
+            {
+                "text": [*range(40)],
+                "question": ["act"] * 40,
+                "type": ["noul"] * 40,
+                "spread": [0.0] * 40,
+                "temperature": [1.0] * 40,
+                "prob_true": [0.2, 0.7] * 20,
+                "prob_false": [0.8, 0.3] * 20,
+                "coded": [False, True, True, True] * 10,
+            },
+            "coded",
+        ),
         "devices": minhub_py.devices(),
         "run": minhub_py.train(
             folder / "input.txt", folder / "out", steps=2, layers=1, width=8, heads=1, context=8
@@ -72,6 +85,7 @@ NAMES = (
     "estimates",
     "reply",
     "decisions",
+    "calibration",
     "devices",
     "run",
 )

@@ -525,7 +525,7 @@ def test_help_is_whole_at_every_width(
         "calibrate": 2,
         "classify": 3,
         "decide": 2,
-        "embed": 3,
+        "embed": 5,
         "entities": 2,
         "masked": 2,
         "pairs": 3,

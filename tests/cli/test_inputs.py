@@ -23,6 +23,7 @@ from minhub_py.cli.main import main
 
 GPT2 = "minhub/shakespeare-gpt2"
 WITHOUT_COMPUTATION = {
+    "calibrate",
     "list",
     "download",
     "delete",

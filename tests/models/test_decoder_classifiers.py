@@ -45,7 +45,9 @@ DECODERS = {
     kind: entry.architecture
     for entry in ENTRIES.values()
     for kind in entry.model_types
-    if not entry.architecture.is_encoder and not entry.architecture.encoder_class
+    if not entry.architecture.is_encoder
+    and not entry.architecture.encoder_class
+    and not entry.architecture.Model.encoder_decoder
 }
 TYPES = [kind for kind in DECODERS if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES]
 

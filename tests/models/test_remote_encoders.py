@@ -165,7 +165,7 @@ def test_scaled_positions_of_nomic_end_with_the_trained_ones(tmp_path: Path) -> 
     with torch.no_grad():
         expected = reference(IDS[:, :30])[0]
         assert (model(IDS[:, :30]) - expected).abs().max() <= 5e-5 * expected.abs().max()
-    with pytest.raises(ValueError, match="50 positions; this model has 30"):
+    with pytest.raises(ValueError, match="50 positions, but this model has 30"):
         model(IDS)
     minhub_py.save_pretrained(model, tmp_path / "saved")
     assert minhub_py.from_pretrained(tmp_path / "saved", device="cpu").config.context_length == 30
