@@ -158,8 +158,8 @@ def calibrate(
             part = function(result.scores[index][:, fold == number])
             values[index][fold == number] = part[0]
             # A table has no scores of single orders.
-            known = isinstance(decisions, Decisions) | (spreads[index][fold == number] == 0)
-            spreads[index][fold == number] = np.where(known, part[1], np.nan)
+            has_spread = isinstance(decisions, Decisions) | (spreads[index][fold == number] == 0)
+            spreads[index][fold == number] = np.where(has_spread, part[1], np.nan)
     temperature = temperatures(result, coded) if method == "temperature" else {}
     unknown: dict[Type, float] = dict.fromkeys(TYPES, math.nan)
     calibrated = Decisions(

@@ -38,27 +38,27 @@ def decisions_of(source: Decisions | Table) -> Decisions:
         rows.setdefault(str(name), {})[text] = row
     questions, values, scores, spreads = list[Question](), [], [], []
     temperature: dict[Type, float] = {}
-    for name, found in rows.items():
-        first = next(iter(found.values()))
+    for name, by_text in rows.items():
+        first = next(iter(by_text.values()))
         kind = columns["type"][first]
         if kind not in TYPES:
             raise ValueError(f"the type of question {name!r} must be {', '.join(TYPES)}")
         table = np.full((max(texts) + 1, len(options)), np.nan)
-        for text, row in found.items():
+        for text, row in by_text.items():
             table[text] = [number_of(columns[option][row]) for option in options]
         used = ~np.isnan(table).all(axis=0)
         names = tuple(o.removeprefix("prob_") for o, u in zip(options, used, strict=True) if u)
         if not names:
             raise ValueError(f"the decision table has no probability for question {name!r}")
         questions.append(Question(name, kind, None, names, (), (None,) * len(names)))
-        divisors = {number_of(columns["temperature"][row]) for row in found.values()}
+        divisors = {number_of(columns["temperature"][row]) for row in by_text.values()}
         divisors = {value for value in divisors if not math.isnan(value)} or {math.nan}
         temperature.setdefault(kind, divisors.pop())
         values.append(table[:, used])
         with np.errstate(divide="ignore"):
             scores.append(np.log(table[None, :, used]) * temperature[kind])
         spread = np.full_like(values[-1], np.nan)
-        for text, row in found.items():
+        for text, row in by_text.items():
             if not np.isnan(values[-1][text]).any():
                 spread[text, values[-1][text].argmax()] = number_of(columns["spread"][row])
         spreads.append(spread)
@@ -80,10 +80,10 @@ def columns_of(table: Table) -> dict[str, list[Any]]:
     if len({len(values) for values in columns.values()}) > 1:
         raise ValueError("the columns of the decision table have different lengths")
     # A job writes a row without a question for a text that has a problem.
-    kept = [row for row, name in enumerate(columns["question"]) if not is_empty(name)]
-    if not kept:
+    numbers = [row for row, name in enumerate(columns["question"]) if not is_empty(name)]
+    if not numbers:
         raise ValueError("the decision table has no rows with a question")
-    return {name: [values[row] for row in kept] for name, values in columns.items()}
+    return {name: [values[row] for row in numbers] for name, values in columns.items()}
 
 
 def is_empty(value: object) -> bool:
@@ -211,24 +211,24 @@ def outcome(
     truth: hand-coded answers, also those to the question as a list.
     ValueError: the question or the option is unknown or must be given.
     """
-    by_name = {asked.name: number for number, asked in enumerate(decisions.questions)}
+    by_name = {typed.name: number for number, typed in enumerate(decisions.questions)}
     if question is None and len(by_name) > 1:
         raise ValueError(f"question must be one of {', '.join(by_name)}")
     name = next(iter(by_name)) if question is None else question
-    check_name(name, {asked.name: asked for asked in decisions.questions})
+    check_name(name, {typed.name: typed for typed in decisions.questions})
     number = by_name[name]
-    asked, probabilities = decisions.questions[number], decisions.probabilities[number]
+    typed, probabilities = decisions.questions[number], decisions.probabilities[number]
     answers: Any = truth if isinstance(truth, Mapping) or are_rows(truth) else {name: truth}
     coded = coded_answers(decisions, answers)[number]
-    if option is None and asked.type == "score":
-        levels = np.array([int(level) for level in asked.options], float)
+    if option is None and typed.type == "score":
+        levels = np.array([int(level) for level in typed.options], float)
         return np.where(coded < 0, np.nan, levels[coded]), probabilities @ levels
-    if option is None and asked.type == "choice":
+    if option is None and typed.type == "choice":
         raise ValueError(
-            f"option must be one of {', '.join(asked.options)}: the outcome of a choice is whether"
+            f"option must be one of {', '.join(typed.options)}: the outcome of a choice is whether"
             " an option is the answer"
         )
-    index = option_index(asked, "true" if option is None else option)
+    index = option_index(typed, "true" if option is None else option)
     return np.where(coded < 0, np.nan, coded == index), probabilities[:, index]
 
 

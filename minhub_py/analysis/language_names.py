@@ -72,14 +72,16 @@ def language_code(language: str, codes: Iterable[str]) -> str:
     named = BY_NAME.get(key)
     if named is None:  # a code, of which the model may have another form
         base = key.replace("-", "_").partition("_")[0]
-        named = [base] + [code for each in BY_NAME.values() if base in each for code in each]
-    found = [code for code in codes if code.replace("-", "_").partition("_")[0].casefold() in named]
-    exact = [code for code in found if code.casefold() == key.replace("-", "_")]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if found:
+        named = [base] + [code for group in BY_NAME.values() if base in group for code in group]
+    matches = [
+        code for code in codes if code.replace("-", "_").partition("_")[0].casefold() in named
+    ]
+    exact = [code for code in matches if code.casefold() == key.replace("-", "_")]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    if matches:
         raise ValueError(
-            f"the model has several codes for {language!r}: use one of {', '.join(found)}"
+            f"the model has several codes for {language!r}: use one of {', '.join(matches)}"
         )
     close = get_close_matches(key, [*codes, *(name.casefold() for name in names_of(codes))], 1)
     advice = f"did you mean {close[0]}?" if close else f"its codes are {listed(codes)}"

@@ -39,8 +39,8 @@ def sparse_embeddings(
     inputs = truncated_inputs(encoder, tokenizer, texts, settings, prompt)
     present = [number for number, row in enumerate(inputs) if row is not None]
     rows = [row for row in inputs if row is not None]
-    missing = (torch.tensor([0]), torch.tensor([torch.nan]))
-    elements = [missing] * len(texts)
+    nan_entry = (torch.tensor([0]), torch.tensor([torch.nan]))
+    elements = [nan_entry] * len(texts)
     count = settings.dimensions if dimensions is None else dimensions
     processed, total = 0, sum(len(row.ids) for row in rows)
     for i, x in hidden_states(encoder, rows):

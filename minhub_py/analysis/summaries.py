@@ -58,7 +58,7 @@ def summarize(
             model has positions; a setting is out of range.
     """
     rows = as_texts("texts", texts)
-    given = {
+    arguments = {
         "beams": beams,
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
@@ -67,7 +67,7 @@ def summarize(
         "no_repeat_ngram_size": no_repeat_ngram_size,
     }
     present = {number: text for number, text in enumerate(rows) if text is not None}
-    summaries, _ = summaries_of(model, tokenizer, present, given, progress, check=True)
+    summaries, _ = summaries_of(model, tokenizer, present, arguments, progress, check=True)
     return [summaries.get(number) for number in range(len(rows))]
 
 
@@ -75,7 +75,7 @@ def summaries_of(
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: Mapping[int, str],
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     progress: Progress | None = None,
     *,
     check: bool = False,
@@ -85,7 +85,7 @@ def summaries_of(
     check: raise the first problem as a ValueError.
     """
     model = encoder_decoder_of(model, tokenizer, "summarize()")
-    generation = generation_of(model, tokenizer, "summarization", given)
+    generation = generation_of(model, tokenizer, "summarization", arguments)
     sources, problems = {}, {}
     for number, text in texts.items():
         ids = encode(tokenizer, generation.prefix + text) if text.strip() else []
@@ -100,5 +100,5 @@ def summaries_of(
             sources[number] = EncodedText(ids)
     for number, problem in problems.items() if check else ():
         raise ValueError(f"text {number} {problem}")
-    found = generate_texts(model, tokenizer, list(sources.values()), generation, progress)
-    return dict(zip(sources, found, strict=True)), problems
+    sequences = generate_texts(model, tokenizer, list(sources.values()), generation, progress)
+    return dict(zip(sources, sequences, strict=True)), problems

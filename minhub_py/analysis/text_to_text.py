@@ -74,9 +74,9 @@ def encoder_decoder_of(model: LanguageModel, tokenizer: Tokenizer, call: str) ->
 
 
 def generation_of(
-    model: LanguageModel, tokenizer: Tokenizer, task: str, given: Mapping[str, Any]
+    model: LanguageModel, tokenizer: Tokenizer, task: str, arguments: Mapping[str, Any]
 ) -> TaskGeneration:
-    """The settings of a task. given: the arguments of the call; None selects the model's.
+    """The settings of a task. arguments: of the call; None selects the model's.
 
     ValueError: the model has a setting that is out of range or not supported.
     """
@@ -93,30 +93,30 @@ def generation_of(
         "early_stopping": "",
         "no_repeat_ngram_size": "",
     }
-    search = {name: value for name in names if (value := given.get(name)) is not None}
+    search = {name: value for name in names if (value := arguments.get(name)) is not None}
     published = {
-        name: settings[other or name]
-        for name, other in names.items()
-        if settings.get(other or name) is not None
+        name: settings[hub_name or name]
+        for name, hub_name in names.items()
+        if settings.get(hub_name or name) is not None
     }
     try:
-        found = BeamSearch(**{"beams": 4, **published, **search})
+        beam_search = BeamSearch(**{"beams": 4, **published, **search})
         sampling = Sampling(repetition_penalty=settings.get("repetition_penalty") or 1.0)
     except ValueError as error:
         where = "" if search else "the model's settings of generation: "
         raise SettingError(f"{where}{error}") from error
     positions = positions_of(model, tokenizer)
-    most = given.get("max_new_tokens")
-    if most is None:  # lengths include the token before the first one
-        most = settings.get("max_new_tokens") or (settings.get("max_length") or 0) - 1
-        most = MAX_NEW_TOKENS if most < 1 else most
-    most = min(check_integer(setting("max_new_tokens"), most, 1), positions)
-    least = given.get("min_new_tokens")
-    if least is None:
-        least = settings.get("min_new_tokens") or max((settings.get("min_length") or 0) - 1, 0)
-    least = min(check_integer(setting("min_new_tokens"), least, 0), most)
+    maximum = arguments.get("max_new_tokens")
+    if maximum is None:  # lengths include the token before the first one
+        maximum = settings.get("max_new_tokens") or (settings.get("max_length") or 0) - 1
+        maximum = MAX_NEW_TOKENS if maximum < 1 else maximum
+    maximum = min(check_integer(setting("max_new_tokens"), maximum, 1), positions)
+    minimum = arguments.get("min_new_tokens")
+    if minimum is None:
+        minimum = settings.get("min_new_tokens") or max((settings.get("min_length") or 0) - 1, 0)
+    minimum = min(check_integer(setting("min_new_tokens"), minimum, 0), maximum)
     return TaskGeneration(
-        found, sampling, most, least, str(settings.get("prefix") or ""), positions
+        beam_search, sampling, maximum, minimum, str(settings.get("prefix") or ""), positions
     )
 
 
@@ -150,9 +150,9 @@ def generate_texts(
     """The text of the best sequence for each source. tokenizer: of the new texts."""
     criteria = StopCriteria.of(model, "auto", (), None)
     results: list[list[int]] = [[] for _ in sources]
-    done = 0
+    processed = 0
     for numbers in batches(sources, generation):
-        found = search_batch(
+        searched = search_batch(
             model,
             [sources[number].ids for number in numbers],
             generation.max_new_tokens,
@@ -162,11 +162,11 @@ def generate_texts(
             generation.min_new_tokens,
             [sources[number].admission for number in numbers],
         )
-        for number, hypotheses in zip(numbers, found, strict=True):
+        for number, hypotheses in zip(numbers, searched, strict=True):
             results[number] = hypotheses[0].ids
-        done += len(numbers)
+        processed += len(numbers)
         if progress is not None:
-            progress(done, len(sources))
+            progress(processed, len(sources))
     with working(tokenizer):
         return list(tokenizer.decode_batch(results, skip_special_tokens=True))
 

@@ -161,9 +161,9 @@ def labelled_texts(
         ]
         for (encoding, _), text in zip(encoded, texts, strict=True)
     ]
-    places = [(number, start, first, end) for number, _, start, first, end in windows]
+    spans = [(number, start, first, end) for number, _, start, first, end in windows]
     return LabelledTexts(
-        tokens, [row for _, row, *_ in windows], places, special_tokens_before(tokenizer)
+        tokens, [row for _, row, *_ in windows], spans, special_tokens_before(tokenizer)
     )
 
 

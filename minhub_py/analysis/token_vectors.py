@@ -121,10 +121,12 @@ def token_inputs(
             continue
         longer = row if expansion is None else expanded(row, expansion, tokenizer)
         attended = len(row.ids) if expansion is not None and not expansion.attend else None
-        kept = [position for position, id in enumerate(longer.ids) if id not in skipped]
+        positions = [position for position, id in enumerate(longer.ids) if id not in skipped]
         results.append(
             TokenInput(
-                longer, len(longer.ids) if attended is None else attended, torch.tensor(kept).long()
+                longer,
+                len(longer.ids) if attended is None else attended,
+                torch.tensor(positions).long(),
             )
         )
     return results
@@ -149,8 +151,8 @@ def expanded(row: Input, expansion: Expansion, tokenizer: Tokenizer | None) -> I
     id = tokenizer.token_to_id(token)
     if id is None:
         raise ValueError(f"the tokenizer has no token {token!r}, which expands queries")
-    missing = max(expansion.length - len(row.ids), 0)
-    return replace(row, ids=[*row.ids, *[id] * missing], types=[*row.types, *[0] * missing])
+    padding = max(expansion.length - len(row.ids), 0)
+    return replace(row, ids=[*row.ids, *[id] * padding], types=[*row.types, *[0] * padding])
 
 
 @torch.inference_mode()

@@ -100,35 +100,35 @@ def translate(
     """
     rows = as_texts("texts", texts)
     present = {number: text for number, text in enumerate(rows) if text is not None}
-    given = {
+    arguments = {
         "beams": beams,
         "max_new_tokens": max_new_tokens,
         "length_penalty": length_penalty,
         "early_stopping": early_stopping,
         "no_repeat_ngram_size": no_repeat_ngram_size,
     }
-    found = translations(
+    translated = translations(
         model,
         tokenizer,
         present,
         source,
         target,
-        given,
+        arguments,
         progress,
         check=True,
     )
-    if found.divided:
-        warnings.warn(divided_warning("text", found.divided), stacklevel=2)
-    return [found.texts.get(number) for number in range(len(rows))]
+    if translated.divided:
+        warnings.warn(divided_warning("text", translated.divided), stacklevel=2)
+    return [translated.texts.get(number) for number in range(len(rows))]
 
 
 def divided_warning(name: str, numbers: list[int]) -> str:
     """The warning about texts that were divided. name: of a text, with its number."""
     shown = ", ".join(map(str, numbers[:MAX_NUMBERS]))
-    more = "" if len(numbers) <= MAX_NUMBERS else f" and {len(numbers) - MAX_NUMBERS} more"
+    remainder = "" if len(numbers) <= MAX_NUMBERS else f" and {len(numbers) - MAX_NUMBERS} more"
     names = name if len(numbers) == 1 else f"{name}s"
     return (
-        f"{names} {shown}{more} exceeded the positions of the model: divided at the ends of"
+        f"{names} {shown}{remainder} exceeded the positions of the model: divided at the ends of"
         " sentences, translated in parts and joined"
     )
 
@@ -139,7 +139,7 @@ def translations(
     texts: Mapping[int, str],
     source: str | None,
     target: str | None,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     progress: Progress | None = None,
     *,
     check: bool = False,
@@ -147,7 +147,7 @@ def translations(
     """The translations of texts by their numbers. check: raise the first problem as a ValueError."""
     model = encoder_decoder_of(model, tokenizer, "translate()")
     languages = languages_between(model, tokenizer, source, target)
-    generation = generation_of(model, tokenizer, languages.task, given)
+    generation = generation_of(model, tokenizer, languages.task, arguments)
     encoded: dict[str, list[int]] = {}
 
     def ids_of(text: str) -> list[int]:
@@ -188,11 +188,12 @@ def translations(
     )
     joined = {}
     for number, divided in pieces.items():
-        done = [(next(results), space or " ") for _, space in divided]
+        sentences = [(next(results), space or " ") for _, space in divided]
         joined[number] = (
-            done[0][0]
-            if len(done) == 1
-            else "".join(text.strip() + space for text, space in done[:-1]) + done[-1][0].strip()
+            sentences[0][0]
+            if len(sentences) == 1
+            else "".join(text.strip() + space for text, space in sentences[:-1])
+            + sentences[-1][0].strip()
         )
     return Translations(joined, problems, [n for n, divided in pieces.items() if len(divided) > 1])
 
@@ -251,7 +252,7 @@ def task_between(
             "the model's files do not state its languages, so that they cannot be checked: omit"
             f" {setting('source')} and {setting('target')}"
         )
-    sources, targets = ([*dict.fromkeys(each)] for each in zip(*pairs, strict=True))
+    sources, targets = ([*dict.fromkeys(languages)] for languages in zip(*pairs, strict=True))
     pair = tuple(
         codes[0] if language is None and len(codes) == 1 else code_of(name, language, codes)
         for name, language, codes in (("source", source, sources), ("target", target, targets))
@@ -259,6 +260,6 @@ def task_between(
     if pair not in pairs:
         raise SettingError(
             f"the model does not translate from {pair[0]} to {pair[1]}: it translates "
-            + ", ".join(f"from {one} to {other}" for one, other in pairs)
+            + ", ".join(f"from {first} to {second}" for first, second in pairs)
         )
     return pairs[pair]

@@ -101,26 +101,30 @@ def word_embeddings(
     strings = ["".join(row.parts) for row in without_unknown(tokenizer, rows)]
     compute_all = states_of_encoder if isinstance(model, Encoder) else states_of_decoder
     encoded, results = compute_all(states, model, tokenizer, strings, numbers)
-    found = [WordsOfText.of(*pair) for pair in zip(strings, encoded, strict=True)]
-    starts = np.cumsum([0, *(len(text.words) for text in found)])
+    words_of_texts = [WordsOfText.of(*pair) for pair in zip(strings, encoded, strict=True)]
+    starts = np.cumsum([0, *(len(text.words) for text in words_of_texts)])
     counts = torch.zeros(int(starts[-1]))
     vectors = torch.empty(0)
-    processed, total = 0, sum(len(text.owners) for text in found)
+    processed, total = 0, sum(len(text.owners) for text in words_of_texts)
     for number, first, parts in combined(results, numbers, combine):
         if not len(vectors):
             vectors = torch.zeros(len(counts), parts.size(1))
-        owners = torch.tensor(found[number].owners[first : first + len(parts)], dtype=torch.long)
-        known = owners >= 0
-        words = owners[known] + int(starts[number])
-        vectors.index_add_(0, words, parts[known])
+        owners = torch.tensor(
+            words_of_texts[number].owners[first : first + len(parts)], dtype=torch.long
+        )
+        in_word = owners >= 0
+        words = owners[in_word] + int(starts[number])
+        vectors.index_add_(0, words, parts[in_word])
         counts.index_add_(0, words, torch.ones(len(words)))
         processed += len(parts)
         if progress is not None:
             progress(processed, total)
     columns = {
-        "text": np.repeat(np.arange(len(found)), np.diff(starts)),
-        "word_n": np.concatenate([np.arange(len(text.words)) for text in found] or [np.arange(0)]),
-        "word": [word for text in found for word in text.words],
+        "text": np.repeat(np.arange(len(words_of_texts)), np.diff(starts)),
+        "word_n": np.concatenate(
+            [np.arange(len(text.words)) for text in words_of_texts] or [np.arange(0)]
+        ),
+        "word": [word for text in words_of_texts for word in text.words],
         "tokens": counts.long().numpy(),
     }
     return Columns(columns), vectors.div_(counts.unsqueeze(1)) if len(vectors) else vectors

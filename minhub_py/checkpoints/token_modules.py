@@ -127,12 +127,14 @@ def read_splade(path: Path) -> Splade:
     settings = read_json(path, SpladeSettings) if path.exists() else SpladeSettings()
     pooling = settings.get("pooling_strategy") or "max"
     activation = settings.get("activation_function") or "relu"
-    for name, value, known in (
+    for name, value, choices in (
         ("pooling_strategy", pooling, SPLADE_POOLINGS),
         ("activation_function", activation, SPLADE_ACTIVATIONS),
     ):
-        if value not in known:
-            raise ValueError(f"{path} has {name} {brief(value)}; supported are {', '.join(known)}")
+        if value not in choices:
+            raise ValueError(
+                f"{path} has {name} {brief(value)}; supported are {', '.join(choices)}"
+            )
     return Splade(pooling, activation == "log1p_relu")
 
 

@@ -327,11 +327,11 @@ def parse_layers(text: str) -> list[int]:
         ) from None
 
 
-def exclude(name: str, *others: str) -> None:
+def exclude(name: str, *excluded: str) -> None:
     """UsageError: another option is set, too."""
-    for other in others:
-        if is_set(other):
-            raise click.UsageError(f"--{other} and --{name} exclude each other: remove one.")
+    for option in excluded:
+        if is_set(option):
+            raise click.UsageError(f"--{option} and --{name} exclude each other: remove one.")
 
 
 @click.command(cls=Command)

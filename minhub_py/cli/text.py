@@ -135,12 +135,15 @@ def generate(
     started = time.perf_counter()
     options = completion_settings(network, options)
     context = [] if network.encoder_decoder else prompt_ids
-    found = searched(network, tokenizer, prompt_ids, max_new_tokens, stop, drafts, options)
-    if found is not None:
+    hypotheses = searched(network, tokenizer, prompt_ids, max_new_tokens, stop, drafts, options)
+    if hypotheses is not None:
         texts = [
-            "".join(until(decode_stream(tokenizer, each.ids, context), stop)) for each in found
+            "".join(until(decode_stream(tokenizer, hypothesis.ids, context), stop))
+            for hypothesis in hypotheses
         ]
-        print_sequences(found, texts, {"model": model, "prompt": prompt}, bool(context), as_json)
+        print_sequences(
+            hypotheses, texts, {"model": model, "prompt": prompt}, bool(context), as_json
+        )
         return
     options |= {"seed": seed, "stop": stop, "tokenizer": tokenizer, "draft": drafts}
     tokens = stream(network, prompt_ids, max_new_tokens, **options)
@@ -175,12 +178,12 @@ def generate(
 
 def prompt_from_pipe(prompts: tuple[str, ...]) -> str:
     """The prompt in standard input. prompts: the argument of the command."""
-    missing = "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."
-    return read_stdin(missing, named=bool(prompts))
+    message = "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."
+    return read_stdin(message, named=bool(prompts))
 
 
 def print_sequences(
-    found: "list[Hypothesis]",
+    hypotheses: "list[Hypothesis]",
     texts: list[str],
     call: JsonObject,
     with_prompt: bool,
@@ -191,8 +194,13 @@ def print_sequences(
     call: the model and the prompt.    with_prompt: print the prompt before the text.
     """
     if as_json:
-        pairs = zip(texts, found, strict=True)
-        emit({**call, "sequences": [{"text": text, **each._asdict()} for text, each in pairs]})
+        pairs = zip(texts, hypotheses, strict=True)
+        emit(
+            {
+                **call,
+                "sequences": [{"text": text, **hypothesis._asdict()} for text, hypothesis in pairs],
+            }
+        )
         return
     text = "".join([call["prompt"] if with_prompt else "", *texts[:1]])
     click.echo(displayed(text) if sys.stdout.isatty() else text)
@@ -221,8 +229,8 @@ def searched(
     if search is None:
         return None
     criteria = StopCriteria.of(network, "auto", stop, tokenizer)
-    [found] = search_batch(network, [prompt_ids], max_new_tokens, search, sampling, criteria)
-    return found
+    [hypotheses] = search_batch(network, [prompt_ids], max_new_tokens, search, sampling, criteria)
+    return hypotheses
 
 
 def open_draft(

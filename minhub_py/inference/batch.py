@@ -549,8 +549,8 @@ class Batch:
             self.sharing.store(first)
         if first.stop_reason is None:
             return []
-        found = tuple(beams.hypotheses)
-        return [Event(first.key, end=found[0].end, hypotheses=found)]
+        hypotheses = tuple(beams.hypotheses)
+        return [Event(first.key, end=hypotheses[0].end, hypotheses=hypotheses)]
 
     def _add(self, row: BatchRow, token: NextToken | ValueError) -> Event:
         """Append a token to a row, or end the row with an error."""

@@ -103,20 +103,20 @@ def search_of(
     """
     search = BeamSearch(beams or 1, length_penalty, early_stopping, no_repeat_ngram_size)
     if beams is None:
-        given = [name for name, value in vars(BeamSearch(1)).items() if vars(search)[name] != value]
-        if given:
+        names = [name for name, value in vars(BeamSearch(1)).items() if vars(search)[name] != value]
+        if names:
             raise SettingError(
-                f"{setting(given[0])} is a setting of beam search: set {setting('beams')} too"
+                f"{setting(names[0])} is a setting of beam search: set {setting('beams')} too"
             )
         return None
     check_beams("beams", beams)
     drawn = {"top_k": None, "top_p": None, "min_p": None}
-    given = [name for name, value in drawn.items() if getattr(sampling, name) != value]
-    given += ["temperature"] if sampling.temperature not in (0, 1) else []
-    given += ["speculate"] if speculate else ["draft"] if draft is not None else []
-    if given:
+    names = [name for name, value in drawn.items() if getattr(sampling, name) != value]
+    names += ["temperature"] if sampling.temperature not in (0, 1) else []
+    names += ["speculate"] if speculate else ["draft"] if draft is not None else []
+    if names:
         raise SettingError(
-            f"{setting(given[0])} has no effect on beam search: remove it, or {setting('beams')}"
+            f"{setting(names[0])} has no effect on beam search: remove it, or {setting('beams')}"
         )
     return search
 

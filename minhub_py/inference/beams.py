@@ -72,7 +72,7 @@ class Beams:
     """The beams of one sequence.
 
     start: number of prompt tokens in the texts.    output_start: number of them that penalties of
-    the output ignore.    most: maximum number of new tokens.
+    the output ignore.    max_new_tokens: maximum number of new tokens.
     limits: the state of the limits of tokens before the first new token.
     hypotheses: the best complete sequences, in descending order of their scores.
     """
@@ -82,7 +82,7 @@ class Beams:
     stop: StopCriteria
     start: int
     output_start: int
-    most: int
+    max_new_tokens: int
     limits: LimitedMatcher | None = None
     scores: list[float] = field(default_factory=list)
     hypotheses: list[Hypothesis] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Beams:
             parent, token = divmod(index, values.size(1))
             stopped = self.stop.reached([*texts[parent], token], self.start)
             end: Literal["stop", "length"] | None
-            end = "stop" if stopped else "length" if length == self.most else None
+            end = "stop" if stopped else "length" if length == self.max_new_tokens else None
             candidates.append(Candidate(parent, token, score, end))
         complete = [
             Hypothesis(
@@ -127,7 +127,7 @@ class Beams:
             for parent, token, score, end in candidates[:count]
             if end is not None
         ]
-        ranked = sorted([*self.hypotheses, *complete], key=lambda found: -found.score)
+        ranked = sorted([*self.hypotheses, *complete], key=lambda hypothesis: -hypothesis.score)
         self.hypotheses = ranked[:count]
         beams = sorted(candidates, key=lambda candidate: candidate.end is not None)[:count]
         if beams[0].end is not None or self._is_complete(beams[0].score, length):
@@ -148,7 +148,7 @@ class Beams:
         # a greedy search, with one beam, has one result
         if early is True or self.settings.beams == 1:
             return True
-        longest = self.most if early == "never" and penalty > 0 else length
+        longest = self.max_new_tokens if early == "never" and penalty > 0 else length
         return best / longest**penalty <= self.hypotheses[-1].score
 
     def _logprobs(self, logits: Tensor, texts: Sequence[list[int]]) -> Tensor:
@@ -197,7 +197,7 @@ def largest(values: Tensor, count: int) -> list[tuple[float, int]]:
     maxima = flat[: blocks * BLOCK].view(blocks, BLOCK).amax(dim=1)
     chosen = maxima.topk(count).indices.sort().values
     numbers = chosen.unsqueeze(1) * BLOCK + torch.arange(BLOCK, device=flat.device)
-    rest = torch.arange(blocks * BLOCK, flat.numel(), device=flat.device)
-    numbers = torch.cat((numbers.flatten(), rest))
+    last = torch.arange(blocks * BLOCK, flat.numel(), device=flat.device)
+    numbers = torch.cat((numbers.flatten(), last))
     best, indices = flat[numbers].topk(count)
     return list(zip(best.tolist(), numbers[indices].tolist(), strict=True))

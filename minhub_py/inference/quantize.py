@@ -59,7 +59,7 @@ from weights_map.blocks import TYPES, Blocks, unpack_rows
 GROUP = 32  # inputs per scale in nf4
 UNIT = 4 * GROUP  # inputs per 68 bytes
 MAX_SCALE = 63
-SMALL_WIDTH = 1024  # of the residual stream; below 1B parameters
+SMALL_WIDTH = 1024  # channels of the residual stream, as in models below about 1B parameters
 ROWS = 32  # per thread at a time
 UNPACKED = 2**20  # weights that training unpacks at a time
 # The level of each code, in two tables: integers up to 31 with the smallest squared error for

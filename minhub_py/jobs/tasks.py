@@ -208,14 +208,14 @@ def translate(
     """The translation of each text."""
     from minhub_py.analysis.translation import divided_warning, translations
 
-    found = translations(
+    translated = translations(
         model, tokenizer, {text.row: text.text for text in texts}, source, target, settings
     )
-    note_problems(texts, found.problems)
-    for number in found.divided:
+    note_problems(texts, translated.problems)
+    for number in translated.divided:
         warnings.warn(divided_warning("row", [number + 1]), stacklevel=2)
     return [
-        [{"translation": found.texts[text.row]}] if text.row in found.texts else []
+        [{"translation": translated.texts[text.row]}] if text.row in translated.texts else []
         for text in texts
     ]
 

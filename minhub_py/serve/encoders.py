@@ -267,8 +267,8 @@ async def fill_mask(request: HTTPRequest) -> Response:
     if not texts:
         raise invalid("inputs must be a text or a list of texts with [MASK]", "inputs")
     check_count(texts, "inputs")
-    given = fields.get("parameters")
-    parameters = Fields({} if given is None else given, "parameters")
+    settings = fields.get("parameters")
+    parameters = Fields({} if settings is None else settings, "parameters")
     count = parameters.integer("top_k", 1, MAX_TOP_K, TOP_K) or TOP_K
     targets = parameters.get("targets", list[str])
     if targets == []:
@@ -302,18 +302,18 @@ async def masks_of(
             raise invalid(f"{name} has no mask: write [MASK] in place of a word", name)
 
     def tokens(x: Tensor, row: Input) -> list[Any]:
-        places = [place for place, id in enumerate(row.ids) if id == mask_id]
-        probs = head_output(served.model, x[places]).softmax(dim=1)
+        positions = [position for position, id in enumerate(row.ids) if id == mask_id]
+        probs = head_output(served.model, x[positions]).softmax(dim=1)
         finite(probs.sum(dim=1))
         chosen = torch.arange(probs.size(1)) if ids is None else torch.tensor(ids)
         best = probs[:, chosen].topk(min(count, len(chosen)), dim=1)
         results = [
             [
-                filled(served, row, place, int(chosen[index]), value, len(places) == 1)
+                filled(served, row, position, int(chosen[index]), value, len(positions) == 1)
                 for index, value in zip(indices, values, strict=True)
             ]
-            for place, indices, values in zip(
-                places, best.indices, best.values.numpy(), strict=True
+            for position, indices, values in zip(
+                positions, best.indices, best.values.numpy(), strict=True
             )
         ]
         return results[0] if len(results) == 1 else results
@@ -322,10 +322,10 @@ async def masks_of(
 
 
 def filled(
-    served: ServedModel, row: Input, place: int, id: int, score: object, single: bool
+    served: ServedModel, row: Input, position: int, id: int, score: object, single: bool
 ) -> JsonObject:
     """A token at a mask, and the text with it. single: whether it is the only mask of the text."""
-    ids = [*row.ids[:place], id, *row.ids[place + 1 :]]
+    ids = [*row.ids[:position], id, *row.ids[position + 1 :]]
     return {
         "score": float(str(score)),
         "token": id,

@@ -411,23 +411,23 @@ class Engine(EngineThread[Request]):
         """Send the results of a beam search."""
         self._count_prompt(request, batch, event.row)
         replies = []
-        for each, found in zip((request, *request.others), event.hypotheses, strict=False):
-            detokenizer, deltas = self._new_detokenizer(each), []
-            each.new_ids += found.ids
-            for number, id in enumerate(found.ids, 1):
-                end = found.end if number == len(found.ids) else None
+        for receiver, hypothesis in zip((request, *request.others), event.hypotheses, strict=False):
+            detokenizer, deltas = self._new_detokenizer(receiver), []
+            receiver.new_ids += hypothesis.ids
+            for number, id in enumerate(hypothesis.ids, 1):
+                end = hypothesis.end if number == len(hypothesis.ids) else None
                 delta = detokenizer.add(GeneratedToken(id, "", None, ()), end)
                 deltas += [] if delta is None else [delta]
                 if delta is not None and delta.end is not None:
                     break
-            self.counts["generated"] += len(found.ids)
-            replies.append((each, deltas))
+            self.counts["generated"] += len(hypothesis.ids)
+            replies.append((receiver, deltas))
         del self.running[event.row]
         batch.retire(event.row)
         self._count_end("finished")
-        for each, deltas in replies:
+        for receiver, deltas in replies:
             for delta in deltas:
-                each.send(delta)
+                receiver.send(delta)
 
     def _count_prompt(self, request: Request, batch: Batch, row: int) -> None:
         """Count the tokens of a prompt at the first result."""

@@ -56,8 +56,8 @@ class Generation:
         for number in range(count):
             self.add(ids, max_new_tokens, seed=seed + number, **settings)
         if settings.get("search") is not None:
-            first, *others = self.requests[-count:]
-            first.others = others
+            first, *followers = self.requests[-count:]
+            first.others = followers
 
     def start(self, on_end: Callable[[], object]) -> None:
         """Submit the requests. RequestError: the engine is busy.

@@ -109,13 +109,13 @@ def parse_search(
         "early_stopping": fields.get("early_stopping"),
         "no_repeat_ngram_size": fields.integer("no_repeat_ngram_size", 0, MAX_NGRAM),
     }
-    given = {name: value for name, value in values.items() if value is not None}
+    changed = {name: value for name, value in values.items() if value is not None}
     if beams is None:
-        for name, value in given.items():
+        for name, value in changed.items():
             if value != vars(BeamSearch())[name]:
                 raise invalid(f"{name} is a setting of beam search: set beams too", name)
         return None
-    for name, value in given.items():
+    for name, value in changed.items():
         try:
             check_beams(name, value)
         except ValueError as error:
@@ -133,7 +133,7 @@ def parse_search(
         )
     if count > beams:
         raise invalid(f"n must be at most the number of beams, {beams}", "n")
-    return BeamSearch(beams, **given)
+    return BeamSearch(beams, **changed)
 
 
 def limited(settings: JsonObject, grammar: AnyGrammar | None, max_new_tokens: int) -> JsonObject:

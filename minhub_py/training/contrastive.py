@@ -46,8 +46,10 @@ def ranking_loss(anchors: Tensor, others: Sequence[Tensor], scale: float) -> Ten
 
 def margin_loss(anchors: Tensor, positives: Tensor, negatives: Tensor, margin: float) -> Tensor:
     """The sum of max(0, |a - p| - |a - n| + margin), with Euclidean distances. Each (B, C)."""
-    near, far = (F.pairwise_distance(anchors, other) for other in (positives, negatives))
-    return F.relu(near - far + margin).sum()
+    to_positive, to_negative = (
+        F.pairwise_distance(anchors, text) for text in (positives, negatives)
+    )
+    return F.relu(to_positive - to_negative + margin).sum()
 
 
 def embeddings(model: LanguageModel, idx: Tensor, mask: Tensor) -> Tensor:

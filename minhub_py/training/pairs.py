@@ -80,18 +80,18 @@ def hidden_of_pairs(
     decoder: Any = model
     starts = torch.tensor(sources, device=idx.device).unsqueeze(1)  # (B, 1)
     lengths = mask.sum(dim=1, keepdim=True) - starts
-    places = torch.arange(idx.size(1), device=idx.device).unsqueeze(0)  # (1, T)
+    positions = torch.arange(idx.size(1), device=idx.device).unsqueeze(0)  # (1, T)
     longest, count = int(starts.max()), int(lengths.max())
-    attended = places[:, :longest] < starts  # (B, E)
+    attended = positions[:, :longest] < starts  # (B, E)
     source = idx[:, :longest].where(attended, 0)
-    target = idx.gather(1, (starts + places[:, :count]).clamp(max=idx.size(1) - 1))  # (B, D)
-    inputs = decoder.decoder_inputs(target.where(places[:, :count] < lengths, 0))
+    target = idx.gather(1, (starts + positions[:, :count]).clamp(max=idx.size(1) - 1))  # (B, D)
+    inputs = decoder.decoder_inputs(target.where(positions[:, :count] < lengths, 0))
     model.check(source, None)
     model.check(inputs, None, model.output_size)
     tokens = None if bool(attended.all()) else attended
     encoder = decoder.encode(source, Past(source, attended_tokens=tokens))
     hidden = model.body(inputs, Past(inputs, encoder=encoder, attended_tokens=tokens))
-    numbers = places[:, 1:] - starts  # of the predicted tokens in the completions
+    numbers = positions[:, 1:] - starts  # of the predicted tokens in the completions
     inside = (numbers >= 0) & (numbers < count)
     chosen = numbers.clamp(0, count - 1).unsqueeze(2).expand(-1, -1, hidden.size(2))
     return hidden.gather(1, chosen) * inside.unsqueeze(2)

@@ -168,8 +168,8 @@ def numbered_tokenizer(
     numbered = [pieces.get(token, Piece(token, 0.0, UNUSED)) for token in tokens]
     tokenizer = sentencepiece_tokenizer(replace(model, pieces=numbered))
     used = (piece.text for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED))
-    known = "".join(sorted({char for text in used for char in text}))
-    unknown = f"[^{re.escape(known)}]"
+    characters = "".join(sorted({char for text in used for char in text}))
+    unknown = f"[^{re.escape(characters)}]"
     # An unknown character can be a token of the other language. Several ones are not: SentencePiece
     # returns them together.
     tokenizer.normalizer = normalizers.Sequence(
