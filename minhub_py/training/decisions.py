@@ -1,6 +1,6 @@
 """Rows of typed decisions for training: state, question and answer.
 
-The prompt is that of `decide`, and the loss is the cross-entropy of the options' scores at the
+Rows have `decide`'s prompt, and the loss is the cross-entropy of the options' scores at the
 position of the answer, divided by the temperature of the question's type: the negative
 log-probability that `decide` gives to the right option.
 """

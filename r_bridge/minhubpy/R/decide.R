@@ -102,19 +102,19 @@ check_questions <- function(questions) {
 #' Calibrate the probabilities of decisions by hand-coded answers
 #'
 #' Of the answers with a calibrated probability of 0.8, 80 % are right. Hand-coded
-#' answers to some of the questions calibrate the probabilities by cross-fitting: those
-#' of a text do not depend on its own hand-coded answer, so that errors before and
-#' after are comparable, and [corrected_estimate()] remains valid.
+#' answers to some of the questions calibrate the probabilities by cross-fitting. The
+#' probabilities of a text do not depend on its hand-coded answer, so that errors
+#' before and after are comparable, and [corrected_estimate()] remains valid.
 #'
-#' * `"temperature"`: one number for each type of question, by which the scores of the
-#'   options are divided (Guo et al. 2017). It changes no answer.
+#' * `"temperature"`: one number for each type of question, which divides the scores
+#'   of the options (Guo et al. 2017). It changes no answer.
 #' * `"isotonic"`: for each option of a question, an increasing step function of its
 #'   probability (Zadrozny and Elkan 2002). It corrects more, and needs more
 #'   hand-coded answers.
 #'
 #' @param decisions The result of [decide_texts()] with the columns of all options.
 #' @param truth The hand-coded answers: the name of a column, or a vector with one
-#'   element for each row, `NA` where there is none. Answers are options, levels from
+#'   element for each row, `NA` for rows that were not coded. Answers are options, levels from
 #'   0, or `TRUE` and `FALSE`.
 #' @param method The method.
 #' @param folds The number of folds.

@@ -299,7 +299,7 @@ conversation <- function(x, what) {
   columns
 }
 
-# The columns of a list of messages; NA where a message has no such element.
+# The columns of a list of messages; NA where a message lacks the element.
 message_columns <- function(messages) {
   names <- unique(unlist(lapply(messages, names)))
   columns <- lapply(names, function(name) {
