@@ -6,6 +6,8 @@ matrix, and in GTE and JinaBERT so are the two projections of the gated MLP. The
 transformers' modules are accepted, too.
 """
 
+from dataclasses import replace
+
 from weights_map.bert import GAMMA_BETA, bert_heads, blocks, embeddings, layer, roberta_heads
 from weights_map.engine import Operation, Row, Table, drop, same, split, tie
 
@@ -14,9 +16,7 @@ QKV = tuple(f"layers.{{}}.attention.{name}" for name in "qkv")
 
 def optional(*rows: Row) -> tuple[Row, ...]:
     """The same rows, which some files do not have."""
-    return tuple(
-        Row(row.hub, row.native, row.operation, optional=True, head=row.head) for row in rows
-    )
+    return tuple(replace(row, optional=True) for row in rows)
 
 
 def block(stack: str, names: dict[str, str], operation: Operation = same) -> tuple[Row, ...]:

@@ -15,7 +15,14 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from minhub_py.analysis.encoders import TEXTS, Input, check_ids, hidden_states, limit_of
+from minhub_py.analysis.encoders import (
+    TEXTS,
+    Input,
+    check_ids,
+    head_output,
+    hidden_states,
+    limit_of,
+)
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
@@ -254,12 +261,10 @@ def scores_of_windows(
 ) -> list[Floats]:
     """The scores of starts and ends (T, 2), float32, of each window."""
     inputs = [window.input for window in windows]
-    parameter = next(model.parameters())
     results: list[Floats] = [np.empty(0)] * len(inputs)
     processed, total = 0, sum(len(row.ids) for row in inputs)
     for i, x in hidden_states(model, inputs):
-        scores = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0]
-        results[i] = scores.float().cpu().numpy()
+        results[i] = head_output(model, x).numpy()
         processed += len(x)
         if progress is not None:
             progress(processed, total)

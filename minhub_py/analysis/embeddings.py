@@ -154,9 +154,12 @@ def embed(
         return [finished(x, settings, dimensions, normalize) for x in vectors]
     compute_all = embeddings_of_inputs if truncates(model) else embeddings_of_windows
     results = compute_all(model, tokenizer, rows, settings, layer, text, progress)
-    return (
-        results if isinstance(results, list) else finished(results, settings, dimensions, normalize)
-    )
+    if isinstance(results, list):  # the hidden states, without the repository's layers
+        if dimensions is None and not normalize:
+            return results
+        plain = EmbeddingSettings()
+        return [finished(x.clone(), plain, dimensions, normalize) for x in results]
+    return finished(results, settings, dimensions, normalize)
 
 
 def settings_for(model: LanguageModel, pool: str | None, layer: int) -> EmbeddingSettings:

@@ -66,10 +66,18 @@ def similarity(a: object, b: object = None, method: Similarity | None = None) ->
 
 
 def width(x: Tensor | list[Tensor]) -> int | None:
-    """C, the number of dimensions of embeddings; None for no texts."""
+    """C, the number of dimensions of embeddings; None for no texts.
+
+    ValueError: vectors per token have different numbers of dimensions.
+    """
     if isinstance(x, Tensor):
         return x.size(1)
-    return x[0].size(1) if x else None
+    sizes = sorted({vectors.size(1) for vectors in x})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"embeddings have {sizes[0]} and {sizes[1]} dimensions: use the same model"
+        )
+    return sizes[0] if sizes else None
 
 
 def quoted(name: str) -> str:
@@ -101,8 +109,9 @@ def search(query: object, texts: object, k: int = 10, method: Similarity | None 
         method: As in `similarity`.
 
     Returns:
-        Columns with `k` rows per query, the most similar text first: query and text (their numbers,
-        from 0), rank (from 1) and score. Missing texts, whose embeddings are NaN, are not found.
+        Columns with at most `k` rows per query, the most similar text first: query and text (their
+        numbers, from 0), rank (from 1) and score. Missing texts, whose embeddings are NaN, are not
+        found, and missing queries have no rows.
 
     Raises:
         ValueError: As in `similarity`.
@@ -113,12 +122,13 @@ def search(query: object, texts: object, k: int = 10, method: Similarity | None 
         int((scores > -torch.inf).sum(dim=1).max()) if scores.numel() else 0,
     )
     best = scores.topk(k, dim=1)
+    present = (best.values > -torch.inf).flatten().numpy()
     return Columns(
         {
-            "query": np.repeat(np.arange(len(scores)), k),
-            "text": best.indices.flatten().numpy(),
-            "rank": np.tile(np.arange(1, k + 1), len(scores)),
-            "score": best.values.flatten().numpy(),
+            "query": np.repeat(np.arange(len(scores)), k)[present],
+            "text": best.indices.flatten().numpy()[present],
+            "rank": np.tile(np.arange(1, k + 1), len(scores))[present],
+            "score": best.values.flatten().numpy()[present],
         }
     )
 
@@ -129,7 +139,10 @@ def embeddings_of(name: str, values: object) -> Tensor | list[Tensor]:
     ValueError: they are not numbers of one or two dimensions.
     """
     if isinstance(values, Tensor) and values.layout != torch.strided:
-        return values.detach().float().cpu().to_sparse_coo().coalesce()
+        if values.dim() not in (1, 2):
+            raise ValueError(f"{name} must be embeddings, as embed() returns them")
+        x = values.detach().float().cpu().to_sparse_coo()
+        return (x.unsqueeze(0) if x.dim() == 1 else x).coalesce()
     if isinstance(values, Sequence) and not isinstance(values, str):
         first = next(iter(values), None)
         if getattr(first, "ndim", None) == 2:

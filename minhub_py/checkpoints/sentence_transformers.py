@@ -130,7 +130,8 @@ class LayerNorm:
     bias: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias)
+        weight, bias = self.weight.to(x.device), self.bias.to(x.device)
+        return F.layer_norm(x, weight.shape, weight, bias)
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ class Dense:
     residual: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = ACTIVATIONS[self.activation](F.linear(x, self.weight, self.bias))
+        bias = None if self.bias is None else self.bias.to(x.device)
+        y = ACTIVATIONS[self.activation](F.linear(x, self.weight.to(x.device), bias))
         return x + y if self.residual else y
 
 
@@ -201,7 +203,6 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
         default_prompt=settings.get("default_prompt_name"),
         dimensions=settings.get("truncate_dim"),
         similarity=settings.get("similarity_fn_name"),
-        normalize=is_pylate,
         has_pooling=False,
     )
     mask: Path | None = None
@@ -210,6 +211,8 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
         result = with_module(result, kind, path, level, folder)
         if kind == "MultiVectorMask":
             mask = path / "config.json"
+    if is_pylate:
+        result = replace(result, normalize=True)
     if result.splade is not None:
         result = replace(result, dimensions=settings.get("max_active_dims"))
     if not per_token:
@@ -251,11 +254,9 @@ def with_module(
     if kind == "SpladePooling" and is_first and level == "sentence_embedding":
         splade = read_splade(path / "config.json")
         return replace(settings, pooling=("splade",), splade=splade, has_pooling=True)
-    if kind in ("Dense", "LayerNorm") and settings.splade is None:
-        is_pylate = level == "token_embeddings" and settings.normalize
-        if not settings.normalize or is_pylate:
-            layer = read_dense(path, level) if kind == "Dense" else read_layer_norm(path)
-            return replace(settings, dense=(*settings.dense, layer))
+    if kind in ("Dense", "LayerNorm") and settings.splade is None and not settings.normalize:
+        layer = read_dense(path, level) if kind == "Dense" else read_layer_norm(path)
+        return replace(settings, dense=(*settings.dense, layer))
     if kind == "Normalize" and settings.splade is None:
         normalize = read_optional(path / "config.json", NormalizeSettings)
         check_level(path / "config.json", normalize.get("module_input_name"), level)

@@ -167,7 +167,7 @@ def read_token_vectors(
         settings.get("document_length"),
         read_expansion(settings.get("query_expansion"), where),
         tuple(skipped),
-        tuple(masks.get("skiplist_tasks") or ["document"]),
+        tuple(masks.get("skiplist_tasks", ["document"])),
     )
 
 

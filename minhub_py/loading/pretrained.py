@@ -42,6 +42,7 @@ from minhub_py.loading.facts import Facts, collect, fit
 from minhub_py.loading.files import ModelFiles, file_settings, open_files, other_architecture
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.config import GENERATION, with_older_rope
+from minhub_py.models.encoder import channels_of
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.models.settings import ModelConfig
@@ -428,7 +429,7 @@ def save_pretrained(
             dict(own.generation_config), indent=2
         ).encode()
     if own.embedding_settings is not None:
-        companions |= embedding_files(own.embedding_settings, getattr(config, "hidden_size"))  # noqa: B009
+        companions |= embedding_files(own.embedding_settings, channels_of(own))
     if tokenizer is not None:
         from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_files
 

@@ -14,7 +14,7 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, EncoderCache, Layout
 from minhub_py.models.heads import LastTokenHead, last_of
 from minhub_py.models.layers import EmbeddingLayer
-from minhub_py.models.settings import ModelConfig
+from minhub_py.models.settings import ModelConfig, hidden_size
 from minhub_py.models.steps import HiddenStates, Logits, Step
 
 
@@ -142,15 +142,8 @@ class Classifier(Encoder):
 
     @property
     def size(self) -> int:
-        """The number of channels that the head reads. Configs name it differently."""
-        config = self.config
-        return int(
-            next(
-                getattr(config, name)
-                for name in ("embedding_size", "n_embd", "hidden_size")
-                if hasattr(config, name)
-            )
-        )
+        """The number of channels that the head reads."""
+        return hidden_size(self.config)
 
     @property
     def pad(self) -> int | None:
@@ -250,6 +243,11 @@ def classifier_of(decoder: type[LanguageModel]) -> type[LanguageModel]:
     return type(
         f"{decoder.__name__}Classifier", (Classifier, decoder), {"__module__": decoder.__module__}
     )
+
+
+def channels_of(model: LanguageModel) -> int:
+    """C, the number of channels of a text's embedding before dense layers."""
+    return model.size if isinstance(model, Encoder) else hidden_size(model.config)
 
 
 class EncoderDecoder(LanguageModel):

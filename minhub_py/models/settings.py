@@ -51,6 +51,12 @@ class ModelConfig(Protocol):
         """The config.json of a model."""
 
 
+def hidden_size(config: ModelConfig) -> int:
+    """C, the number of channels of the last hidden states. Configs name it differently."""
+    names = ("embedding_size", "n_embd", "hidden_size", "d_model")
+    return int(next(getattr(config, name) for name in names if hasattr(config, name)))
+
+
 class Effective:
     """Configs with `to_hub`, which state the settings that change the logits."""
 

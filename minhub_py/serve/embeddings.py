@@ -255,6 +255,8 @@ async def run_encoder(
     """The results of `finish` for the hidden states of each text. RequestError: the engine is busy,
     or it fails.
     """
+    if not inputs:  # all texts are empty
+        return []
     loop = asyncio.get_running_loop()
     result: asyncio.Future[list[T] | Failure] = loop.create_future()
 

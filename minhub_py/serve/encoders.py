@@ -37,6 +37,7 @@ from minhub_py.serve.embeddings import (
     respond_json,
     run_encoder,
     settings_of,
+    tokenized,
     unless_disconnected,
 )
 from minhub_py.serve.inputs import parse_items, resolved
@@ -178,7 +179,10 @@ async def entities_of(
     model: Any = served.model
     for number, text in enumerate(texts):
         served.check_characters(len(text), input_name(number, len(texts)))
-    labelled = await served.texts.run(lambda: labelled_texts(model, served.tokenizer, texts))
+    try:
+        labelled = await served.texts.run(lambda: labelled_texts(model, served.tokenizer, texts))
+    except ValueError as error:
+        raise invalid(str(error), "inputs") from error
     probs = await run_encoder(served, labelled.inputs, lambda x, _: label_probabilities(model, x))
     for window, values in enumerate(probs):
         labelled.add(window, values)
@@ -287,15 +291,23 @@ async def masks_of(
     served: ServedModel, texts: Sequence[str], count: int, targets: Sequence[str] | None
 ) -> list[list[Any]]:
     """The tokens at the mask of each text; with several masks, a list for each."""
+    model: Any = served.model
     tokenizer = served.tokenizer
     try:
         mask = mask_of(tokenizer)
+    except ValueError as error:
+        raise invalid(str(error), "model") from error
+    try:
         ids = None if targets is None else [target_id(tokenizer, target) for target in targets]
     except ValueError as error:
         raise invalid(str(error), "parameters.targets") from error
     mask_id = tokenizer.token_to_id(mask)
     masked = [text.replace("[MASK]", mask) for text in texts]
-    inputs = await encode_texts(served, masked, field="inputs")
+    # as `masked_tokens`: without the prompt and the lower case of embeddings
+    inputs = await tokenized(
+        served, masked, lambda group: list(inputs_of(model, tokenizer, group)), "inputs"
+    )
+    check_lengths(served, inputs, truncate=False)
     for number, row in enumerate(inputs):
         if mask_id not in row.ids:
             name = input_name(number, len(texts))
@@ -303,7 +315,7 @@ async def masks_of(
 
     def tokens(x: Tensor, row: Input) -> list[Any]:
         positions = [position for position, id in enumerate(row.ids) if id == mask_id]
-        probs = head_output(served.model, x[positions]).softmax(dim=1)
+        probs = head_output(model, x[positions]).softmax(dim=1)
         finite(probs.sum(dim=1))
         chosen = torch.arange(probs.size(1)) if ids is None else torch.tensor(ids)
         best = probs[:, chosen].topk(min(count, len(chosen)), dim=1)

@@ -101,10 +101,3 @@ def read_settings(folder: RunFolder) -> EmbeddingSettings:
         settings = read_embedding_settings(path)
         assert settings is not None
         return settings
-
-
-def embedding_size(model: LanguageModel) -> int:
-    """The number of channels of the hidden states."""
-    config = model.config
-    names = ("hidden_size", "n_embd", "embedding_size")
-    return int(next(getattr(config, name) for name in names if hasattr(config, name)))

@@ -140,6 +140,7 @@ def encode_examples(
             context,
             invocation_of(settings.lora, start, tokenizer),
             decision_encoder(tokenizer, start) if objective == "decision" else None,
+            lower_case=objective in EMBEDDING and contrastive.settings_of(start).lower_case,
         )
     examples = prepare_examples(
         paths,

@@ -232,7 +232,8 @@ class ExampleEncoder:
     """Encodes examples.
 
     eos: appended to completions.    context: maximum number of tokens.    invocation: of an
-    activated adapter.    decision: for the objective decision.
+    activated adapter.    decision: for the objective decision.    lower_case: of the texts of
+    embeddings.
 
     `unused` receives the columns of rows, and the keys of messages, that have no effect.
     """
@@ -245,9 +246,10 @@ class ExampleEncoder:
         context: int,
         invocation: Invocation | None = None,
         decision: DecisionEncoder | None = None,
+        lower_case: bool = False,
     ) -> None:
         self.tokenizer, self.template, self.eos, self.context = tokenizer, template, eos, context
-        self.decision = decision
+        self.decision, self.lower_case = decision, lower_case
         self.invocation = invocation
         self.unused: dict[str, None] = {}  # an ordered set
         self.sources = "\n".join(template.templates.values())
@@ -380,6 +382,7 @@ class ExampleEncoder:
 
     def embedded(self, text: str) -> Encoded:
         """A text of an embedding, with special tokens also after a truncation."""
+        text = text.lower() if self.lower_case else text
         with working(self.tokenizer):
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
             room = max(self.context - self.tokenizer.num_special_tokens_to_add(False), 0)

@@ -14,8 +14,8 @@ from minhub_py.inference.generate import generate
 from minhub_py.loading.files import file_settings
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.config import with_older_rope
+from minhub_py.models.encoder import channels_of
 from minhub_py.training import adapter_run
-from minhub_py.training.contrastive import embedding_size
 
 
 def write_model(
@@ -32,7 +32,7 @@ def write_model(
     """
     companions = dict(tokenizer_files(tokenizer))
     if model.embedding_settings is not None:
-        companions |= embedding_files(model.embedding_settings, embedding_size(model))
+        companions |= embedding_files(model.embedding_settings, channels_of(model))
     if not state:
         adapter_run.save(model, folder, companions)
         return

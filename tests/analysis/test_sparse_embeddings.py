@@ -298,3 +298,32 @@ def test_modules_in_an_order_without_meaning_are_rejected(tmp_path: Path) -> Non
         ValueError, match="'token_embeddings', which is not supported: only sentence"
     ):
         from_pretrained(folder)
+
+
+def test_a_dense_layer_of_token_vectors_precedes_the_normalization(tmp_path: Path) -> None:
+    folder = write_colbert(tmp_path / "colbert", skipped=())
+    names = json.loads((folder / "modules.json").read_text())
+    kinds = {row["type"].rpartition(".")[2]: row for row in names}
+    order = ["Transformer", "MultiVectorMask", "Normalize", "Dense"]
+    rows = [{**kinds[kind], "idx": index} for index, kind in enumerate(order)]
+    (folder / "modules.json").write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match="'Dense', which is not supported after the modules"):
+        from_pretrained(folder)
+
+
+def test_an_empty_list_of_tasks_keeps_all_tokens(tmp_path: Path) -> None:
+    folder = write_colbert(tmp_path / "colbert", skipped=(".",))
+    file = next(folder.glob("*_MultiVectorMask")) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "skiplist_tasks": []}))
+    model, tokenizer = loaded(folder)
+    [vectors] = embed(model, tokenizer, ["The cat."], prompt="document")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "skiplist_tasks": ["document"]}))
+    [fewer] = embed(*loaded(folder), ["The cat."], prompt="document")
+    assert len(vectors) == len(fewer) + 1
+
+
+def test_hidden_states_have_the_requested_dimensions(tmp_path: Path) -> None:
+    model, tokenizer = loaded(write_sentence_encoder(tmp_path / "repository"))
+    [states] = embed(model, tokenizer, TEXTS[:1], pool="none")
+    [short] = embed(model, tokenizer, TEXTS[:1], pool="none", dimensions=3, normalize=True)
+    assert close(short, torch.nn.functional.normalize(states[:, :3], dim=1))

@@ -2,6 +2,7 @@
 pipelines of transformers, with many clients, and invalid requests.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from served_models import serving
 from minhub_py import classify, classify_tokens, embed, from_pretrained, tokenizer_from_pretrained
 from minhub_py import similarity as similarity_of
 from minhub_py.chat.templates import chat_template_of
+from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
+from minhub_py.serve.embeddings import run_encoder
 from minhub_py.serve.loading import engine_for
 from minhub_py.serve.models import ServedModel
 
@@ -148,6 +151,42 @@ def test_entities_of_a_text_beyond_the_maximum_length_come_from_windows(
     found = post(http, "/predict", model="tokens", inputs=text)
     assert [row["start"] for row in found] == columns["start"].tolist()
     assert [row["score"] for row in found] == pytest.approx(columns["prob"].tolist(), abs=1e-6)
+
+
+def test_texts_without_tokens_leave_the_engine_running(
+    http, models: dict[str, ServedModel]
+) -> None:
+    model = models["tokens"]
+    assert asyncio.run(run_encoder(model, [], lambda x, _: x)) == []
+    assert post(http, "/predict", model="tokens", inputs=TEXTS[0])
+
+
+def test_a_maximum_length_without_room_is_a_client_error(
+    http, models: dict[str, ServedModel]
+) -> None:
+    model = models["tokens"].model
+    settings, model.embedding_settings = model.embedding_settings, EmbeddingSettings(max_length=2)
+    try:
+        response = http.post("/predict", json={"model": "tokens", "inputs": TEXTS[0]})
+    finally:
+        model.embedding_settings = settings
+    assert response.status_code == 400, response.text
+
+
+def test_a_mask_is_found_in_a_repository_with_lower_case(
+    http, models: dict[str, ServedModel]
+) -> None:
+    model = models["masked"].model
+    text = "The [MASK] sat on the mat."
+    expected = post(http, "/fill-mask", model="masked", inputs=text)
+    settings, model.embedding_settings = (
+        model.embedding_settings,
+        EmbeddingSettings(lower_case=True),
+    )
+    try:
+        assert post(http, "/fill-mask", model="masked", inputs=text) == expected
+    finally:
+        model.embedding_settings = settings
 
 
 # embed_sparse, similarity

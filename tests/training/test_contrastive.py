@@ -147,6 +147,26 @@ def test_a_decoder_is_trained_by_its_pooled_states_and_a_run_resumes(tmp_path: P
     resumed = resume(run.folder, steps=8, progress=False)
     assert resumed.losses[-1]["step"] == 8
     assert embed(resumed.model, resumed.tokenizer, ["the cat"]).shape == (1, 32)
+    model = from_pretrained(run.folder)
+    save_pretrained(model, tmp_path / "copy", run.tokenizer)
+    copy = from_pretrained(tmp_path / "copy")
+    assert torch.equal(*(embed(either, run.tokenizer, ["the cat"]) for either in (model, copy)))
+
+
+def test_texts_are_in_lower_case_as_the_repository_says(tmp_path: Path) -> None:
+    start = write_start(tmp_path / "start")
+    file = start / "sentence_bert_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "do_lower_case": True}))
+    tokens = json.loads((start / "tokenizer.json").read_text())
+    tokens["normalizer"] = None
+    (start / "tokenizer.json").write_text(json.dumps(tokens))
+    upper = [{name: text.upper() for name, text in row.items()} for row in PAIRS]
+    losses = []
+    for name, rows in (("lower", PAIRS), ("upper", upper)):
+        (tmp_path / name).mkdir()
+        run = run_of(tmp_path / name, rows, start, steps=2, epochs=None)
+        losses.append(run.losses[-1]["held_out_loss"])
+    assert losses[0] == losses[1]
 
 
 def test_wrong_settings_and_models_are_errors(tmp_path: Path) -> None:
