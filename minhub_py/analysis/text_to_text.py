@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from minhub_py.analysis.predictions import Progress
-from minhub_py.checkpoints.storage import read_settings
-from minhub_py.checkpoints.tokenizers.tokenizer import FILES, working
+from minhub_py.checkpoints.tokenizers.surroundings import stored_settings
+from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of
 from minhub_py.inference.beam_search import search_batch
 from minhub_py.inference.beams import BeamSearch
@@ -100,11 +100,14 @@ def generation_of(
         if settings.get(hub_name or name) is not None
     }
     try:
-        beam_search = BeamSearch(**{"beams": 4, **published, **search})
+        BeamSearch(**published)
         sampling = Sampling(repetition_penalty=settings.get("repetition_penalty") or 1.0)
     except ValueError as error:
-        where = "" if search else "the model's settings of generation: "
-        raise SettingError(f"{where}{error}") from error
+        raise SettingError(f"the model's settings of generation: {error}") from error
+    try:
+        beam_search = BeamSearch(**{"beams": 4, **published, **search})
+    except ValueError as error:
+        raise SettingError(str(error)) from error
     positions = positions_of(model, tokenizer)
     maximum = arguments.get("max_new_tokens")
     if maximum is None:  # lengths include the token before the first one
@@ -131,8 +134,7 @@ def task_settings(model: LanguageModel, task: str) -> dict[str, Any]:
 
 def positions_of(model: LanguageModel, tokenizer: Tokenizer) -> int:
     """The maximum number of tokens of a text."""
-    path = FILES.get(tokenizer)
-    stored = {} if path is None else read_settings(path.parent, "tokenizer_config.json")
+    stored = stored_settings(tokenizer)
     longest = stored.get("model_max_length")
     limits = [model.config.context_length or POSITIONS]
     if isinstance(longest, int) and 0 < longest < limits[0]:

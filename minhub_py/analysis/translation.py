@@ -18,9 +18,9 @@ from minhub_py.analysis.text_to_text import (
     generate_texts,
     generation_of,
 )
-from minhub_py.checkpoints.storage import read_settings
 from minhub_py.checkpoints.tokenizers.languages import languages_of, target_tokenizer
-from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode
+from minhub_py.checkpoints.tokenizers.surroundings import stored_settings
+from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import SettingError, setting
 
@@ -159,7 +159,7 @@ def translations(
         return len(ids_of(text)) <= generation.positions
 
     problems: dict[int, str] = {}
-    pieces: dict[int, list[tuple[str, str]]] = {}
+    pieces: dict[int, list[tuple[list[int], str]]] = {}
     for number, text in texts.items():
         if not text.strip():
             problems[number] = "is empty"
@@ -172,23 +172,21 @@ def translations(
                 f" {generation.positions:,} positions: shorten or split it"
             )
         else:
-            pieces[number] = [part for part in divided if part[0].strip()]
+            pieces[number] = [(ids_of(part), space) for part, space in divided if part.strip()]
         encoded.clear()
         if number in problems and check:
             break
     for number, problem in problems.items() if check else ():
         raise ValueError(f"text {number} {problem}")
     sources = [
-        EncodedText(languages.source(generation.prefix + part), languages.admission)
-        for divided in pieces.values()
-        for part, _ in divided
+        EncodedText(ids, languages.admission) for divided in pieces.values() for ids, _ in divided
     ]
     results = iter(
         generate_texts(model, target_tokenizer(tokenizer), sources, generation, progress)
     )
     joined = {}
-    for number, divided in pieces.items():
-        sentences = [(next(results), space or " ") for _, space in divided]
+    for number, encoded_parts in pieces.items():
+        sentences = [(next(results), space or " ") for _, space in encoded_parts]
         joined[number] = (
             sentences[0][0]
             if len(sentences) == 1
@@ -241,8 +239,7 @@ def task_between(
         for name in tasks
         if (match := re.fullmatch(r"translation_(\w+)_to_(\w+)", name))
     }
-    path = FILES.get(tokenizer)
-    stored = {} if path is None else read_settings(path.parent, "tokenizer_config.json")
+    stored = stored_settings(tokenizer)
     if not pairs and stored.get("source_lang") and stored.get("target_lang"):
         pairs = {(str(stored["source_lang"]), str(stored["target_lang"])): TASK}
     if not pairs:

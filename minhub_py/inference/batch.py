@@ -47,6 +47,7 @@ from minhub_py.inference.speculative import Drafter, DraftSource, PromptLookup
 from minhub_py.inference.token_limits import LimitedMatcher, id_set, model_limits
 from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.encoder import EncoderDecoder
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Batch:
         self.output_size, self.limits = model.output_size, model_limits(model)
         self.max_length = min(max_length, self.context or max_length)
         self.encoder_decoder, self.invocation = model.encoder_decoder, model.invocation
-        self.model_start = lambda: model.decoder_start
+        self.model = model
         self.runner = runner or runner_of(model)
         with torch.inference_mode():
             self.cache = self.runner.new_cache(rows, self.max_length, drafts)
@@ -192,6 +193,8 @@ class Batch:
                 "a sequence needs a prompt of at least one token and at least one token to generate"
                 " or score"
             )
+        if search is not None and (speculate or draft is not None):
+            raise ValueError("draft tokens cannot be combined with a beam search: remove them")
         width = 1 if search is None else search.beams
         if width > self.capacity:
             raise ValueError(
@@ -201,10 +204,8 @@ class Batch:
             raise IndexError(f"all {self.capacity} rows of the batch are in use")
         encoder_ids, text = list[int](), list(ids)
         if self.encoder_decoder:
-            # config.json may name none
-            first_id = self.model_start() if start is None else start
-            assert first_id is not None
-            encoder_ids, text = list(ids), [first_id]
+            encoder_ids = list(ids)
+            text = [self._start_of(targets) if start is None else start]
         # the C code would read outside its tables
         check_token_ids(encoder_ids, self.vocab_size)
         check_token_ids([*text, *targets], self.output_size)
@@ -274,6 +275,13 @@ class Batch:
             )
         )
         return self.count
+
+    def _start_of(self, targets: Sequence[int]) -> int:
+        """The decoder's first token, which config.json may not name. ValueError: it does not."""
+        assert isinstance(self.model, EncoderDecoder)
+        if targets:
+            return int(self.model.decoder_inputs(torch.tensor([targets]))[0, 0])
+        return self.model.decoder_start
 
     def _limited_end(self, prompt: Sequence[int], end: int, targets: Sequence[int]) -> int:
         """The maximum number of an encoder-decoder's tokens, whose context does not slide.
@@ -545,7 +553,9 @@ class Batch:
             self.rows += extend_beams(rows, logits, self.cache)
         except ValueError as error:
             return [self._fail(row, error) for row in rows][:1]
-        if begins and self.prefixes.size:  # only the prompt: beams share its positions
+        if (
+            begins and first.forked and self.prefixes.size
+        ):  # only the prompt: beams share its positions
             self.sharing.store(first)
         if first.stop_reason is None:
             return []

@@ -79,7 +79,7 @@ def check_beams(name: str, value: object) -> None:
             f"length_penalty must be a number from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY} (1"
             f" ranks by the mean log-probability), not {brief(value)}"
         )
-    if name == "early_stopping" and value not in (True, False, "never"):
+    if name == "early_stopping" and not (isinstance(value, bool) or value == "never"):
         raise ValueError(f'early_stopping must be True, False or "never", not {brief(value)}')
     if name == "no_repeat_ngram_size" and not (is_whole(value) and 0 <= value <= MAX_NGRAM):
         raise ValueError(

@@ -17,7 +17,7 @@ def check_targets(model: LanguageModel, targets: object, count: int) -> list[lis
     targets.
     """
     try:
-        texts = check_prompts(model, targets)
+        texts = check_prompts(model, targets, model.output_size)
     except ValueError as error:
         raise ValueError(f"targets: {error}") from error
     if len(texts) != count:
@@ -25,19 +25,24 @@ def check_targets(model: LanguageModel, targets: object, count: int) -> list[lis
     return texts
 
 
-def check_prompts(model: LanguageModel, prompts: object) -> list[list[int]]:
-    """Prompts as lists of ints. ValueError: a wrong type, an empty prompt, or a token ID outside
-    the vocabulary.
+def check_prompts(
+    model: LanguageModel, prompts: object, size: int | None = None
+) -> list[list[int]]:
+    """Prompts as lists of ints. size: number of token IDs; default: vocab_size.
+
+    ValueError: a wrong type, an empty prompt, or a token ID outside the vocabulary.
     """
     check_kind(prompts)
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts must be a list of lists of token IDs, not {brief(prompts)}")
-    return [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
+    return [check_ids(model, prompt, row, size) for row, prompt in enumerate(prompts)]
 
 
-def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
+def check_ids(
+    model: LanguageModel, prompt: Any, row: int | None, size: int | None = None
+) -> list[int]:
     """A prompt as a list of ints. row: its index in a list of prompts, for messages; None for a
-    single prompt.
+    single prompt.    size: number of token IDs; default: vocab_size.
 
     ValueError: a wrong type, an empty prompt, or a token ID outside the vocabulary.
     """
@@ -58,7 +63,7 @@ def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
         ) from error
     if not ids:
         raise ValueError(f"{name} is empty: pass at least one token ID")
-    largest = model.config.vocab_size - 1
+    largest = (model.config.vocab_size if size is None else size) - 1
     for id, value in zip(ids, values, strict=True):
         if not 0 <= id <= largest or id != value:
             raise ValueError(

@@ -69,6 +69,7 @@ NAMES = {
     "m2m_100": "M2M100",
 }
 LEARNED = ("bart", "plbart", "mbart")  # positions, and a norm of the embeddings
+LANGUAGE_LAST = ("mbart", "plbart")  # the last token of texts
 NORMS_BEFORE = ("mbart", "pegasus", "m2m_100")
 FIRST = 2  # row of the position 0 of learned positions
 
@@ -248,6 +249,15 @@ class Bart(EncoderDecoder):
     @property
     def output_size(self) -> int:
         return self.config.target_size
+
+    def decoder_inputs(self, targets: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """See `EncoderDecoder.decoder_inputs`. In mBART and PLBART, the last token of a target, its
+        language, is the decoder's first.
+        """
+        if self.config.model_type not in LANGUAGE_LAST:
+            return super().decoder_inputs(targets, lengths)
+        last = targets[:, -1:] if lengths is None else targets.gather(1, lengths - 1)
+        return torch.cat((last, targets[:, :-1]), dim=1)
 
     @property
     def source_embedding(self) -> nn.Embedding:

@@ -206,9 +206,8 @@ class Cache:
         """
         if self.sources is None:  # a single beam
             return
-        self.sources[rows] = self.sources[parents]
-        column = self.lengths[rows[0]] % self.max_length
-        self.sources[rows, column] = torch.tensor(rows, device=self.sources.device)
+        length = self.lengths[rows[0]]  # later positions are those of the rows
+        self.sources[rows, :length] = self.sources[parents, :length]
         changed = [number for number, row in enumerate(rows) if row != parents[number]]
         to, source = [rows[number] for number in changed], [parents[number] for number in changed]
         for layer, tensors in zip(self.layout, self.layers, strict=True):

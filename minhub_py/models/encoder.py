@@ -330,9 +330,9 @@ class EncoderDecoder(LanguageModel):
         past.finish()
         return x
 
-    def decoder_inputs(self, targets: Tensor) -> Tensor:
+    def decoder_inputs(self, targets: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Shift `targets` (B, T) by one: the decoder's token IDs (B, T) whose logits predict the
-        targets.
+        targets. lengths: (B, 1), the numbers of tokens before padding; None without padding.
         """
         starts = torch.full_like(targets[:, :1], self.decoder_start)
         return torch.cat((starts, targets[:, :-1]), dim=1)

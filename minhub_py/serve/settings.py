@@ -91,7 +91,7 @@ def parse_search_or_sampling(
     for name, harmless in without_effect.items():
         if fields.get(name) not in (None, *harmless):
             raise invalid(f"{name} has no effect on beam search: remove it, or beams", name)
-    if fields.get("logprobs") not in (None, False):
+    if (logprobs := fields.get("logprobs")) is not None and logprobs is not False:
         raise invalid("logprobs are not available with beam search: remove it", "logprobs")
     neutral = {name: getattr(Sampling(), name) for name in without_effect}
     return settings | {"search": search, "sampling": replace(settings["sampling"], **neutral)}

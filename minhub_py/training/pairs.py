@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.chat.templates import ChatTemplate
-from minhub_py.checkpoints.storage import read_settings
 from minhub_py.checkpoints.tokenizers.languages import languages_of, target_tokenizer
-from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode
+from minhub_py.checkpoints.tokenizers.surroundings import stored_settings
+from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.models.attention import Past
 from minhub_py.models.base import LanguageModel
 from minhub_py.training.examples import Encoded, ExampleEncoder, text
@@ -33,8 +33,7 @@ class PairEncoder(ExampleEncoder):
     ) -> None:
         super().__init__(tokenizer, template, eos, context)
         self.languages = languages_of(tokenizer)
-        path = FILES.get(tokenizer)
-        self.defaults = {} if path is None else read_settings(path.parent, "tokenizer_config.json")
+        self.defaults = stored_settings(tokenizer)
 
     def encode(self, objective: str, row: Row) -> list[Encoded]:
         """The pair of a row as one sequence, whose first target ends the prompt. ValueError: a
@@ -47,15 +46,26 @@ class PairEncoder(ExampleEncoder):
         source, target = self.pair(text(row, "prompt"), text(row, "completion"), row)
         limit = self.context
         truncated = len(source) > limit or len(target) > limit
-        source, target = source[:limit], target[:limit]
+        source, target = self.shortened(source), self.shortened(target)
         targets = [False] * len(source) + [True] * len(target)
         return [Encoded([*source, *target], targets, truncated)]
+
+    def shortened(self, ids: list[int]) -> list[int]:
+        """The first `context` tokens, with the special tokens at the end."""
+        if len(ids) <= self.context:
+            return ids
+        end = len(ids)
+        while end and (ids[end - 1] == self.eos or self.template.is_special(ids[end - 1])):
+            end -= 1
+        last = ids[end:]
+        return [*ids[: max(self.context - len(last), 0)], *last]
 
     def pair(self, prompt: str, completion: str, row: Row) -> tuple[list[int], list[int]]:
         """The token IDs of prompt and completion."""
         if self.languages is None:
-            ids = encode(target_tokenizer(self.tokenizer), completion, add_special_tokens=False)
-            return encode(self.tokenizer, prompt), ids + ([] if self.eos is None else [self.eos])
+            ids = encode(target_tokenizer(self.tokenizer), completion)
+            ids += [] if self.eos is None or ids[-1:] == [self.eos] else [self.eos]
+            return encode(self.tokenizer, prompt), ids
         source, target = (
             row.get(name) or self.defaults.get(setting) for name, setting in LANGUAGES.items()
         )
@@ -85,7 +95,7 @@ def hidden_of_pairs(
     attended = positions[:, :longest] < starts  # (B, E)
     source = idx[:, :longest].where(attended, 0)
     target = idx.gather(1, (starts + positions[:, :count]).clamp(max=idx.size(1) - 1))  # (B, D)
-    inputs = decoder.decoder_inputs(target.where(positions[:, :count] < lengths, 0))
+    inputs = decoder.decoder_inputs(target.where(positions[:, :count] < lengths, 0), lengths)
     model.check(source, None)
     model.check(inputs, None, model.output_size)
     tokens = None if bool(attended.all()) else attended

@@ -84,6 +84,9 @@ def test_generation_config_replaces_the_older_settings_of_config_json(made, tmp_
     (tmp_path / "generation_config.json").write_text(json.dumps({"num_beam_groups": 2}))
     with pytest.raises(ValueError, match="num_beam_groups, which is not supported"):
         summarize(from_pretrained(tmp_path), tok, TEXTS)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"length_penalty": 500}))
+    with pytest.raises(ValueError, match="the model's settings of generation: length_penalty must"):
+        summarize(from_pretrained(tmp_path), tok, TEXTS, beams=2)
 
 
 def test_errors_name_the_text_and_the_next_step(made) -> None:

@@ -236,6 +236,7 @@ def test_limits_and_stop_strings_apply_to_each_beam() -> None:
         ({"beams": 65}, "to 64"),
         ({"beams": 2, "length_penalty": "1"}, "length_penalty must be a number"),
         ({"beams": 2, "early_stopping": "always"}, 'must be True, False or "never"'),
+        ({"beams": 2, "early_stopping": 1}, 'must be True, False or "never"'),
         ({"beams": 2, "no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be"),
         ({"length_penalty": 2.0}, "length_penalty is a setting of beam search: set beams too"),
         ({"beams": 2, "top_k": 5}, "top_k has no effect on beam search"),
@@ -251,6 +252,11 @@ def test_settings_that_are_wrong_or_without_effect_are_rejected(settings, messag
 def test_streams_reject_beams_with_the_reason() -> None:
     with pytest.raises(TypeError, match="a beam search has no tokens before its end"):
         stream(new("llama"), [1, 2], beams=4)
+
+
+def test_a_batch_rejects_a_search_with_draft_tokens() -> None:
+    with pytest.raises(ValueError, match="draft tokens cannot be combined with a beam search"):
+        Batch(new("llama"), 2, 64).admit(text(1, 4), 5, search=BeamSearch(2), speculate=2)
 
 
 def test_an_error_ends_its_search_only() -> None:

@@ -222,6 +222,15 @@ def test_a_row_can_have_another_start_and_first_token(load) -> None:
         assert logits[len(forced) :].argmax(dim=1).tolist() == text[len(forced) :]
 
 
+def test_targets_have_the_vocabulary_of_the_decoder(load) -> None:
+    _, model, _ = load("marian-two-sizes")
+    assert (model.config.vocab_size, model.output_size) == (61, 47)
+    [scores] = minhub_py.score(model, [[60]], targets=[[46, 0]])
+    assert scores.shape == (2,)
+    with pytest.raises(ValueError, match="targets: token IDs must be whole numbers .* 0 and 46"):
+        minhub_py.score(model, [[60]], targets=[[47]])
+
+
 def test_texts_beyond_the_positions_are_rejected_and_replies_end_there(load) -> None:
     _, model, _ = load("m2m100")
     long = ids_of(model, 1, 91).tolist()

@@ -73,6 +73,7 @@ def test_streams_and_settings_without_effect_are_rejected(http) -> None:
     assert "top_k has no effect" in error(http, beams=2, top_k=5)
     assert "n must be at most the number of beams, 2" in error(http, beams=2, n=3)
     assert "logprobs are not available" in error(http, beams=2, logprobs=1)
+    assert "logprobs are not available" in error(http, beams=2, logprobs=0)
     assert "early_stopping must be" in error(http, beams=2, early_stopping="always")
     assert "at most" in error(http, beams=64)
     form = {"response_format": {"type": "json_object"}}

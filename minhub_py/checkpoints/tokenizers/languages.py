@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from minhub_py.checkpoints.storage import read_settings
-from minhub_py.checkpoints.tokenizers.tokenizer import FILES, TARGETS, encode
+from minhub_py.checkpoints.tokenizers.surroundings import stored_settings
+from minhub_py.checkpoints.tokenizers.tokenizer import TARGETS, encode
 from minhub_py.system.spelling import similar
 
 # style -> the form of a language's token; the group is its code
@@ -117,8 +117,7 @@ class Languages:
 
 def languages_of(tokenizer: Tokenizer) -> Languages | None:
     """The languages of a tokenizer; None if it has no tokens of languages."""
-    path = FILES.get(tokenizer)
-    settings = {} if path is None else read_settings(path.parent, "tokenizer_config.json")
+    settings = stored_settings(tokenizer)
     name = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
     added = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}
     tokens = {**tokenizer.get_vocab(), **added} if name == "Marian" else added

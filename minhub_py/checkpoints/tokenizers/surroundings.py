@@ -1,4 +1,4 @@
-"""The beginning-of-text token of a tokenizer and its model."""
+"""A tokenizer's stored settings, and the beginning-of-text token of tokenizer and model."""
 
 import warnings
 from reprlib import repr as brief
@@ -12,22 +12,26 @@ from minhub_py.checkpoints.storage import read_settings
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
 from minhub_py.checkpoints.tokenizers.special_tokens import content
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES, surrounding_ids
+from minhub_py.system.json_text import JsonMapping
 
 if TYPE_CHECKING:
     from minhub_py.models.settings import ModelConfig
 REPORTED: WeakSet[Tokenizer] = WeakSet()  # tokenizers that contradict their model
 
 
-def named_bos(tokenizer: Tokenizer) -> int | None:
-    """The ID of bos_token in the settings of the tokenizer's folder or GGUF file."""
+def stored_settings(tokenizer: Tokenizer) -> JsonMapping:
+    """The settings in the tokenizer's folder or GGUF file; empty for a tokenizer without a file."""
     path = FILES.get(tokenizer)
     if path is None:
-        return None
+        return {}
     if path.suffix == ".gguf":
-        settings = tokenizer_settings(read_header(path).metadata)
-    else:
-        settings = read_settings(path.parent, "special_tokens_map.json", "tokenizer_config.json")
-    token = content(settings.get("bos_token"))
+        return tokenizer_settings(read_header(path).metadata)
+    return read_settings(path.parent, "special_tokens_map.json", "tokenizer_config.json")
+
+
+def named_bos(tokenizer: Tokenizer) -> int | None:
+    """The ID of bos_token in the settings of the tokenizer's folder or GGUF file."""
+    token = content(stored_settings(tokenizer).get("bos_token"))
     return None if token is None else tokenizer.token_to_id(token)
 
 
