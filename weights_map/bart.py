@@ -51,13 +51,16 @@ def stack(name: str) -> tuple[Row, ...]:
 table = Table(
     model_type="bart",
     rows=(
-        Row("model.shared.weight", "shared.weight", same, only="shares_embeddings"),
+        Row("model.shared.weight", "shared.weight", same, only="share_encoder_decoder_embeddings"),
         *stack("encoder"),
         *stack("decoder"),
         *layers("decoder", tuple(f"encoder_attn.{part}" for part in ATTENTION)),
         *layers("decoder", ("encoder_attn_layer_norm",)),
         Row(
-            "lm_head.weight", "lm_head.weight", tie("model.shared.weight"), only="shares_embeddings"
+            "lm_head.weight",
+            "lm_head.weight",
+            tie("model.shared.weight"),
+            only="share_encoder_decoder_embeddings",
         ),
         Row(
             "lm_head.weight",

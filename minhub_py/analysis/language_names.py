@@ -71,11 +71,9 @@ def language_code(language: str, codes: Iterable[str]) -> str:
     key = language.strip().casefold()
     named = BY_NAME.get(key)
     if named is None:  # a code, of which the model may have another form
-        base = key.replace("-", "_").partition("_")[0]
+        base = base_of(key)
         named = [base] + [code for group in BY_NAME.values() if base in group for code in group]
-    matches = [
-        code for code in codes if code.replace("-", "_").partition("_")[0].casefold() in named
-    ]
+    matches = [code for code in codes if base_of(code) in named]
     exact = [code for code in matches if code.casefold() == key.replace("-", "_")]
     if len(exact or matches) == 1:
         return (exact or matches)[0]
@@ -88,6 +86,11 @@ def language_code(language: str, codes: Iterable[str]) -> str:
     raise ValueError(f"the model has no language {language!r}: {advice}")
 
 
+def base_of(code: str) -> str:
+    """A code without region and script: "en" of "en_XX"."""
+    return code.replace("-", "_").partition("_")[0].casefold()
+
+
 def listed(codes: list[str]) -> str:
     """The first codes of a list, and their number."""
     shown = ", ".join(codes[:MAX_LISTED])
@@ -96,5 +99,5 @@ def listed(codes: list[str]) -> str:
 
 def names_of(codes: Iterable[str]) -> list[str]:
     """The names of the languages with these codes."""
-    bases = {code.replace("-", "_").partition("_")[0] for code in codes}
+    bases = {base_of(code) for code in codes}
     return [name for name, named in CODES.items() if bases & set(named.split())]

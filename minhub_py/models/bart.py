@@ -184,7 +184,9 @@ class BartStack(nn.Module):
         C = config.d_model
         layers = config.decoder_layers if is_decoder else config.encoder_layers
         rows = config.target_size if is_decoder else config.vocab_size
-        self.embed_tokens = None if config.shares_embeddings else nn.Embedding(rows, C)
+        self.embed_tokens = (
+            None if config.share_encoder_decoder_embeddings else nn.Embedding(rows, C)
+        )
         positions = config.max_position_embeddings
         self.embed_positions = (
             nn.Embedding(positions + FIRST, C) if config.learned_positions else None
@@ -237,7 +239,7 @@ class Bart(EncoderDecoder):
         super().__init__()
         self.config = config
         V, C = config.target_size, config.d_model
-        self.shared = nn.Embedding(V, C) if config.shares_embeddings else None
+        self.shared = nn.Embedding(V, C) if config.share_encoder_decoder_embeddings else None
         self.encoder = BartStack(config, is_decoder=False)
         self.decoder = BartStack(config, is_decoder=True)
         # A tied head is the decoder's embedding itself and has no parameter.
@@ -411,7 +413,7 @@ class BartConfig(HeadSettings, Positions):
                 f"BART: d_model ({self.d_model}) must be even, because positions are sines and"
                 " cosines"
             )
-        if self.shares_embeddings and self.target_size != self.vocab_size:
+        if self.share_encoder_decoder_embeddings and self.target_size != self.vocab_size:
             raise ValueError(
                 f"BART: decoder_vocab_size ({self.target_size}) must be vocab_size"
                 f" ({self.vocab_size}), because encoder and decoder share their embedding"
@@ -424,14 +426,9 @@ class BartConfig(HeadSettings, Positions):
             )
 
     @property
-    def shares_embeddings(self) -> bool:
-        """Whether encoder and decoder share their embedding."""
-        return self.share_encoder_decoder_embeddings
-
-    @property
     def separate_embeddings(self) -> bool:
         """Whether encoder and decoder have an embedding each."""
-        return not self.shares_embeddings
+        return not self.share_encoder_decoder_embeddings
 
     @property
     def target_size(self) -> int:
@@ -497,14 +494,14 @@ class BartConfig(HeadSettings, Positions):
         return replace(
             self,
             logits_bias="final_logits_bias" in names,
-            share_encoder_decoder_embeddings=self.shares_embeddings and not separate,
+            share_encoder_decoder_embeddings=self.share_encoder_decoder_embeddings and not separate,
         )
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         end = "MTModel" if self.model_type == "marian" else "ForConditionalGeneration"
         dropped = {*unavailable(self, self.model_type), "logits_bias"}
-        if self.model_type != "marian" and self.shares_embeddings:
+        if self.model_type != "marian" and self.share_encoder_decoder_embeddings:
             dropped.add("share_encoder_decoder_embeddings")
         settings = {**self.without_head(), "model_type": self.model_type}
         return {
