@@ -262,7 +262,9 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, JsonObject]:
     if is_encoder and task.models == "decoders":
         raise ValueError(not_a_decoder(files.config))
     if not is_encoder and task.models == "encoders":
-        raise ValueError(f"{job.task} needs a text encoder such as BERT, not {files.config.TITLE}")
+        raise ValueError(
+            f"this command needs a text encoder such as BERT, not {files.config.TITLE}"
+        )
     if not files.architecture.Model.encoder_decoder:
         check_separators(job, inputs)
     files.complete()

@@ -520,6 +520,11 @@ def test_commands_that_generate_name_the_command_for_an_encoder(
     assert not (tmp_path / "out.csv").exists()
 
 
+def test_commands_for_encoders_name_no_internal_task() -> None:
+    message = failed("embed", "minhub/shakespeare-gpt2", "a", "--sparse")
+    assert "this command needs a text encoder such as BERT, not GPT-2" in message
+
+
 def test_interrupted_jobs_of_an_encoder_continue(masked_lm: str, tmp_path: Path) -> None:
     """After a kill, the same command computes the remaining rows."""
     texts = [f"The [MASK] sat on {number}" for number in range(3000)]
