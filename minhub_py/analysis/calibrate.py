@@ -40,6 +40,7 @@ from minhub_py.analysis.decisions import Decisions, Floats, probabilities_of
 from minhub_py.analysis.questions import SETTINGS, TYPES, DecisionSettings, Question, Type
 from minhub_py.inference.arguments import check_integer
 from minhub_py.system.shapes import read_json
+from minhub_py.system.spelling import call_name, setting
 from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class Calibration(Result):
         """
         if self.method != "temperature":
             raise ValueError(
-                f"{SETTINGS} stores temperatures only: use calibrate(…, method='temperature')"
+                f"{SETTINGS} stores temperatures only: calibrate with"
+                f" {setting('method', 'temperature')}"
             )
         path = Path(folder) / SETTINGS
         if not path.parent.is_dir():
@@ -172,11 +174,17 @@ def calibrate(
 def check_uncalibrated(decisions: Decisions, method: str, from_table: bool) -> None:
     """ValueError: the decisions are calibrated, or a table has only means over orders."""
     if any(math.isnan(decisions.temperature[question.type]) for question in decisions.questions):
-        raise ValueError("the decisions are calibrated already: pass the result of decide()")
-    if method == "temperature" and from_table and any(np.nanmax(s) > 0 for s in decisions.spreads):
+        raise ValueError(
+            "the column temperature of the decision table is empty, as in the table of calibrated"
+            f" decisions: pass the table of {call_name('decide')}"
+            if from_table
+            else f"the decisions are calibrated already: pass the result of {call_name('decide')}"
+        )
+    if method == "temperature" and from_table and any((s > 0).any() for s in decisions.spreads):
         raise ValueError(
             "the table has means over several orders of the options, which have no single"
-            " temperature: use orders=1, method='isotonic', or the result of decide() in Python"
+            f" temperature: use {setting('method', 'isotonic')}, {setting('orders', 1)} in"
+            f" {call_name('decide')}, or the result of decide() in Python"
         )
 
 
