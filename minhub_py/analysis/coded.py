@@ -93,7 +93,7 @@ def check_sums(values: NDArray[np.float64], question: str, options: Sequence[str
 
 
 def columns_of(table: Table) -> dict[str, list[Any]]:
-    """The columns of a table as lists, those of numbers as floats with NaN for empty cells.
+    """The columns of a table as lists; numbers are floats, with NaN for empty cells.
 
     ValueError: a column is missing, lengths differ, or a cell is not a number.
     """
@@ -135,7 +135,7 @@ def is_empty(value: object) -> bool:
 
 def text_numbers(columns: Mapping[str, Sequence[Any]]) -> list[int]:
     """The number of each row's text, in order. Each further row of a question with the same text is
-    another text. Without the column text, the texts are those of each question's rows, in order.
+    another text. Without the column text, each row of a question is a text.
     """
     names = columns.get("text", [None] * len(columns["question"]))
     numbers: dict[tuple[Any, int], int] = {}
