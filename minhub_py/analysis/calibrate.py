@@ -127,10 +127,12 @@ def calibrate(
         calibration.save("model")  # temperatures, in decision.json
 
     Args:
-        decisions: The result of `decide`, or its table with a column for each option.
+        decisions: The result of `decide`, or its table with a column for each option. "temperature"
+            needs a table of one order of the options.
         truth: Hand-coded answers by question, one per text and None for texts without one; or rows
-            with text (from 0), question and answer; or the name of a column of the table. Answers
-            are the names of options, numbers of levels from 0, or True and False.
+            or a data frame with text (from 0), question and answer, which may be empty; or the name
+            of a column of the table. Answers are the names of options, numbers of levels from 0, or
+            True and False.
         method: "temperature" (one per type of question) or "isotonic".
         folds: Number of folds of cross-fitting.
         bins: Number of bins of the expected calibration error and the reliability diagram.
