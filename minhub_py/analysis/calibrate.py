@@ -40,6 +40,7 @@ from minhub_py.analysis.decisions import Decisions, Floats, probabilities_of
 from minhub_py.analysis.questions import SETTINGS, TYPES, DecisionSettings, Question, Type
 from minhub_py.inference.arguments import check_integer
 from minhub_py.system.shapes import read_json
+from minhub_py.system.spelling import call_name, setting
 from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class Calibration(Result):
         """
         if self.method != "temperature":
             raise ValueError(
-                f"{SETTINGS} stores temperatures only: use calibrate(…, method='temperature')"
+                f"{SETTINGS} stores temperatures only: calibrate with"
+                f" {setting('method', 'temperature')}"
             )
         path = Path(folder) / SETTINGS
         if not path.parent.is_dir():
@@ -125,10 +127,12 @@ def calibrate(
         calibration.save("model")  # temperatures, in decision.json
 
     Args:
-        decisions: The result of `decide`, or its table with a column for each option.
+        decisions: The result of `decide`, or its table with a column for each option. "temperature"
+            needs a table of one order of the options.
         truth: Hand-coded answers by question, one per text and None for texts without one; or rows
-            with text (from 0), question and answer; or the name of a column of the table. Answers
-            are the names of options, numbers of levels from 0, or True and False.
+            or a data frame with text (from 0), question and answer, which may be empty; or the name
+            of a column of the table. Answers are the names of options, numbers of levels from 0, or
+            True and False.
         method: "temperature" (one per type of question) or "isotonic".
         folds: Number of folds of cross-fitting.
         bins: Number of bins of the expected calibration error and the reliability diagram.
@@ -172,11 +176,17 @@ def calibrate(
 def check_uncalibrated(decisions: Decisions, method: str, from_table: bool) -> None:
     """ValueError: the decisions are calibrated, or a table has only means over orders."""
     if any(math.isnan(decisions.temperature[question.type]) for question in decisions.questions):
-        raise ValueError("the decisions are calibrated already: pass the result of decide()")
-    if method == "temperature" and from_table and any(np.nanmax(s) > 0 for s in decisions.spreads):
+        raise ValueError(
+            "the column temperature of the decision table is empty, as in the table of calibrated"
+            f" decisions: pass the table of {call_name('decide')}"
+            if from_table
+            else f"the decisions are calibrated already: pass the result of {call_name('decide')}"
+        )
+    if method == "temperature" and from_table and any((s > 0).any() for s in decisions.spreads):
         raise ValueError(
             "the table has means over several orders of the options, which have no single"
-            " temperature: use orders=1, method='isotonic', or the result of decide() in Python"
+            f" temperature: use {setting('method', 'isotonic')}, {setting('orders', 1)} in"
+            f" {call_name('decide')}, or the result of decide() in Python"
         )
 
 

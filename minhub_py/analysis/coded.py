@@ -1,7 +1,7 @@
 """Decision tables, and hand-coded answers to the questions of a table."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from reprlib import repr as brief
 from typing import Any
 
@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from minhub_py.analysis.decisions import Decisions
 from minhub_py.analysis.questions import TYPES, Question, Type
 from minhub_py.analysis.tokens import is_missing
+from minhub_py.system.spelling import call_name, setting
 
-# A table of `Decisions.table(options=True)`, as columns or a data frame.
+# A table of `Decisions.table(options=True)`, as columns or a data frame. It may lack the column text.
 Table = Mapping[str, Any]
-# Hand-coded answers by question, one per text and None for texts without one; rows with the columns
-# text, question and answer; or the name of a column of the decision table.
+# Hand-coded answers by question, one per text and None or "" for texts without one; rows or a data
+# frame with the columns text, question and answer; or the name of a column of the decision table.
 Truth = Mapping[str, Iterable[object]] | Iterable[Mapping[str, object]] | str
 Indices = NDArray[np.int64]
-NO_OPTIONS = "has no columns prob_OPTION: compute it with options=True (minhub decide --options)"
+TOLERANCE = 1e-3  # of the sum of a row's probabilities, which tables may round
 
 
 def decisions_of(source: Decisions | Table) -> Decisions:
@@ -31,13 +32,16 @@ def decisions_of(source: Decisions | Table) -> Decisions:
     columns = columns_of(source)
     options = [name for name in columns if name.startswith("prob_")]
     if not options:
-        raise ValueError(f"the decision table {NO_OPTIONS}")
+        raise ValueError(
+            "the decision table has no columns prob_OPTION: compute it with"
+            f" {setting('options', True)}"
+        )
     texts = text_numbers(columns)
     rows: dict[str, dict[int, int]] = {}
     for row, (text, name) in enumerate(zip(texts, columns["question"], strict=True)):
         rows.setdefault(str(name), {})[text] = row
     questions, values, scores, spreads = list[Question](), [], [], []
-    temperature: dict[Type, float] = {}
+    temperature = temperatures_of(columns)
     for name, by_text in rows.items():
         first = next(iter(by_text.values()))
         kind = columns["type"][first]
@@ -45,37 +49,64 @@ def decisions_of(source: Decisions | Table) -> Decisions:
             raise ValueError(f"the type of question {name!r} must be {', '.join(TYPES)}")
         table = np.full((max(texts) + 1, len(options)), np.nan)
         for text, row in by_text.items():
-            table[text] = [number_of(columns[option][row]) for option in options]
+            table[text] = [columns[option][row] for option in options]
         used = ~np.isnan(table).all(axis=0)
         names = tuple(o.removeprefix("prob_") for o, u in zip(options, used, strict=True) if u)
         if not names:
             raise ValueError(f"the decision table has no probability for question {name!r}")
+        check_sums(table[:, used], name, names)
         questions.append(Question(name, kind, None, names, (), (None,) * len(names)))
-        divisors = {number_of(columns["temperature"][row]) for row in by_text.values()}
-        divisors = {value for value in divisors if not math.isnan(value)} or {math.nan}
-        temperature.setdefault(kind, divisors.pop())
         values.append(table[:, used])
         with np.errstate(divide="ignore"):
             scores.append(np.log(table[None, :, used]) * temperature[kind])
         spread = np.full_like(values[-1], np.nan)
         for text, row in by_text.items():
             if not np.isnan(values[-1][text]).any():
-                spread[text, values[-1][text].argmax()] = number_of(columns["spread"][row])
+                spread[text, values[-1][text].argmax()] = columns["spread"][row]
         spreads.append(spread)
     return Decisions(tuple(questions), tuple(values), tuple(spreads), tuple(scores), temperature)
 
 
+def temperatures_of(columns: Mapping[str, Sequence[Any]]) -> dict[Type, float]:
+    """The temperature of each type of question, NaN if it is empty. ValueError: a type has several."""
+    result: dict[Type, float] = {}
+    for kind, value in zip(columns["type"], columns["temperature"], strict=True):
+        known = result.get(kind, math.nan)
+        if known != value and not math.isnan(known) and not math.isnan(value):
+            raise ValueError(
+                f"the column temperature has {known:g} and {value:g} for questions of type {kind}:"
+                f" pass the table of one call of {call_name('decide')}"
+            )
+        result[kind] = value if math.isnan(known) else known
+    return result
+
+
+def check_sums(values: NDArray[np.float64], question: str, options: Sequence[str]) -> None:
+    """ValueError: the probabilities (texts, options) of a text do not add up to 1."""
+    sums = np.nansum(values[~np.isnan(values).all(axis=1)], axis=1)
+    if len(wrong := sums[np.abs(sums - 1) > TOLERANCE]):
+        raise ValueError(
+            f"the columns {', '.join(f'prob_{option}' for option in options)} of question"
+            f" {question!r} add up to {wrong[0]:g}, not 1: rename or remove those that are not"
+            " options"
+        )
+
+
 def columns_of(table: Table) -> dict[str, list[Any]]:
-    """The columns of a table as lists. ValueError: a column is missing, or lengths differ."""
+    """The columns of a table as lists; numbers are floats, with NaN for empty cells.
+
+    ValueError: a column is missing, lengths differ, or a cell is not a number.
+    """
     if not hasattr(table, "keys") or not hasattr(table, "__getitem__"):
         raise ValueError(
-            f"decisions must be the result of decide() or its table, not {brief(table)}"
+            f"decisions must be the result of {call_name('decide')} or its table, not {brief(table)}"
         )
     columns = {str(name): list(table[name]) for name in table.keys()}  # noqa: SIM118 (a data frame)
-    required = ("text", "question", "type", "spread", "temperature")
+    required = ("question", "type", "spread", "temperature")
     if missing := [name for name in required if name not in columns]:
         raise ValueError(
-            f"the decision table must have the column {missing[0]}: pass the table of decide()"
+            f"the decision table must have the column {missing[0]}: pass the table of"
+            f" {call_name('decide')}"
         )
     if len({len(values) for values in columns.values()}) > 1:
         raise ValueError("the columns of the decision table have different lengths")
@@ -83,7 +114,18 @@ def columns_of(table: Table) -> dict[str, list[Any]]:
     numbers = [row for row, name in enumerate(columns["question"]) if not is_empty(name)]
     if not numbers:
         raise ValueError("the decision table has no rows with a question")
-    return {name: [values[row] for row in numbers] for name, values in columns.items()}
+    return {
+        name: [
+            number_of(values[row], name, row) if is_numeric(name) else values[row]
+            for row in numbers
+        ]
+        for name, values in columns.items()
+    }
+
+
+def is_numeric(column: str) -> bool:
+    """Whether a column of a decision table that calibration and estimates use has numbers."""
+    return column in ("spread", "temperature") or column.startswith("prob_")
 
 
 def is_empty(value: object) -> bool:
@@ -93,31 +135,45 @@ def is_empty(value: object) -> bool:
 
 def text_numbers(columns: Mapping[str, Sequence[Any]]) -> list[int]:
     """The number of each row's text, in order. Each further row of a question with the same text is
-    another text.
+    another text. Without the column text, each row of a question is a text.
     """
+    names = columns.get("text", [None] * len(columns["question"]))
     numbers: dict[tuple[Any, int], int] = {}
     counts: dict[tuple[Any, Any], int] = {}
     result = list[int]()
-    for pair in zip(columns["text"], columns["question"], strict=True):
+    for pair in zip(names, columns["question"], strict=True):
         counts[pair] = counts.get(pair, -1) + 1
         result.append(numbers.setdefault((pair[0], counts[pair]), len(numbers)))
     return result
 
 
-def number_of(value: object) -> float:
-    """A cell of a table, NaN if it is empty."""
-    return math.nan if is_empty(value) else float(str(value))
+def number_of(value: object, column: str, row: int) -> float:
+    """A cell of a table, NaN if it is empty. ValueError: it is not a number."""
+    try:
+        return math.nan if is_empty(value) else float(str(value))
+    except ValueError as error:
+        advice = ": rename a column that is not an option" if column.startswith("prob_") else ""
+        raise ValueError(
+            f"row {row + 1} of the column {column} of the decision table is {brief(value)}, not a"
+            f" number{advice}"
+        ) from error
 
 
 def truth_of(source: Decisions | Table, truth: Any) -> Any:
-    """Hand-coded answers, as rows if they are a column of the table. ValueError: no such column."""
+    """Hand-coded answers, as rows if they are a column of the table or a data frame, and as a list
+    if they are a generator. ValueError: no such column.
+    """
+    if hasattr(truth, "to_dict") and hasattr(truth, "columns"):  # of pandas
+        return truth.to_dict("records")
+    if isinstance(truth, Iterator):
+        return list(truth)
     if not isinstance(truth, str):
         return truth
     columns = {} if isinstance(source, Decisions) else columns_of(source)
     if truth not in columns:
         raise ValueError(f"the decision table has no column {truth!r} with hand-coded answers")
     return [
-        {"text": text, "question": name, "answer": None if is_empty(answer) else answer}
+        {"text": text, "question": name, "answer": answer}
         for text, name, answer in zip(
             text_numbers(columns), columns["question"], columns[truth], strict=True
         )
@@ -133,7 +189,7 @@ def coded_answers(decisions: Decisions, truth: Truth) -> list[Indices]:
     by_name = {question.name: question for question in decisions.questions}
     answers = {name: np.full(count, -1) for name in by_name}
     for text, name, answer in cells_of(truth, by_name, count):
-        if is_missing(answer):
+        if is_empty(answer):
             continue
         if answers[name][text] >= 0:
             raise ValueError(f"question {name!r} of text {text} has two hand-coded answers")
@@ -192,14 +248,23 @@ def option_index(question: Question, answer: object) -> int:
     spelled = str(answer)
     if question.type == "noul":
         spelled = spelled.lower()
-    elif question.type == "score" and isinstance(answer, float) and answer.is_integer():
-        spelled = str(int(answer))
+    elif question.type == "score":
+        spelled = level_name(spelled)
     if spelled not in question.options:
         raise ValueError(
             f"{brief(answer)} is not an answer to question {question.name!r}: use"
             f" {' or '.join(sorted(question.options)[:8])}"
         )
     return question.options.index(spelled)
+
+
+def level_name(spelled: str) -> str:
+    """The name of a score's level: 2.0 is 2."""
+    try:
+        number = float(spelled)
+    except ValueError:
+        return spelled
+    return str(int(number)) if number.is_integer() else spelled
 
 
 def outcome(

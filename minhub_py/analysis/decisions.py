@@ -49,6 +49,7 @@ from minhub_py.analysis.questions import (
 from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.heads import DecisionHead
+from minhub_py.models.settings import ModelConfig
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.tables import Columns, Result
 
@@ -207,7 +208,7 @@ def answer(
         settings = DecisionSettings.of(tokenizer)
     parsed = parse_questions(questions, settings)
     prompts = DecisionPrompts(tokenizer, settings)
-    rows = [rows_of(model, prompts, question) for question in parsed]
+    rows = [rows_of(model.config, prompts, question) for question in parsed]
     index = {question.name: number for number, question in enumerate(parsed)}
     orders = check_integer("orders", orders, 1)
     variants = [permuted(parsed, order, seed) for order in range(orders)]
@@ -259,11 +260,11 @@ def probabilities_of(scores: Floats, temperature: float) -> Floats:
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
-def rows_of(model: LanguageModel, prompts: DecisionPrompts, question: Question) -> list[int]:
+def rows_of(config: ModelConfig, prompts: DecisionPrompts, question: Question) -> list[int]:
     """The logits that are the scores of a question's options: of the tokens of their labels, or
     rows of the decision head. ValueError: a label is not one token, or there are too many options.
     """
-    head: DecisionHead | None = getattr(model.config, "decision_head", None)
+    head: DecisionHead | None = getattr(config, "decision_head", None)
     if head is None:
         return prompts.label_ids(question)
     try:

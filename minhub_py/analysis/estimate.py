@@ -224,7 +224,8 @@ def estimate(
         human: Human labels, as numbers such as 0 and 1; None or NaN for texts without one. For
             decisions: hand-coded answers to the question, one per text, or as in `calibrate`.
         model: The model's labels or probabilities for the same texts, as numbers; or the result of
-            `decide`, or its table with a column for each option.
+            `decide`, or its table with a column for each option. Texts whose decision is missing
+            are left out, together with their values in `x`, `probability` and `cluster`.
         x: Covariates by name. Text is a group: its sorted first value is the reference. Default:
             the mean only.
         question: For decisions, the question. Default: the only one.
@@ -255,6 +256,15 @@ def estimate(
     if is_decision_table(model):
         source = decisions_of(model)
         y, predicted = outcome(source, truth_of(model, human), question, option)
+        present = ~np.isnan(predicted)
+        if not present.any():
+            raise ValueError("no text has an answer to the question")
+        x = {name: of_texts(name, values, present) for name, values in (x or {}).items()}
+        if probability is not None:
+            probability = of_texts("probability", probability, present)
+        if cluster is not None:
+            cluster = of_texts("cluster", cluster, present)
+        y, predicted = y[present], predicted[present]
     elif question is not None or option is not None:
         raise ValueError("question and option are for decisions: pass the result of decide()")
     else:
@@ -275,6 +285,16 @@ def is_decision_table(model: object) -> TypeGuard[Decisions | Table]:
     return isinstance(model, Decisions) or (
         hasattr(model, "keys") and {"question", "type"} <= set(map(str, model.keys()))
     )
+
+
+def of_texts(name: str, values: Iterable[Any], present: Array) -> list[Any]:
+    """The values of the present texts. ValueError: there is not one value per text."""
+    found = list(values)
+    if len(found) != len(present):
+        raise ValueError(
+            f"{name} has {len(found)} values for {len(present)} texts: pass one per text"
+        )
+    return [value for value, used in zip(found, present, strict=True) if used]
 
 
 def numbers_of(name: str, values: Iterable[Any]) -> Array:

@@ -73,7 +73,7 @@ class ReplyBatch:
                 yield id
 
         def is_cut() -> bool:
-            return len(ids) == self.limits[number] and ids[-1] not in self.stop.ids
+            return len(ids) == self.limits[number] and not self.stop.ids.intersection(ids[-1:])
 
         tokenizer = self.template.tokenizer
         form = ReplyForm(self.template.markup, end_of_prompt(tokenizer, prompt))

@@ -61,12 +61,17 @@ def calibrate(
 
     FILE is the output of `minhub decide --options`, with another column of hand-coded answers to
     some of the questions. Prints the expected calibration error and the Brier score of each type of
-    question before and after, by cross-fitting.
+    question before and after, by cross-fitting. The method temperature needs answers of one order
+    of the options; for `minhub decide --orders`, use isotonic.
 
     \b
       minhub decide MODEL in.csv --questions q.yaml --options --out out.csv
       minhub calibrate out.csv --truth coded --save MODEL
     """
+    if save is not None and method == "isotonic":
+        raise click.UsageError(
+            "--save stores temperatures only: remove it, or set --method temperature"
+        )
     from minhub_py.analysis.calibrate import calibrate as compute
     from minhub_py.system.csv_values import without_missing
     from minhub_py.system.formats import read_batches, read_columns

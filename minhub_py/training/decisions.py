@@ -5,27 +5,23 @@ position of the answer, divided by the temperature of the question's type: the n
 log-probability that `decide` gives to the right option.
 """
 
-from pathlib import Path
-
 from tokenizers import Tokenizer
 
 from minhub_py.analysis.coded import option_index
 from minhub_py.analysis.decision_prompts import DecisionPrompts
+from minhub_py.analysis.decisions import rows_of
 from minhub_py.analysis.questions import DecisionSettings, parse_questions
 from minhub_py.loading.files import ModelFiles
-from minhub_py.models.heads import DecisionHead
 from minhub_py.training.examples import Decision, DecisionEncoder
 from minhub_py.training.rows import Row, parsed
 
 
 def decision_encoder(tokenizer: Tokenizer, start: ModelFiles) -> DecisionEncoder:
-    """The encoder of rows for a model to fine-tune. ValueError: it has no chat template, or its
-    decision.json is invalid.
+    """The encoder of rows for a model to fine-tune and its tokenizer. ValueError: it has no chat
+    template, or its decision.json is invalid.
     """
-    path = Path(start.path)
-    settings = DecisionSettings.read(path) if path.is_dir() else DecisionSettings()
+    settings = DecisionSettings.of(tokenizer)
     prompts = DecisionPrompts(tokenizer, settings)
-    head: DecisionHead | None = getattr(start.config, "decision_head", None)
 
     def encode(row: Row) -> tuple[list[int], Decision]:
         for name in ("state", "question", "answer"):
@@ -34,10 +30,7 @@ def decision_encoder(tokenizer: Tokenizer, start: ModelFiles) -> DecisionEncoder
         asked = parsed(row["question"], "question", dict)
         [question] = parse_questions({"question": asked}, settings)
         answer = option_index(question, row["answer"])
-        count = len(question.options)
-        options = (
-            prompts.label_ids(question) if head is None else list(head.rows(question.type, count))
-        )
+        options = rows_of(start.config, prompts, question)
         [prompt] = prompts.prompts(row["state"], [question])
         ids = prompt.ids[: prompt.marks[0]]
         return ids, Decision(options, answer, settings.temperature_of(question.type))

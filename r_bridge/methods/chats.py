@@ -26,11 +26,11 @@ def chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -
     return {"kind": chat.template.kind, "note": chat.template.note, "sampling": chat.defaults}
 
 
-def has_chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -> bool:
+def has_chat_template(session: Session, model: Model) -> bool:
     """Whether a model has a chat template. False for a model without a tokenizer."""
     from minhub_py.chat.templates import read_chat_template
 
-    tok = model.optional_tokenizer() if tokenizer is None else tokenizer.tokenizer
+    tok = model.optional_tokenizer()
     if tok is None:
         return False
     try:

@@ -14,7 +14,9 @@ from minhub_py import calibrate, decide, from_pretrained, tokenizer_from_pretrai
 from minhub_py.analysis.calibrate import isotonic
 from minhub_py.analysis.decisions import Decisions, probabilities_of
 from minhub_py.analysis.questions import TYPES
+from minhub_py.analysis.tokens import is_missing
 from minhub_py.cli.main import main
+from minhub_py.system.spelling import ShellSpelling, use_spelling
 
 
 def test_the_temperature_of_each_type_is_recovered() -> None:
@@ -237,6 +239,88 @@ def test_the_command_calibrates_the_output_of_a_job(tmp_path) -> None:
     assert "no column 'other'" in result.stderr
 
 
+def test_the_command_rejects_to_save_an_isotonic_calibration_before_it_reads(tmp_path) -> None:
+    (tmp_path / "t.csv").write_text("no,decisions\n")
+    arguments = ["calibrate", tmp_path / "t.csv", "--truth", "coded", "--method", "isotonic"]
+    result = CliRunner().invoke(main, [*map(str, arguments), "--save", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--save stores temperatures only" in result.stderr
+
+
+def test_the_command_needs_no_column_text(tmp_path) -> None:
+    """`minhub decide --column mail` writes the texts as the column mail."""
+    decisions, truth = simulated(60, 40)
+    table = decisions.table(options=True)
+    coded = [truth[name][text] for text, name in zip(table["text"], table["question"], strict=True)]
+    columns = {"mail": [f"text {n % 7}" for n in table["text"]], **table, "coded": coded}
+    del columns["text"]
+    with (tmp_path / "t.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(
+            ["" if is_missing(cell) else cell for cell in row]
+            for row in zip(*columns.values(), strict=True)
+        )
+    arguments = ["calibrate", str(tmp_path / "t.csv"), "--truth", "coded", "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    expected = calibrate(decisions, truth).columns
+    for row, temperature, n in zip(
+        json.loads(result.stdout), expected["temperature"], expected["n"], strict=True
+    ):
+        assert row["n"] == n
+        assert row["temperature"] == pytest.approx(temperature, rel=1e-5)
+
+
+def rows_with(truth, spelled):
+    """Hand-coded rows with spelled answers, and empty ones for other texts."""
+    return [
+        {"text": text, "question": name, "answer": spelled(answer)}
+        for name, answers in truth.items()
+        for text, answer in enumerate(answers)
+    ]
+
+
+def same(first, second) -> bool:
+    return first.columns["n"].tolist() == second.columns["n"].tolist() and np.array_equal(
+        first.columns["temperature"], second.columns["temperature"]
+    )
+
+
+@pytest.mark.parametrize("empty", ["", None, float("nan")])
+def test_rows_with_an_empty_answer_are_not_coded(empty) -> None:
+    decisions, truth = simulated(60, 40)
+    rows = rows_with(truth, lambda answer: empty if answer is None else answer)
+    assert same(calibrate(decisions, rows), calibrate(decisions, truth))
+
+
+@pytest.mark.parametrize("spelled", ["{}.0", np.float32, float, "0{}"])
+def test_levels_may_be_spelled_as_any_equal_number(spelled) -> None:
+    decisions, truth = simulated(60, 40)
+    levels = {"urgency": truth["urgency"]}
+    write = spelled.format if isinstance(spelled, str) else spelled
+    rows = rows_with(levels, lambda answer: None if answer is None else write(answer))
+    assert same(calibrate(decisions, rows), calibrate(decisions, levels))
+    with pytest.raises(ValueError, match=r"1\.5 is not an answer to question 'urgency'"):
+        calibrate(decisions, {"urgency": [1.5] * 60})
+
+
+def test_rows_may_be_a_generator() -> None:
+    decisions, truth = simulated(60, 40)
+    rows = rows_with(truth, str)
+    rows = [row for row in rows if row["answer"] != "None"]
+    assert same(calibrate(decisions, iter(rows)), calibrate(decisions, truth))
+
+
+@needs("pandas")
+def test_rows_may_be_a_data_frame() -> None:
+    import pandas as pd
+
+    decisions, truth = simulated(60, 40)
+    frame = pd.DataFrame(rows_with(truth, lambda answer: answer))
+    assert same(calibrate(decisions, frame), calibrate(decisions, truth))
+
+
 @needs("matplotlib")
 def test_the_reliability_diagram_shows_each_type_before_and_after(tmp_path) -> None:
     figure = calibrate(*simulated(100, 80)).plot(tmp_path / "reliability.png")
@@ -290,3 +374,42 @@ def test_what_cannot_be_calibrated_or_stored_is_named(tmp_path) -> None:
         calibrate({k: v for k, v in table.items() if k != "temperature"}, truth)
     with pytest.raises(ValueError, match="different lengths"):
         calibrate({**table, "spread": [0.0]}, truth)
+
+
+def test_invalid_cells_of_a_table_are_named() -> None:
+    decisions, truth = simulated(50, 40)
+    table = decisions.table(options=True)
+    count = len(table["question"])
+    different = [1.0] * 7 + [2.0] * (count - 7)
+    word = list(table["prob_calm"])
+    word[4] = "high"
+    for change, message in (
+        ({"prob_sample": [0.2] * count}, "prob_true, prob_false, prob_sample of question 'refund'"),
+        ({"prob_sample": [0.2] * count}, "rename or remove those that are not options"),
+        ({"temperature": different}, "temperature has 1 and 2 for questions of type choice"),
+        ({"temperature": [""] * count}, "the column temperature of the decision table is empty"),
+        ({"prob_calm": word}, "row 5 of the column prob_calm of the decision table is 'high'"),
+        ({"spread": ["none"] * count}, "row 1 of the column spread"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            calibrate({**table, **change}, truth)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_empty_column_spread_is_that_of_one_order() -> None:
+    decisions, truth = simulated(50, 40)
+    table = decisions.table(options=True)
+    result = calibrate({**table, "spread": [None] * len(table["question"])}, truth)
+    assert same(result, calibrate(table, truth))
+
+
+def test_messages_have_the_settings_of_the_shell() -> None:
+    decisions, truth = simulated(50, 40, orders=2)
+    table = decisions.table(options=True)
+    with use_spelling(ShellSpelling()):
+        with pytest.raises(ValueError, match="use --method isotonic, --orders 1 in minhub decide"):
+            calibrate(table, truth)
+        with pytest.raises(ValueError, match="calibrate with --method temperature"):
+            calibrate(table, truth, method="isotonic").save("none")
+        with pytest.raises(ValueError, match="compute it with --options"):
+            calibrate(decisions.table(), truth)

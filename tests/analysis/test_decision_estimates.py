@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from decision_cases import simulated
+from needs import needs
 
 from minhub_py import calibrate, estimate
 
@@ -81,6 +82,62 @@ def test_questions_and_options_must_exist(study, settings, message) -> None:
     decisions, truth, *_ = study
     with pytest.raises(ValueError, match=message):
         estimate(truth, decisions, **settings)
+
+
+@pytest.mark.parametrize("question", ["refund", "urgency"])
+def test_missing_texts_are_left_out_with_their_values(study, question) -> None:
+    _, truth, group, slope = study
+    decisions, _ = simulated(300, 60, temperature=2.0, seed=4)
+    missing = np.isin(np.arange(300), [2, 7, 100, 299])
+    for values in decisions.probabilities:
+        values[missing] = np.nan
+    index = list(truth).index(question)
+    predicted = decisions.probabilities[index] @ ([0, 1, 2] if question == "urgency" else [1, 0])
+    human = numbers(truth[question], int if question == "urgency" else lambda a: a == "true")
+    cluster, probability = np.arange(300) // 3, np.full(300, 0.2)
+
+    def kept(values):
+        return [value for value, gone in zip(values, missing, strict=True) if not gone]
+
+    expected = estimate(
+        kept(human),
+        kept(predicted),
+        {"group": kept(group), "slope": kept(slope)},
+        probability=kept(probability),
+        cluster=kept(cluster),
+    )
+    group = np.where(missing, None, group)
+    for source in (decisions, decisions.table(options=True)):
+        result = estimate(
+            truth,
+            source,
+            {"group": group, "slope": slope},
+            question=question,
+            probability=probability,
+            cluster=cluster,
+        )
+        assert result.texts == 296
+        assert result.estimate == pytest.approx(expected.estimate, abs=1e-12)
+        assert result.covariance == pytest.approx(expected.covariance, abs=1e-12)
+    with pytest.raises(ValueError, match="slope has 296 values for 300 texts: pass one per text"):
+        estimate(truth, decisions, {"slope": kept(slope)}, question=question)
+    decisions.probabilities[index][:] = np.nan
+    with pytest.raises(ValueError, match="no text has an answer to the question"):
+        estimate(truth, decisions, question=question)
+
+
+@needs("pandas")
+def test_rows_may_be_a_generator_or_a_data_frame(study) -> None:
+    import pandas as pd
+
+    decisions, truth, *_ = study
+    rows = [
+        {"text": text, "question": "refund", "answer": answer}
+        for text, answer in enumerate(truth["refund"])
+    ]
+    expected = estimate(truth, decisions, question="refund").estimate
+    for given in (iter(rows), pd.DataFrame(rows), pd.Series(truth["refund"])):
+        assert (estimate(given, decisions, question="refund").estimate == expected).all()
 
 
 def test_questions_are_for_decisions_only() -> None:

@@ -58,3 +58,8 @@ def test_reasoning_is_not_a_part_of_the_text() -> None:
     ):
         ids = template.tokenizer.encode(written, add_special_tokens=False).ids
         assert "".join(batch.text(1, ids)) == shown
+
+
+def test_a_reply_of_no_tokens_is_empty() -> None:
+    batch = batch_of(chat_template(TEMPLATES["hermes"]), None, 500, 0)
+    assert "".join(batch.text(0, [])) == ""

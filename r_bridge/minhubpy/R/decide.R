@@ -107,7 +107,8 @@ check_questions <- function(questions) {
 #' before and after are comparable, and [corrected_estimate()] remains valid.
 #'
 #' * `"temperature"`: one number for each type of question, which divides the scores
-#'   of the options (Guo et al. 2017). It changes no answer.
+#'   of the options (Guo et al. 2017). It changes no answer. It needs the result of
+#'   [decide_texts()] with `orders = 1`; with several orders, use `"isotonic"`.
 #' * `"isotonic"`: for each option of a question, an increasing step function of its
 #'   probability (Zadrozny and Elkan 2002). It corrects more, and needs more
 #'   hand-coded answers.

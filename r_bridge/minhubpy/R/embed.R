@@ -145,7 +145,6 @@ word_embeddings <- function(model, texts, layer = -1, combine = c("join", "mean"
   layer <- plain(layer, "layer")
   if (!is_plain_number(layer)) fail("layer must be whole numbers, not ", describe(layer))
   if (!length(layer)) fail("layer must name at least one layer")
-  if (!is_plain_number(layer)) fail("layer must be whole numbers, not ", describe(layer))
   layers <- vapply(layer, function(layer) as.double(whole_number(layer, min = -1e6)), 0)
   settings <- list(tokenizer = check_tokenizer(tokenizer), layer = layers, combine = combine)
   result <- ask_in_parts("word_embeddings", model, list(texts = texts), settings, resume, join = join_word_vectors)

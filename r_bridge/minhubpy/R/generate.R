@@ -194,14 +194,12 @@ chat_defaults <- function(model, tokenizer) {
   c(list(max_new_tokens = 512), about$sampling)
 }
 
-# Notes once per session that a model has a chat template.
+# Notes once per session that a model has a chat template. A call with another tokenizer has no note.
 hint_at_chat <- function(model, tokenizer) {
-  if (quiet() || session$chat_hint) return(invisible())
+  if (!is.null(tokenizer) || quiet() || session$chat_hint) return(invisible())
   self <- attr(model, "self")
-  has_template <- if (is.null(tokenizer)) self$has_chat_template
-  if (is.null(has_template)) has_template <- ask("has_chat_template", model = model, tokenizer = tokenizer)
-  if (is.null(tokenizer)) self$has_chat_template <- has_template
-  if (!has_template) return(invisible())
+  if (is.null(self$has_chat_template)) self$has_chat_template <- ask("has_chat_template", model = model)
+  if (!self$has_chat_template) return(invisible())
   session$chat_hint <- TRUE
   note("This model has a chat template: generate() continues the text. Set chat = TRUE for replies to messages, or chat = FALSE.")
 }

@@ -146,7 +146,7 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
 #' Deletes what [minhub_install()] has created: the virtual environment in
 #' `tools::R_user_dir("minhubpy", "data")`, uv's Python there, and uv with its
 #' cache in `tools::R_user_dir("minhubpy", "cache")`. Prints the folders and their
-#' sizes first, and stops a running worker of this Python. Other installations of
+#' sizes first, and stops a worker that runs in them. Other installations of
 #' Python and downloaded models remain: [minhub_delete()] deletes models, and
 #' `remove.packages("minhubpy")` this package.
 #'
@@ -173,8 +173,8 @@ minhub_uninstall <- function(ask = interactive()) {
     note("Nothing was deleted")
     return(invisible(FALSE))
   }
-  if (!is_hosted()) {
-    disconnect() # the worker may run in a deleted folder
+  if (!is_hosted() && !is.null(session$python) && is_inside(session$python$path, folders)) {
+    disconnect()
     session$python <- NULL
   }
   unlink(folders, recursive = TRUE)
@@ -191,6 +191,13 @@ installed_folders <- function() {
     private_virtualenv(), paste0(private_virtualenv(), "-backup"), file.path(tools::R_user_dir("minhubpy", "data"), "python"),
     own_uv_folder(), file.path(tools::R_user_dir("minhubpy", "cache"), "uv-cache")
   )
+}
+
+# Whether a Python, or the Python that it links to, is in one of the folders.
+is_inside <- function(python, folders) {
+  whole <- function(paths) normalizePath(paths, "/", mustWork = FALSE)
+  paths <- c(file.path(whole(dirname(python)), basename(python)), whole(python))
+  any(outer(paths, paste0(whole(folders), "/"), startsWith))
 }
 
 # The bytes of the files in a folder. A virtual environment contains links to its own folders and to other Pythons.

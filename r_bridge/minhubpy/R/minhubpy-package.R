@@ -41,8 +41,8 @@
 #' @seealso
 #' Start with [from_pretrained()] and [generate()]. The vignettes
 #' `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")`,
-#' `vignette("encoders")`, `vignette("labels")`, `vignette("zeroshot")`, `vignette("teach")`,
-#' `vignette("inside")`, `vignette("replay")` and `vignette("chat")` are guides
+#' `vignette("encoders")`, `vignette("labels")`, `vignette("decisions")`,
+#' `vignette("zeroshot")`, `vignette("teach")`, `vignette("inside")`, `vignette("replay")` and `vignette("chat")` are guides
 #' with examples.
 #'
 #' An installation from the source folder, such as by `minhub r --install`,

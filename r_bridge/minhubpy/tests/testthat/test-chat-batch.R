@@ -70,6 +70,8 @@ test_that("generate() points to chat once, and only for a model with a chat temp
   expect_identical(hints(model, "Go", chat = FALSE), 0L)
   expect_identical(hints(model, 1:3), 0L)
   expect_identical(hints(model, "Go", chat = TRUE), 0L)
+  expect_identical(hints(model, "Go", tokenizer = a_tokenizer()), 0L)
+  expect_identical(hints(model, "Go", tokenizer = tokenizer_of(model)), 0L) # without a request
   expect_identical(hints(model, "Go"), 1L)
   expect_identical(hints(model, "Go"), 0L)
   expect_match(testthat::capture_messages(generate(a_model(), "Go", chat = TRUE, max_new_tokens = 1)), "no chat template")

@@ -362,3 +362,36 @@ test_that("minhub_uninstall() deletes the folders of minhub_install() and no oth
   expect_false(remove()$removed)
   expect_refused(minhub_uninstall(ask = "yes"), "ask must be TRUE or FALSE")
 })
+
+test_that("minhub_uninstall() stops the worker only if it deletes its Python", {
+  needs_worker()
+  needs_shell()
+  session <- minhubpy:::session
+  before <- Sys.getenv(c("R_USER_DATA_DIR", "R_USER_CACHE_DIR"), unset = NA, names = TRUE)
+  minhub_start()
+  python <- session$python
+  on.exit({
+    minhubpy:::set_environment(before)
+    session$python <- python
+  })
+  Sys.setenv(R_USER_DATA_DIR = tempfile("data "), R_USER_CACHE_DIR = tempfile("cache "))
+  venv <- minhubpy:::private_virtualenv()
+  base <- file.path(dirname(venv), "python", "bin", "python3")
+  create <- function() for (folder in c(venv, dirname(base))) dir.create(folder, recursive = TRUE)
+  create()
+  link <- session$link
+  expect_true(minhub_uninstall(ask = FALSE))
+  expect_identical(session$link, link)
+  expect_identical(session$python, python)
+  create()
+  file.create(base)
+  elsewhere <- file.path(tempfile("venv "), "python") # a virtual environment of the installed Python
+  dir.create(dirname(elsewhere))
+  file.symlink(base, elsewhere)
+  expect_false(minhubpy:::is_inside(elsewhere, venv))
+  session$python <- list(path = elsewhere, why = "a link to a deleted Python")
+  expect_true(minhub_uninstall(ask = FALSE))
+  expect_null(session$link)
+  expect_null(session$python)
+  expect_true(minhubpy:::is_inside(minhubpy:::python_in(venv), venv))
+})

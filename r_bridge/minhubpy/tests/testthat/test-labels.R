@@ -187,7 +187,7 @@ test_that("calibrate_decisions() finds the temperatures, stores them, and plots 
   expect_true(all(c("noul", "score", "before", "after", "share of right answers") %in% shown))
   isotonic <- calibrate_decisions(data, "coded", "isotonic")
   expect_identical(coef(isotonic), stats::setNames(numeric(), character()))
-  expect_refused(calibrate_decisions(isotonic$decisions, "coded"), "calibrated already: pass the result of decide_texts()")
+  expect_refused(calibrate_decisions(isotonic$decisions, "coded"), "the column temperature of the decision table is empty, as in the table of calibrated decisions: pass the table of decide_texts()")
   expect_refused(calibrate_decisions(data, "other"), "no column other")
   expect_refused(calibrate_decisions(data, 1:3), "truth must have one value for each of 600 rows")
   expect_refused(calibrate_decisions(data[1:9], data$coded), "call decide_texts() with options = TRUE")
