@@ -159,6 +159,7 @@ def read_token_vectors(
     is_pylate = any(name in repository for name in PYLATE_SETTINGS)
     settings: Any = {**(pylate_settings(repository) if is_pylate else {}), **transformer}
     skipped = masks.get("skiplist_words") or []
+    tasks = masks.get("skiplist_tasks")
     if mask is None:  # PyLate skips punctuation by default
         words = repository.get("skiplist_words")
         skipped = list(string.punctuation) if words is None else words
@@ -167,7 +168,7 @@ def read_token_vectors(
         settings.get("document_length"),
         read_expansion(settings.get("query_expansion"), where),
         tuple(skipped),
-        tuple(masks.get("skiplist_tasks", ["document"])),
+        ("document",) if tasks is None else tuple(tasks),
     )
 
 
