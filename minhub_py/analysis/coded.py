@@ -50,7 +50,12 @@ def decisions_of(source: Decisions | Table) -> Decisions:
         table = np.full((max(texts) + 1, len(options)), np.nan)
         for text, row in by_text.items():
             table[text] = [columns[option][row] for option in options]
-        used = ~np.isnan(table).all(axis=0)
+        used = np.array(
+            [
+                is_option(name.removeprefix("prob_"), kind, column)
+                for name, column in zip(options, table.T, strict=True)
+            ]
+        )
         names = tuple(o.removeprefix("prob_") for o, u in zip(options, used, strict=True) if u)
         if not names:
             raise ValueError(f"the decision table has no probability for question {name!r}")
@@ -65,6 +70,17 @@ def decisions_of(source: Decisions | Table) -> Decisions:
                 spread[text, values[-1][text].argmax()] = columns["spread"][row]
         spreads.append(spread)
     return Decisions(tuple(questions), tuple(values), tuple(spreads), tuple(scores), temperature)
+
+
+def is_option(name: str, kind: Type, column: NDArray[np.float64]) -> bool:
+    """Whether a column of probabilities belongs to a question. Empty cells of other questions'
+    options may be 0; a rare option's probabilities may be rounded to 0.
+    """
+    if np.isnan(column).all():
+        return False
+    if np.nanmax(np.abs(column)) > 0:
+        return True
+    return {"noul": name in ("true", "false"), "score": name.isdecimal(), "choice": False}[kind]
 
 
 def temperatures_of(columns: Mapping[str, Sequence[Any]]) -> dict[Type, float]:

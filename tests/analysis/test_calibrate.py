@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from decision_cases import ASKED, QUESTIONS, STATES, checkpoint, simulated, write_settings
 from needs import needs
 
-from minhub_py import calibrate, decide, from_pretrained, tokenizer_from_pretrained
+from minhub_py import calibrate, decide, estimate, from_pretrained, tokenizer_from_pretrained
 from minhub_py.analysis.calibrate import isotonic
 from minhub_py.analysis.decisions import Decisions, probabilities_of
 from minhub_py.analysis.questions import TYPES
@@ -141,6 +141,25 @@ def test_a_decision_table_gives_the_same_calibration() -> None:
         assert result.decisions.probabilities[2] == pytest.approx(
             expected.decisions.probabilities[2]
         )
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_a_column_of_zeros_is_not_an_option(method) -> None:
+    """A spreadsheet may store empty cells as 0, and a table may have another column `prob_…`."""
+    decisions, truth = simulated(200, 150)
+    table = decisions.table(options=True)
+    filled = {
+        name: np.nan_to_num(column) if name.startswith("prob_") else column
+        for name, column in table.items()
+    }
+    filled = {"prob_sample": np.zeros(len(table["question"])), **filled}
+    result, expected = (calibrate(t, truth, method=method) for t in (filled, table))
+    for question, options in zip(result.decisions.questions, ASKED, strict=True):
+        assert set(question.options) == set(options.options)
+    assert result.columns["brier_after"].tolist() == expected.columns["brier_after"].tolist()
+    for question in ("refund", "urgency"):
+        first, second = (estimate(truth, source, question=question) for source in (filled, table))
+        assert first.estimate.tolist() == second.estimate.tolist()
 
 
 def test_missing_texts_and_questions_without_answers_stay_as_they_are() -> None:
