@@ -3,12 +3,12 @@
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from minhub_py.system.json_text import parse
-from r_bridge.convert import NA_INTEGER, Frame, as_array
+from r_bridge.convert import NA_INTEGER, Character, Frame, Numeric, as_array
 
 
 def scalar(value: object, kind: type) -> Any:
@@ -114,23 +114,39 @@ def vector_values(value: object) -> list[Any]:
     return [None if math.isnan(number) else number for number in numbers]
 
 
-def character(texts: Iterable[str | None]) -> Any:
+def character(texts: Iterable[str | None]) -> Character | Numeric:
     """Convert strings to a character vector, also of length 0."""
     return list(texts) or np.array([], np.str_)
 
 
-def frame(columns: Mapping[str, Any], *names: str, from_1: Sequence[str] = ()) -> Frame:
+def is_text(value: object) -> TypeGuard[list[str]]:
+    """Whether R has sent strings, not token IDs."""
+    return (isinstance(value, list) and all(isinstance(text, str) for text in value)) or (
+        isinstance(value, np.ndarray) and value.dtype.kind == "U"
+    )
+
+
+def is_text_or_missing(value: object) -> TypeGuard[Character]:
+    """Whether R has sent a character vector, which may contain NA."""
+    return is_text(value) or (
+        isinstance(value, list) and all(text is None or isinstance(text, str) for text in value)
+    )
+
+
+def frame(
+    columns: Mapping[str, Iterable[object]], *names: str, from_1: Sequence[str] = ()
+) -> Frame:
     """A data.frame of an analysis' columns. NaN and missing values are NA.
 
     names: the columns, in their order; by default all.    from_1: columns of indices, which count
     from 1 in R.
     """
 
-    def column(name: str) -> Any:
+    def column(name: str) -> Character | Numeric:
         values = columns[name]
         if not hasattr(values, "__array__"):
             values = list(values)
-            if all(isinstance(value, str | None) for value in values):
+            if is_text_or_missing(values):
                 return character(values)
             missing = [value is None for value in values]
             values = np.ma.MaskedArray([0 if value is None else value for value in values], missing)

@@ -324,7 +324,7 @@ class _Reader:
         self.depth = 0
         self.in_attribute = False
 
-    def value(self) -> Any:
+    def value(self) -> object:
         if bytes(self.take(2)) != b"B\n":
             raise ValueError("the data is not in R's binary serialization format")
         version, _, _ = self.ints(3)
@@ -355,7 +355,7 @@ class _Reader:
             raise ValueError(f"invalid length {count} in {len(self.data)} bytes")
         return int(count)
 
-    def item(self) -> Any:
+    def item(self) -> object:
         (flags,) = self.ints(1)
         kind = flags & 0xFF
         if kind == NULL:
@@ -395,7 +395,7 @@ class _Reader:
         self.symbols.append(name)
         return name
 
-    def nested(self, read: Callable[[], Any]) -> object:
+    def nested(self, read: Callable[[], object]) -> object:
         self.depth += 1
         if self.depth > 100:
             raise ValueError("lists are nested more than 100 levels deep")
@@ -456,7 +456,7 @@ class _Reader:
             return value.reshape(tuple(dim), order="F")
         return value
 
-    readers: Mapping[int, Callable[["_Reader"], Any]] = {
+    readers: Mapping[int, Callable[["_Reader"], object]] = {
         LOGICAL: logicals,
         INTEGER: integers,
         REAL: reals,

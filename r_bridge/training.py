@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,7 +126,7 @@ class RListener(Listener):
     cancelled = asks_to_stop  # checked before each batch
 
 
-def write_examples(columns: Mapping[str, object], path: Path) -> None:
+def write_examples(columns: Mapping[str, Iterable[object]], path: Path) -> None:
     """Write the columns of a data frame as JSON Lines. Conversations become lists of messages."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for values in zip(*columns.values(), strict=True):

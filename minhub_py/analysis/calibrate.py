@@ -29,9 +29,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minhub_py.analysis import plots
 from minhub_py.analysis.coded import Indices, Table, Truth, coded_answers, decisions_of, truth_of
@@ -39,6 +40,7 @@ from minhub_py.analysis.cross_fit import divided
 from minhub_py.analysis.decisions import Decisions, Floats, probabilities_of
 from minhub_py.analysis.questions import SETTINGS, TYPES, DecisionSettings, Question, Type
 from minhub_py.inference.arguments import check_integer
+from minhub_py.system.json_text import JsonObject
 from minhub_py.system.shapes import read_json
 from minhub_py.system.spelling import call_name, setting
 from minhub_py.system.tables import Columns, Result
@@ -104,10 +106,10 @@ class Calibration(Result):
         path = Path(folder) / SETTINGS
         if not path.parent.is_dir():
             raise ValueError(f"{path.parent} is not a folder: save the model there first")
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         if path.exists():
             DecisionSettings.read(path.parent)
-            values = read_json(path, dict[str, Any])
+            values = read_json(path, JsonObject)
         values["temperature"] = {**(values.get("temperature") or {}), **self.temperature}
         path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -194,10 +196,11 @@ def check_folds(
     decisions: Decisions, coded: Sequence[Indices], fold: Indices, folds: int, method: str
 ) -> None:
     """ValueError: a fold has no hand-coded answers in the others."""
-    groups: dict[str, Any] = {}
+    groups: dict[str, Indices] = {}
     for question, indices in zip(decisions.questions, coded, strict=True):
         name = f"type {question.type}" if method == "temperature" else f"question {question.name!r}"
-        groups[name] = groups.get(name, 0) + np.bincount(fold[indices >= 0], minlength=folds)
+        counts = np.bincount(fold[indices >= 0], minlength=folds)
+        groups[name] = groups[name] + counts if name in groups else counts
     for name, counts in groups.items():
         if counts.sum() and counts.max() == counts.sum():
             raise ValueError(
@@ -298,7 +301,7 @@ def isotonic_function(mean: Floats, answers: Indices, temperature: float) -> Fun
     return apply
 
 
-def isotonic(x: Floats, y: "np.ndarray[Any, Any]") -> tuple[Floats, Floats]:
+def isotonic(x: Floats, y: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """The nodes (x, value) of the increasing function closest to y, by pooling adjacent violators.
     Between nodes it is linear.
     """
@@ -323,9 +326,13 @@ def errors(
     bins: int,
 ) -> tuple[Columns, Columns]:
     """The tables of errors and of reliability."""
-    rows, curve = list[dict[str, Any]](), list[dict[str, Any]]()
+    rows, curve = list[dict[str, object]](), list[dict[str, object]]()
     for kind in TYPES:
-        row: dict[str, Any] = {"type": kind, "n": 0, "temperature": temperature.get(kind, math.nan)}
+        row: dict[str, object] = {
+            "type": kind,
+            "n": 0,
+            "temperature": temperature.get(kind, math.nan),
+        }
         spreads = list[float]()
         for when, decisions in (("before", before), ("after", after)):
             best, right, squares = list[float](), list[bool](), list[float]()
@@ -365,7 +372,7 @@ def mean_spread(question: Question, values: Floats, spreads: Floats) -> list[flo
     return [float(value) for value in chosen if not math.isnan(value)]
 
 
-def columns_of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Columns:
+def columns_of_rows(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> Columns:
     """Rows as columns: text as lists, numbers as arrays."""
     columns = {name: [row[name] for row in rows] for name in names}
     return Columns(
@@ -376,7 +383,7 @@ def columns_of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> 
     )
 
 
-def reliability(best: Floats, right: "np.ndarray[Any, Any]", bins: int) -> Columns:
+def reliability(best: Floats, right: NDArray[np.bool_], bins: int) -> Columns:
     """The bins with answers: lower and upper end, n, mean probability and share of right answers."""
     number = np.minimum((best * bins).astype(int), bins - 1)
     n = np.bincount(number, minlength=bins)

@@ -16,11 +16,10 @@ Examples:
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
 
 from minhub_py.system.json_text import JsonObject
 
@@ -186,9 +185,12 @@ def examples_of(values: object) -> tuple[tuple[str, str], ...]:
         raise ValueError(f"examples must be a list of pairs (text, label), not {brief(values)}")
     pairs: list[tuple[str, str]] = []
     for value in values:
-        pair: Any = (value.get("text"), value.get("label")) if isinstance(value, Mapping) else value
+        pair: object = (
+            (value.get("text"), value.get("label")) if isinstance(value, Mapping) else value
+        )
         if (
             isinstance(pair, str)
+            or not isinstance(pair, Sequence)
             or len(pair) != 2
             or not all(isinstance(text, str) for text in pair)
         ):

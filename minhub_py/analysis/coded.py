@@ -108,7 +108,7 @@ def check_sums(values: NDArray[np.float64], question: str, options: Sequence[str
         )
 
 
-def columns_of(table: Table) -> dict[str, list[Any]]:
+def columns_of(table: Table) -> dict[str, list[object]]:
     """The columns of a table as lists; numbers are floats, with NaN for empty cells.
 
     ValueError: a column is missing, lengths differ, or a cell is not a number.
@@ -149,13 +149,13 @@ def is_empty(value: object) -> bool:
     return is_missing(value) or value == ""
 
 
-def text_numbers(columns: Mapping[str, Sequence[Any]]) -> list[int]:
+def text_numbers(columns: Mapping[str, Sequence[object]]) -> list[int]:
     """The number of each row's text, in order. Each further row of a question with the same text is
     another text. Without the column text, each row of a question is a text.
     """
     names = columns.get("text", [None] * len(columns["question"]))
-    numbers: dict[tuple[Any, int], int] = {}
-    counts: dict[tuple[Any, Any], int] = {}
+    numbers: dict[tuple[object, int], int] = {}
+    counts: dict[tuple[object, object], int] = {}
     result = list[int]()
     for pair in zip(names, columns["question"], strict=True):
         counts[pair] = counts.get(pair, -1) + 1

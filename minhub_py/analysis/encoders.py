@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from tokenizers import Encoding, Tokenizer
@@ -93,17 +92,15 @@ def inputs_of(
 def truncated_inputs(
     model: LanguageModel,
     tokenizer: Tokenizer | None,
-    texts: Sequence[Any],
+    texts: Sequence[str | Sequence[int] | None],
     settings: EmbeddingSettings,
     prompt: str,
 ) -> list[Input | None]:
     """The input of each text; None for a missing text."""
     inputs: list[Input | None] = [None] * len(texts)
-    strings = [number for number, text in enumerate(texts) if isinstance(text, str)]
+    strings = {number: text for number, text in enumerate(texts) if isinstance(text, str)}
     if strings:
-        rows = [
-            texts[number].lower() if settings.lower_case else texts[number] for number in strings
-        ]
+        rows = [text.lower() if settings.lower_case else text for text in strings.values()]
         encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
         for number, row in zip(strings, encoded, strict=True):
             inputs[number] = row.packed() if row.ids else None

@@ -35,7 +35,7 @@ Sources
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast
 
 import numpy as np
 
@@ -51,6 +51,7 @@ from minhub_py.system.tables import Columns, Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 Method = Literal["auto", "ppi", "ppi++", "dsl", "confidence", "naive", "human"]
 METHODS = ("auto", "ppi", "ppi++", "dsl", "confidence", "naive", "human")
@@ -287,7 +288,7 @@ def is_decision_table(model: object) -> TypeGuard[Decisions | Table]:
     )
 
 
-def of_texts(name: str, values: Iterable[Any], present: Array) -> list[Any]:
+def of_texts(name: str, values: Iterable[T], present: Array) -> list[T]:
     """The values of the present texts. ValueError: there is not one value per text."""
     found = list(values)
     if len(found) != len(present):

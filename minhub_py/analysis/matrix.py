@@ -17,6 +17,7 @@ from minhub_py.analysis.tokens import encodings, token_strings
 from minhub_py.inference.arguments import check_list, decoder_of
 from minhub_py.inference.prompts import check_ids
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.tables import Columns
 
 
 def logprob_matrix(
@@ -26,7 +27,7 @@ def logprob_matrix(
     *,
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> tuple[dict[str, Any], NDArray[np.float32]]:
+) -> tuple[Columns, NDArray[np.float32]]:
     """Compute the log-probability of every token of the vocabulary at every position, given the
     tokens before it.
 
@@ -76,12 +77,12 @@ def logprob_matrix(
                 matrix.write(offset, np.full(model.config.vocab_size, np.nan, np.float32))
         predict(model, [Span(row, 1, max(len(row), 1)) for row in rows], consume, progress)
     ids = list(itertools.chain.from_iterable(rows))
-    columns = {
-        "text": np.repeat(np.arange(len(rows)), lengths),
-        "position": np.arange(len(ids)) - np.repeat(offsets[:-1], lengths),
-        "token": token_strings(tokenizer, ids),
-        "id": np.array(ids, np.int64),
-    }
+    columns = Columns(
+        text=np.repeat(np.arange(len(rows)), lengths),
+        position=np.arange(len(ids)) - np.repeat(offsets[:-1], lengths),
+        token=token_strings(tokenizer, ids),
+        id=np.array(ids, np.int64),
+    )
     return columns, matrix.result()
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PHENOMENA = ("UID", "phenomenon", "linguistics_term", "field")
 GOOD, BAD = "sentence_good", "sentence_bad"
 Pair = TypedDict("Pair", {GOOD: str | None, BAD: str | None})  # type: ignore[misc]
-METRICS: dict[str, Callable[..., Any]] = {
+METRICS: dict[str, Callable[..., float]] = {
     "sum": np.sum,
     "all": np.sum,
     "mean": np.mean,

@@ -1,7 +1,7 @@
 """Summaries of texts with an encoder-decoder: `summarize`."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from tokenizers import Tokenizer
 
@@ -75,7 +75,7 @@ def summaries_of(
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: Mapping[int, str],
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     progress: Progress | None = None,
     *,
     check: bool = False,

@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from tokenizers import Tokenizer
 
@@ -139,7 +139,7 @@ def translations(
     texts: Mapping[int, str],
     source: str | None,
     target: str | None,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     progress: Progress | None = None,
     *,
     check: bool = False,

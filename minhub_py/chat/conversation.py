@@ -551,8 +551,8 @@ def parse_saved(
     return check_system(chat["system"]), settings, chat["made"], chat["turns"]
 
 
-def check_system(system: Any) -> str | None:
+def check_system(system: object) -> str | None:
     """A system prompt; None if it is empty. ValueError: it is not a string."""
-    if system is not None and not is_text(system):
+    if not isinstance(system, str | None):
         raise ValueError(f"system must be a string, not {brief(system)}")
     return system or None

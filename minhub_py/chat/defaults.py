@@ -59,7 +59,7 @@ def default_sampling(
     return settings
 
 
-def completion_settings(model: LanguageModel, settings: Mapping[str, Any]) -> dict[str, Any]:
+def completion_settings(model: LanguageModel, settings: Mapping[str, object]) -> dict[str, Any]:
     """Settings of `generate` with the model's defaults for missing ones, which apply to them."""
     defaults = default_sampling(model, chat=False)
     if settings.get("beams") is not None:

@@ -20,9 +20,13 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.system.json_text import JsonObject
+
+if TYPE_CHECKING:
+    import jinja2
+    import jinja2.parser
 
 MEMORY = 2**29  # bytes, in addition to those at the start
 MAX_LENGTH = 2**26  # characters of a rendered conversation
@@ -54,10 +58,10 @@ class Mapping:
 
 
 def to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(
@@ -69,7 +73,7 @@ def raise_exception(message: object) -> None:
     raise RejectedError(message)
 
 
-def make_environment(marks: list[str] | None = None) -> Any:
+def make_environment(marks: list[str] | None = None) -> "jinja2.Environment":
     """Jinja's sandbox with the extensions, filters and functions that transformers provides.
 
     marks: the texts that `generation` writes before and after its content.
@@ -87,7 +91,7 @@ def make_environment(marks: list[str] | None = None) -> Any:
 
         tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
-        def parse(self, parser: Any) -> jinja2.nodes.Node:
+        def parse(self, parser: "jinja2.parser.Parser") -> jinja2.nodes.Node:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             if marks is not None:
@@ -134,7 +138,7 @@ class RejectedError(Exception):
     """A template called raise_exception()."""
 
 
-def render(compiled: Callable[[str], Any], request: JsonObject) -> dict[str, str]:
+def render(compiled: "Callable[[str], jinja2.Template]", request: JsonObject) -> dict[str, str]:
     """The response to a request, including exceptions of the template."""
     chunks, length = [], 0
     try:
@@ -158,7 +162,7 @@ def render(compiled: Callable[[str], Any], request: JsonObject) -> dict[str, str
         return {"error": f"{where}{type(error).__name__}: {error}"[:1000]}
 
 
-def open_modules(compiled: Callable[[str], Any]) -> None:
+def open_modules(compiled: "Callable[[str], jinja2.Template]") -> None:
     """Open the modules and the time zone that Python opens on first use: call every filter and
     test.
     """

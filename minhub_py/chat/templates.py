@@ -130,7 +130,7 @@ class ChatTemplate:
         tools: Sequence[Message] = (),
         add_generation_prompt: bool = True,
         marks: list[str] | None = None,
-        **variables: object,
+        **variables: Any,
     ) -> str:
         """Render messages as they are. For arguments and errors see `render`.
 

@@ -10,7 +10,7 @@ further ones
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from minhub_py.system.files import read_text
 from minhub_py.system.shapes import ADVICE, convert
@@ -75,13 +75,13 @@ def additional_files(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / ADDITIONAL).glob("*.jinja") if path.is_file())
 
 
-def named_templates(value: Any, folder: Path) -> dict[str, str]:
+def named_templates(stored: object, folder: Path) -> dict[str, str]:
     """The templates in tokenizer_config.json's "chat_template" by name. ValueError: it has an
     unknown type.
     """
     shape = str | list[NamedTemplate] | dict[str, str] | None
     value = convert(
-        value, shape, str(folder / "tokenizer_config.json"), ADVICE, path="chat_template"
+        stored, shape, str(folder / "tokenizer_config.json"), ADVICE, path="chat_template"
     )
     if value is None:
         return {}

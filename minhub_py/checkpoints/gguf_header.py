@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
+from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -264,7 +265,7 @@ def _tensor_entry(scanner: Scanner) -> tuple[str, StoredTensor]:
     return name, stored
 
 
-def package() -> Any:
+def package() -> ModuleType:
     """The package gguf. ValueError: it is not installed."""
     require("gguf")
     import gguf

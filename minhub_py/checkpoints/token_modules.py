@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from torch import Tensor
 
+from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.shapes import Within, read_json
 
 SPLADE_POOLINGS = ("max", "sum")
@@ -145,7 +146,7 @@ def splade_files(splade: Splade) -> dict[str, object]:
 
 
 def read_token_vectors(
-    mask: Path | None, transformer: LateInteraction, repository: Mapping[str, Any], where: Path
+    mask: Path | None, transformer: LateInteraction, repository: JsonMapping, where: Path
 ) -> TokenVectors:
     """The settings of late interaction.
 
@@ -157,7 +158,7 @@ def read_token_vectors(
     if masks.get("keep_only_token_ids"):
         raise ValueError(f"{mask} has keep_only_token_ids, for images: it is not supported")
     is_pylate = any(name in repository for name in PYLATE_SETTINGS)
-    settings: Any = {**(pylate_settings(repository) if is_pylate else {}), **transformer}
+    settings: JsonObject = {**(pylate_settings(repository) if is_pylate else {}), **transformer}
     skipped = masks.get("skiplist_words") or []
     tasks = masks.get("skiplist_tasks")
     if mask is None:  # PyLate skips punctuation by default
@@ -172,7 +173,7 @@ def read_token_vectors(
     )
 
 
-def pylate_settings(repository: Mapping[str, Any]) -> dict[str, object]:
+def pylate_settings(repository: Mapping[str, object]) -> dict[str, object]:
     """PyLate's settings in the form of sentence-transformers 6."""
     length, expansion = repository.get("query_length"), repository.get("query_expansion")
     if "query_expansion" not in repository and repository.get("do_query_expansion") is not False:
@@ -230,7 +231,7 @@ def mask_files(vectors: TokenVectors) -> dict[str, object]:
     }
 
 
-def prefixes(repository: Mapping[str, Any]) -> dict[str, str]:
+def prefixes(repository: JsonMapping) -> dict[str, str]:
     """PyLate's text before each query and each document, which is one token if the tokenizer has
     it.
     """

@@ -30,8 +30,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    import httpx2
 
 # SHA-256 for LFS files, git's SHA-1 for other files.
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -51,11 +55,9 @@ listener: ContextVar[Callable[[str, int, int], object] | None] = ContextVar(
 )
 
 
-def client() -> Any:
+def client() -> ModuleType:
     """huggingface_hub, imported on first use, because the import takes longer than opening a
     built-in model.
-
-    The type is Any, because the package exports its names lazily.
     """
     try:
         # also imports constants, errors and utils
@@ -139,7 +141,7 @@ def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> 
                     wait(failures, f"The connection for {name} broke")
 
 
-def read_chunks(response: Any) -> Iterator[bytes]:
+def read_chunks(response: "httpx2.Response") -> Iterator[bytes]:
     """The body of a response as sent. ConnectionError: it arrives at less than MIN_RATE."""
     start, count = time.monotonic(), 0
     for chunk in response.iter_raw():
@@ -163,7 +165,7 @@ def get(
     *,
     params: Mapping[str, str] | None = None,
     start: int = 0,
-) -> Iterator[Any]:
+) -> "Iterator[httpx2.Response]":
     """The response to a GET from byte `start` on, with an unread body. Retries while the Hub is
     overloaded.
 
@@ -191,7 +193,7 @@ def get(
         wait(seconds, reason)
 
 
-def _send(session: object, request: object, seconds: float) -> Any:
+def _send(session: "httpx2.Client", request: "httpx2.Request", seconds: float) -> "httpx2.Response":
     """Send a request and return the response when its headers have arrived. ConnectionError: not
     within `seconds`.
 
@@ -199,7 +201,7 @@ def _send(session: object, request: object, seconds: float) -> Any:
     that arrive byte by byte, and blocking calls ignore an interrupt from R. At a timeout or an
     interrupt, the thread's connections are shut down, so that it ends.
     """
-    result: Future[Any] = Future()
+    result: Future[httpx2.Response] = Future()
     connections: list[Any] = []
     end = time.monotonic() + seconds
 
@@ -222,7 +224,7 @@ def _send(session: object, request: object, seconds: float) -> Any:
                     " then run again."
                 )
     except BaseException:
-        result.add_done_callback(lambda late: late.exception() or late.result().close())
+        result.add_done_callback(lambda late: None if late.exception() else late.result().close())
         for connection in connections:
             with suppress(OSError):  # closed by its thread in the meantime
                 # The base class's method, because SSLSocket's would remove the TLS state that the
@@ -231,7 +233,9 @@ def _send(session: object, request: object, seconds: float) -> Any:
         raise
 
 
-def _follow_redirects(session: Any, request: Any, connections: list[object]) -> Any:
+def _follow_redirects(
+    session: "httpx2.Client", request: "httpx2.Request", connections: list[Any]
+) -> "httpx2.Response":
     """Send a request, and return the last response. Adds each new connection to `connections`.
 
     Redirects are httpx's `next_request`. Its `follow_redirects` would read and decompress their
@@ -253,7 +257,7 @@ def _follow_redirects(session: Any, request: Any, connections: list[object]) -> 
     raise httpx2.TooManyRedirects("too many redirects")
 
 
-def _retry_delay(response: Any, default: int) -> tuple[int, str]:
+def _retry_delay(response: "httpx2.Response", default: int) -> tuple[int, str]:
     """Seconds to wait by the response's headers, and the reason. ConnectionError: longer than
     MAX_WAIT.
     """
@@ -345,7 +349,7 @@ def publish(path: Path, write: Callable[[Path], object]) -> None:
 class RefusedError(Exception):
     """A response with an error status. Its body is not read, because it may be endless."""
 
-    def __init__(self, response: Any) -> None:
+    def __init__(self, response: "httpx2.Response") -> None:
         super().__init__(response.status_code)
         self.status: int = response.status_code
         self.code: str = response.headers.get("X-Error-Code", "")

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -10,6 +10,9 @@ from minhub_py.cli.group import Command
 from minhub_py.cli.options import json_option
 from minhub_py.cli.output import check_writable, emit, say
 from minhub_py.cli.output import table as print_table
+
+if TYPE_CHECKING:
+    from minhub_py.system.tables import Columns
 
 
 @click.command(cls=Command)
@@ -50,7 +53,7 @@ from minhub_py.cli.output import table as print_table
 def calibrate(
     file: Path,
     truth: str,
-    method: Any,
+    method: Literal["temperature", "isotonic"],
     folds: int,
     seed: int,
     save: Path | None,
@@ -93,7 +96,7 @@ def calibrate(
         say(f"{save / 'decision.json'}: temperatures stored")
 
 
-def plain_rows(columns: Any) -> list[tuple[object, ...]]:
+def plain_rows(columns: "Columns") -> list[tuple[object, ...]]:
     """The rows of a table with rounded numbers of Python, and None for NaN."""
     return [
         tuple(cell if isinstance(cell, str) else rounded(cell.item()) for cell in row)

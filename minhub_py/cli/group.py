@@ -100,7 +100,7 @@ class Command(click.Command):
                 ctx=ctx,
             ) from None
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run the command. Exit status: 1 for an exception, with its message; 130 for Ctrl-C; 143
         for SIGTERM.
         """
@@ -214,7 +214,7 @@ class Group(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run the command; escape control characters in its error message."""
         try:
             return super().invoke(ctx)

@@ -206,7 +206,7 @@ loading_options: Decorator = collected(
 )
 
 
-def check_setting(_: click.Context, parameter: click.Parameter, value: Any) -> Any:
+def check_setting(_: click.Context, parameter: click.Parameter, value: Any) -> object:
     """Validate a sampling setting. BadParameter: out of range, with the message of the Python
     functions.
     """
@@ -313,7 +313,7 @@ def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
     )
 
 
-def check_beam_setting(_: click.Context, parameter: click.Parameter, value: Any) -> Any:
+def check_beam_setting(_: click.Context, parameter: click.Parameter, value: Any) -> object:
     """Validate a setting of beam search, as `check_setting` does."""
     if parameter.name == "early_stopping":
         return {"true": True, "false": False}.get(value, value)

@@ -1,7 +1,7 @@
 """The commands `translate` and `summarize`, for texts or the rows of files."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import click
 
@@ -16,8 +16,10 @@ from minhub_py.cli.options import (
     model_argument,
 )
 
+F = TypeVar("F", bound=Callable[..., object])
 
-def length_option(name: str) -> Callable[[Any], Any]:
+
+def length_option(name: str) -> Callable[[F], F]:
     """The option for the maximum number of tokens. name: of a result."""
     return click.option(
         "-n",
@@ -49,7 +51,7 @@ def translate(
     table: jobs.TableOptions,
     loading: LoadingOptions,
     as_json: bool,
-    **options: Any,
+    **options: object,
 ) -> None:
     r"""Translate texts with Marian, NLLB, M2M100, mBART or T5.
 
@@ -87,7 +89,7 @@ def summarize(
     table: jobs.TableOptions,
     loading: LoadingOptions,
     as_json: bool,
-    **options: Any,
+    **options: object,
 ) -> None:
     r"""Summarize texts with BART, Pegasus or T5.
 

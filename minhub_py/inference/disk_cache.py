@@ -37,7 +37,6 @@ from copy import copy
 from functools import cache as cached
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -415,8 +414,7 @@ def read(path: Path, size: int) -> bytearray | None:
 
 def as_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor on a CPU."""
-    values: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(values)
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def key_of(model: LanguageModel, kernels: str, cache: Cache) -> str:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from tokenizers import Tokenizer
@@ -28,6 +28,9 @@ from minhub_py.inference.json_schema import prepared
 from minhub_py.system.extras import require
 from minhub_py.system.json_text import parse
 from minhub_py.system.printable import printable
+
+if TYPE_CHECKING:
+    import llguidance
 
 OPTIONS: Any = {
     "whitespace_flexible": True,
@@ -123,7 +126,7 @@ class Matcher:
 
     restricts = True
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: "llguidance.LLMatcher") -> None:
         self._state = state
 
     def allowed(self) -> Tensor:
@@ -150,7 +153,7 @@ class Grammar:
     have.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: "llguidance.LLMatcher") -> None:
         self._state = state
         self.warnings: list[str] = []
 
@@ -213,7 +216,7 @@ class Vocabulary:
         """
         return self._compiled(self._new.grammar_from_lark(text))
 
-    def _compiled(self, grammar: Any, kind: str = "JSON schema") -> Grammar:
+    def _compiled(self, grammar: str, kind: str = "JSON schema") -> Grammar:
         limits = self._limits(verbose_errors=False, max_lexer_states=MAX_STATES)
         state = self._new(self._tokens, grammar, log_level=0, limits=limits)
         if not state.is_error():
@@ -270,7 +273,7 @@ def multiple_of(schema: Mapping[str, object]) -> Fraction | None:
     return Fraction(str(number))
 
 
-def problem(state: Any, kind: str = "JSON schema") -> str:
+def problem(state: "llguidance.LLMatcher", kind: str = "JSON schema") -> str:
     """Llguidance's error message, without the state of its parser."""
     message = state.get_error().partition("<non-verbose/>")[0]
     return (

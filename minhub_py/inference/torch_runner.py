@@ -1,7 +1,7 @@
 """The runner that calls the model's `forward`: on any device, and for modified models too."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,7 +9,8 @@ from torch import Tensor
 from minhub_py.inference.eval_mode import has_hooks, in_eval_mode
 from minhub_py.inference.unmodified import is_of_this_package
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.cache import Cache
+from minhub_py.models.cache import Cache, EncoderCache
+from minhub_py.models.encoder import EncoderDecoder
 
 Result = TypeVar("Result")
 
@@ -82,7 +83,7 @@ class TorchRunner:
         """
         idx = self._tensor([ids])
         with cache.row(row) as one_row:
-            one_row.set_encoder(self._call_in_eval_mode(lambda model: model.encode(idx)))
+            one_row.set_encoder(self._call_in_eval_mode(lambda model: encoded(model, idx)))
 
     def forward(
         self,
@@ -131,13 +132,19 @@ class TorchRunner:
             [list(ids) for ids in rows], device=next(self.model.parameters()).device
         )
 
-    def _call_in_eval_mode(self, function: Callable[[Any], Result]) -> Result:
+    def _call_in_eval_mode(self, function: Callable[[LanguageModel], Result]) -> Result:
         """Call a function of the model in eval mode. `model.training` may change between calls."""
         if self._mode != self.model.training:
             self._mode, self._in_eval_mode = self.model.training, in_eval_mode(self.model)
         model, context = self._in_eval_mode
         with context():
             return function(model)
+
+
+def encoded(model: LanguageModel, idx: Tensor) -> EncoderCache:
+    """The encoder's output for a prompt."""
+    assert isinstance(model, EncoderDecoder)
+    return model.encode(idx)
 
 
 def all_logits(model: LanguageModel, idx: Tensor, cache: Cache) -> Tensor:

@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from itertools import chain, islice, repeat
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
 
 import click
 
@@ -28,7 +27,7 @@ from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS, Task
 from minhub_py.system.formats import EXTENSIONS, format_of, import_pyarrow, read_batches
 from minhub_py.system.json_text import JsonObject
-from minhub_py.system.table_writers import Column, open_writer
+from minhub_py.system.table_writers import Column, NpyWriter, ParquetWriter, TextWriter, open_writer
 from minhub_py.system.version import __version__
 
 RECORD_LABELS = {
@@ -455,7 +454,7 @@ def vector_width(column: Column, job: Job, parts: Parts, count: int) -> int:
 
 def open_writers(
     job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Column]
-) -> Iterator[tuple[Sequence[Source], Any]]:
+) -> Iterator[tuple[Sequence[Source], TextWriter | ParquetWriter | NpyWriter]]:
     """The inputs of each output file, with its writer."""
     for path in (parts.joined, parts.joined_files):
         if path.exists():

@@ -8,6 +8,7 @@ are computed again on another node, with the same results.
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from minhub_py.jobs.executors import Chunk, Worker
@@ -74,7 +75,7 @@ def run_on_ray(
         ray.shutdown()
 
 
-def import_ray() -> Any:
+def import_ray() -> ModuleType:
     """Import ray. ValueError: it is not installed."""
     require("ray")
     import ray  # type: ignore[import-not-found,unused-ignore]

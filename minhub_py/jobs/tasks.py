@@ -203,7 +203,7 @@ def translate(
     *,
     source: str | None,
     target: str | None,
-    **settings: Any,
+    **settings: object,
 ) -> list[Results]:
     """The translation of each text."""
     from minhub_py.analysis.translation import divided_warning, translations
@@ -221,7 +221,7 @@ def translate(
 
 
 def summarize(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: Any
+    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: object
 ) -> list[Results]:
     """The summary of each text."""
     from minhub_py.analysis.summaries import summaries_of

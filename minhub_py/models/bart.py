@@ -497,7 +497,7 @@ class BartConfig(HeadSettings, Positions):
             share_encoder_decoder_embeddings=self.share_encoder_decoder_embeddings and not separate,
         )
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> dict[str, object]:
         """The config.json of this model for transformers."""
         end = "MTModel" if self.model_type == "marian" else "ForConditionalGeneration"
         dropped = {*unavailable(self, self.model_type), "logits_bias"}

@@ -14,7 +14,7 @@ Notation
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -88,7 +88,7 @@ class EuroBertConfig(LlamaConfig):
         if self.head == "questions":
             raise ValueError("EuroBERT: a eurobert model has no question answering head")
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> dict[str, object]:
         """The config.json of this model for transformers."""
         dropped = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
         settings = self.hub_settings("EuroBert")

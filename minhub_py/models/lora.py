@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -283,7 +282,7 @@ def activated(decoder: type[LanguageModel]) -> type[LanguageModel]:
     return type(f"{decoder.__name__}Activated", (decoder,), members)
 
 
-def empty_activated(decoder: Any) -> LanguageModel:
+def empty_activated(decoder: object) -> LanguageModel:
     """A model without state, for pickle, which does not find the class by its name."""
     cls = activated(decoder)
     return cls.__new__(cls)

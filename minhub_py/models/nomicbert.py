@@ -447,7 +447,7 @@ class NomicBertConfig(HeadSettings, Positions):
         theta = self.THETAS[self.model_type]
         return rotary.completed(self.rope_parameters, self.max_position_embeddings, theta)
 
-    def to_hub(self) -> dict[str, Any]:
+    def to_hub(self) -> dict[str, object]:
         """The config.json of this model for transformers; for JinaBERT, of its code."""
         kind = self.model_type
         older = {"rotary_scaling_factor", "max_trained_positions", "activation_function"}

@@ -358,7 +358,7 @@ DEBERTAV2: Sizes = {
 }
 
 
-def _nomic(**settings: Any) -> dict[str, object]:
+def _nomic(**settings: object) -> dict[str, object]:
     return {"max_position_embeddings": 8192, "architectures": ["NomicBertModel"], **settings}
 
 
@@ -370,7 +370,7 @@ NOMICBERT: Sizes = {
 }
 
 
-def _gte(model_type: str, theta: float, factor: float | None, **settings: Any) -> dict[str, object]:
+def _gte(model_type: str, theta: float, factor: float | None, **settings: object) -> dict[str, object]:
     rope = {"rope_type": "default", "rope_theta": theta}
     rope |= {} if factor is None else {"rope_type": "ntk", "factor": factor}
     return {
@@ -411,7 +411,7 @@ JINAV3: Sizes = {
 }
 
 
-def _jina(**settings: Any) -> dict[str, object]:
+def _jina(**settings: object) -> dict[str, object]:
     return {"model_type": "jina_bert", "architectures": ["JinaBertModel"], **settings}
 
 

@@ -289,7 +289,7 @@ async def fill_mask(request: HTTPRequest) -> Response:
 
 async def masks_of(
     served: ServedModel, texts: Sequence[str], count: int, targets: Sequence[str] | None
-) -> list[list[Any]]:
+) -> list[list[JsonObject] | list[list[JsonObject]]]:
     """The tokens at the mask of each text; with several masks, a list for each."""
     model: Any = served.model
     tokenizer = served.tokenizer
@@ -313,7 +313,7 @@ async def masks_of(
             name = input_name(number, len(texts))
             raise invalid(f"{name} has no mask: write [MASK] in place of a word", name)
 
-    def tokens(x: Tensor, row: Input) -> list[Any]:
+    def tokens(x: Tensor, row: Input) -> list[JsonObject] | list[list[JsonObject]]:
         positions = [position for position, id in enumerate(row.ids) if id == mask_id]
         probs = head_output(model, x[positions]).softmax(dim=1)
         finite(probs.sum(dim=1))

@@ -184,7 +184,7 @@ class ServedModel:
             raise invalid(f"token IDs must be integers from 0 to {size - 1}", "prompt")
         return list(ids)
 
-    async def tokenize(self, text: str, name: str, **options: Any) -> list[int]:
+    async def tokenize(self, text: str, name: str, **options: bool) -> list[int]:
         """The token IDs of a text."""
         self.check_characters(len(text), name)
         try:

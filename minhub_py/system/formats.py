@@ -20,6 +20,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from reprlib import repr as brief
+from types import ModuleType
 from typing import Any
 
 from minhub_py.system.csv_values import NA, mark_quoted, read_value
@@ -51,7 +52,7 @@ def input_format_of(path: Path) -> str | None:
     return INPUT_FORMATS.get(path.suffix.lower())
 
 
-def import_pyarrow() -> Any:
+def import_pyarrow() -> ModuleType:
     """Import pyarrow. ValueError: it is not installed."""
     require("tables")
     import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -344,7 +345,7 @@ def json_type(value: object) -> str:
     return {bool: "bool", int: "int64", float: "float64"}.get(type(value), "string")
 
 
-def common_type(first: object, second: object) -> Any:
+def common_type(first: object, second: object) -> object:
     """A type that can represent the values of two types. It is string if the types differ and are
     not numeric.
     """

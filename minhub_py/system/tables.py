@@ -1,10 +1,13 @@
 """Tables as columns, and results that have one."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.system import html
 from minhub_py.system.extras import require
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 
 class Columns(dict[str, Any]):
@@ -24,7 +27,7 @@ class Columns(dict[str, Any]):
     def _repr_html_(self) -> str:
         return html.table(self)
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> "pandas.DataFrame":
         """The columns as a pandas.DataFrame. ValueError: pandas is not installed."""
         require("pandas")
         import pandas as pd  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -46,6 +49,6 @@ class Result:
     def _repr_html_(self) -> str:
         return html.note(self.heading()) + html.table(self.table())
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> "pandas.DataFrame":
         """The table of the result as a pandas.DataFrame. ValueError: pandas is not installed."""
         return self.table().to_pandas()

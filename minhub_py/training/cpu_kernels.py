@@ -58,7 +58,7 @@ class CPUKernels(TorchFunctionMode):
         types: object,
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
-    ) -> Any:
+    ) -> object:
         return REPLACEMENTS.get(func, func)(*args, **kwargs or {})
 
 

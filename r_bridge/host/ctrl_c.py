@@ -115,7 +115,7 @@ class CtrlC:
         finally:
             self.may_raise = False
 
-    def _handler(self, *_: Any) -> None:
+    def _handler(self, *_: object) -> None:
         if self.may_raise:
             self.may_raise = False
             raise KeyboardInterrupt
@@ -125,7 +125,7 @@ class CtrlC:
             self.pending = True
 
 
-def get_action(number: int) -> Any:
+def get_action(number: int) -> "ctypes.Array[ctypes.c_char]":
     """The C handler of a signal. signal.getsignal() returns Python's handler only."""
     action = ctypes.create_string_buffer(SIGACTION_BYTES)
     libc.sigaction(number, None, action)

@@ -136,7 +136,7 @@ class Embedded:
         # rpy2 reads this variable, so that `import rpy2.robjects` uses this R.
         os.environ["R_SESSION_INITIALIZED"] = f"PID={os.getpid()}:NAME=minhub"
 
-    def _connect(self) -> Any:
+    def _connect(self) -> object:
         """Register the callbacks below in R. Returns the R call that evaluates a request."""
         lib, ffi = self.lib, self.ffi
         # R stores their addresses, so they must not be deleted.

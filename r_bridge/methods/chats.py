@@ -1,7 +1,7 @@
 """Chat replies. R stores the conversation; Python stores the model's KV cache for it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -11,6 +11,7 @@ import numpy as np
 
 from minhub_py.system.shapes import convert
 from r_bridge.arguments import character, json_data, json_schema, scalar
+from r_bridge.convert import Numeric
 from r_bridge.methods.text import biases, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -42,7 +43,7 @@ def has_chat_template(session: Session, model: Model) -> bool:
 def apply_chat_template(
     session: Session,
     tokenizer: Tokenizer,
-    conversations: Any,
+    conversations: Iterable[Iterable[Mapping[str, object]]],
     add_generation_prompt: bool,
     tokenize: bool,
 ) -> object:
@@ -74,7 +75,7 @@ def reply(
     model: Model,
     tokenizer: Tokenizer | None,
     system: str | None,
-    said: object,
+    said: Sequence[str] | None,
     text: str,
     max_new_tokens: int,
     temperature: float,
@@ -88,11 +89,11 @@ def reply(
     min_p: float | None = None,
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
-    logit_bias: object = None,
-    tools: Any = None,
-    steps: object = None,
+    logit_bias: Mapping[str, Numeric] | None = None,
+    tools: Iterable[object] | None = None,
+    steps: Iterable[object] | None = None,
     called: str | None = None,
-    results: object = None,
+    results: Iterable[object] | None = None,
     tool_choice: str = "auto",
 ) -> dict[str, object]:
     """Generate the reply to a text. It is streamed with its tokens, so R keeps the partial reply if
@@ -167,7 +168,9 @@ def reply(
     }
 
 
-def restored_chat(chat: "Chat", system: str | None, said: Any, steps: Any) -> "Chat":
+def restored_chat(
+    chat: "Chat", system: str | None, said: Sequence[str] | None, steps: Iterable[object] | None
+) -> "Chat":
     """The chat with R's conversation. For arguments see `reply`."""
     from minhub_py.chat.turns import Turn
 
@@ -209,8 +212,11 @@ def columns_of(
     }
 
 
-def strings(value: Any) -> list[str]:
+def strings(value: object) -> list[str]:
     """The strings of a character vector or of a list of them."""
     if value is None:
         return []
-    return [value] if isinstance(value, str) else [text for item in value for text in strings(item)]
+    if isinstance(value, str):
+        return [value]
+    assert isinstance(value, Iterable)
+    return [text for item in value for text in strings(item)]

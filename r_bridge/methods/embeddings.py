@@ -1,13 +1,17 @@
 """Embeddings, attention weights and predictions of layers. Texts are strings or token IDs."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r_bridge.arguments import character, id_rows, scalar
-from r_bridge.convert import Character, Frame, as_array
-from r_bridge.methods.text import find_tokenizer, is_text, is_text_or_missing, token_texts
+from r_bridge.arguments import character, id_rows, is_text, is_text_or_missing, scalar
+from r_bridge.convert import Character, Frame, Numeric, as_array
+from r_bridge.methods.text import find_tokenizer, token_texts
 from r_bridge.objects import Lens, Model, Session, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+    from torch import Tensor
 
 
 def embed(
@@ -56,26 +60,30 @@ def embed(
     return {"vectors": np.ma.MaskedArray(vectors, np.isnan(vectors)), "tokens": None}
 
 
-def weights_of_tokens(matrix: Any, tokenizer: Any) -> dict[str, object]:
+def weights_of_tokens(
+    matrix: "Tensor", tokenizer: "tokenizers.Tokenizer | None"
+) -> dict[str, object]:
     """The weights of each text, the largest first, and their tokens; NA for a missing text."""
-    vectors, tokens = [], []
+    vectors, tokens = [], list[list[str | None]]()
     for vector in matrix:
         row = vector.coalesce()
         values, order = row.values().sort(descending=True)
         missing = np.isnan(values.numpy())
         vectors.append(np.ma.MaskedArray(values.double().numpy(), missing))
         ids = row.indices()[0][order].tolist()
-        known = tokenizer is not None and not missing.any()
-        tokens.append([tokenizer.id_to_token(id) for id in ids] if known else [])
+        if tokenizer is None or missing.any():
+            tokens.append([])
+        else:
+            tokens.append([tokenizer.id_to_token(id) for id in ids])
     return {"vectors": vectors, "tokens": tokens}
 
 
 def word_embeddings(
     session: Session,
     model: Model,
-    texts: Any,
+    texts: Character,
     tokenizer: Tokenizer | None,
-    layer: Any,
+    layer: Numeric,
     combine: str,
 ) -> dict[str, object]:
     """The texts of the words, which count from 1, the words, and a matrix with one row per word."""
@@ -94,15 +102,15 @@ def word_embeddings(
 
 
 def attention_weights(
-    session: Session, model: Model, text: Any, tokenizer: Tokenizer | None
+    session: Session, model: Model, text: Character | Numeric, tokenizer: Tokenizer | None
 ) -> dict[str, object]:
     """The attention weights (layers, heads, T, T) of a text, its tokens, and the numbers of the
     layers.
     """
     from minhub_py.analysis.attention import attention_weights as compute_weights
 
-    tok, [text] = _single_text(model, tokenizer, text)
-    result = compute_weights(model.module, tok, text)
+    tok, [row] = _single_text(model, tokenizer, text)
+    result = compute_weights(model.module, tok, row)
     return {
         "weights": result.weights,
         "layers": np.array(result.layers, np.int32),
@@ -114,7 +122,7 @@ def attention_weights(
 def logit_lens(
     session: Session,
     model: Model,
-    text: Any,
+    text: Character | Numeric,
     tokenizer: Tokenizer | None,
     n: int,
     lens: Lens | None = None,
@@ -124,8 +132,8 @@ def logit_lens(
     """
     from minhub_py.analysis.lens import logit_lens as compute_lens
 
-    tok, [text] = _single_text(model, tokenizer, text)
-    result = compute_lens(model.module, tok, text, n, lens=None if lens is None else lens.lens)
+    tok, [row] = _single_text(model, tokenizer, text)
+    result = compute_lens(model.module, tok, row, n, lens=None if lens is None else lens.lens)
     count, tokens, ranks = result.predicted.shape
     ids = result.predicted.flatten().tolist()
     texts = token_texts(tok, result.ids)
@@ -164,7 +172,7 @@ def tuned_lens(
     from minhub_py.analysis.tuned_lens import tuned_lens as train_lens
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
-    rows: Any = texts if is_text(texts) else id_rows(texts, model.module.config.vocab_size)
+    rows = texts if is_text(texts) else id_rows(texts, model.module.config.vocab_size)
     lens = train_lens(
         model.module, tok, rows, steps=steps, rate=rate, seed=seed, progress=session.progress
     )
@@ -181,8 +189,8 @@ def tuned_lens(
 
 
 def _single_text(
-    model: Model, tokenizer: Tokenizer | None, text: Character
-) -> tuple[Any, list[Any]]:
+    model: Model, tokenizer: Tokenizer | None, text: Character | Numeric
+) -> tuple[Any, list[str] | list[list[int]]]:
     """The tokenizer, and a list that contains the text as a string or as token IDs."""
     tok = find_tokenizer(model, tokenizer, needed=is_text(text))
     return tok, list(text) if is_text(text) else id_rows(text, model.module.config.vocab_size)

@@ -3,14 +3,15 @@
 In R, layers, heads and positions count from 1.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from r_bridge.arguments import character, frame, id_rows, scalar
-from r_bridge.convert import Frame, as_array
+from r_bridge.arguments import character, frame, id_rows, is_text, scalar
+from r_bridge.convert import Frame, Numeric, as_array
 from r_bridge.methods.models import about
-from r_bridge.methods.text import find_tokenizer, is_text, token_texts
+from r_bridge.methods.text import find_tokenizer, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
 
@@ -55,7 +56,7 @@ def intervene(
     model: Model,
     at: list[str],
     how: str,
-    value: Any,
+    value: Mapping[str, Numeric] | Numeric | None,
     scale: float,
     positions: object,
 ) -> dict[str, object]:
@@ -71,14 +72,17 @@ def intervene(
         else [int(position) - 1 for position in as_array(positions).reshape(-1)]
     )
     module = model.module
-    by_point = isinstance(value, dict)
-    names = [point.name for point in Points(recipe_of(module).model).find(at)] if by_point else [at]
-    for name in names:
-        if by_point and name not in value:
+    arrays: list[tuple[str | list[str], Numeric | None]] = [(at, None)]
+    if isinstance(value, Mapping):
+        names = [point.name for point in Points(recipe_of(module).model).find(at)]
+        if missing := [name for name in names if name not in value]:
             raise ValueError(
-                f"value has no activations at {name!r}: call activations() with this point"
+                f"value has no activations at {missing[0]!r}: call activations() with this point"
             )
-        array = value[name] if by_point else value
+        arrays = [(name, value[name]) for name in names]
+    elif value is not None:
+        arrays = [(at, value)]
+    for name, array in arrays:
         tensor = None if array is None else np.ascontiguousarray(as_array(array), dtype=np.float32)
         module = new_handle(module, name, how, tensor, scale=scale, positions=indices)
     handle = Model(module, model.folder, model.identifier, signature=model.signature)
@@ -239,6 +243,6 @@ def head_scores(session: Session, model: Model, length: int, samples: int, seed:
     )
 
 
-def _texts(model: Model, texts: Any) -> list[Any]:
+def _texts(model: Model, texts: object) -> list[str] | list[list[int]]:
     """Texts as strings or lists of token IDs."""
     return list(texts) if is_text(texts) else id_rows(texts, model.module.config.vocab_size)

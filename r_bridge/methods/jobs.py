@@ -107,7 +107,7 @@ def codebook(values: dict[str, Any]) -> dict[str, object]:
     from minhub_py.analysis.codebook import codebook_of
 
     labels, definitions = values.pop("labels"), values.pop("definitions")
-    source: Any = values.pop("codebook") or labels
+    source = values.pop("codebook") or labels
     if definitions is not None:
         source = dict(zip(labels, definitions, strict=True))
     examples = list(
@@ -116,7 +116,7 @@ def codebook(values: dict[str, Any]) -> dict[str, object]:
     return dict(codebook_of(source, values.pop("instruction"), examples).to_dict())
 
 
-def setting_of(name: str, value: object) -> Any:
+def setting_of(name: str, value: object) -> object:
     """A setting from R: a scalar, or a list for settings with several values."""
     if value is None or isinstance(value, str | int | float | bool):
         return value

@@ -1,5 +1,6 @@
 """Labels by a language model, agreement of raters, and estimates that human labels correct."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ def annotate(
     from minhub_py.analysis.codebook import codebook_of
 
     tok = find_tokenizer(model, tokenizer, needed=True)
-    source: Any = codebook if codebook is not None else labels
+    source: str | list[str | None] | dict[str | None, str | None] = (
+        codebook if codebook is not None else labels
+    )
     if definitions is not None:
         source = dict(zip(labels, definitions, strict=True))
     examples = list(zip(example_texts or [], example_labels or [], strict=True))
@@ -55,7 +58,7 @@ def decide(
     session: Session,
     model: Model,
     texts: Character,
-    questions: Any,
+    questions: Mapping[str, Mapping[str, object]],
     orders: int,
     seed: int,
     options: bool,
@@ -99,8 +102,8 @@ def question_of(question: dict[str, object]) -> dict[str, object]:
 
 def calibrate(
     session: Session,
-    table: Any,
-    truth: Any,
+    table: Mapping[str, Character | Numeric],
+    truth: Character | Numeric,
     estimator: str,
     folds: int,
     bins: int,
@@ -127,13 +130,13 @@ def calibrate(
     ]
     kept = [name for name in calibrated if name not in ("text", "question", "type", "temperature")]
     values = {name: [calibrated[name][row] for row in rows] for name in kept}
-    found: dict[str, object] = {
+    cells: dict[str, Iterable[object]] = {
         name: column if name == "answer" else np.array(column) for name, column in values.items()
     }
     return {
         "frame": frame(result.columns),
         "curve": frame(result.curve),
-        "decisions": frame(found),
+        "decisions": frame(cells),
         "types": character(result.temperature),
         "temperature": np.array(list(result.temperature.values()), float),
     }
@@ -178,7 +181,7 @@ def corrected_estimate(
     human: object,
     predicted: object,
     design: object,
-    terms: Any,
+    terms: Iterable[str],
     family: str,
     estimator: str,
     probability: Numeric,

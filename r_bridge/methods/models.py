@@ -2,15 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from r_bridge.arguments import character, id_rows, setting
+from r_bridge.convert import Character, Numeric
 from r_bridge.objects import Model, Session, StateDict, Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from minhub_py.models.base import LanguageModel
+    from minhub_py.models.encoder import Encoder
+    from minhub_py.models.registry import Architecture
+    from minhub_py.models.settings import ModelConfig
 
 
 def from_pretrained(
@@ -66,7 +72,7 @@ def from_config(
     path: str,
     revision: str,
     family: str | None,
-    config: object,
+    config: Mapping[str, object] | None,
     token: str | None,
     local_files_only: bool,
     seed: int,
@@ -97,7 +103,9 @@ def from_config(
     return about(model, session.add(model)) | {"commit": folder and _commit(path, folder)}
 
 
-def fresh(session: Session, family: str, config: object, seed: int) -> dict[str, object]:
+def fresh(
+    session: Session, family: str, config: Mapping[str, object] | None, seed: int
+) -> dict[str, object]:
     """Create a model with random weights from settings."""
     from minhub_py.models.registry import ENTRIES
 
@@ -106,12 +114,14 @@ def fresh(session: Session, family: str, config: object, seed: int) -> dict[str,
     return about(model, session.add(model)) | {"commit": None}
 
 
-def _settings(config: Any) -> dict[str, object]:
+def _settings(config: Mapping[str, object] | None) -> dict[str, object]:
     """Settings that R has sent, with the names of config.json."""
     return {name: setting(value) for name, value in dict(config or {}).items()}
 
 
-def _new(architecture: Any, config: Any, seed: int) -> Any:
+def _new(
+    architecture: "Architecture", config: "ModelConfig", seed: int
+) -> "LanguageModel | Encoder":
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -218,7 +228,7 @@ def new_adapter(
     return about(result, session.add(result)) | {"commit": None}
 
 
-def adapter_weights(session: Session, model: Model) -> list[str]:
+def adapter_weights(session: Session, model: Model) -> Character | Numeric:
     """The names of the weights of a model's adapter."""
     return character(name for name, _ in model.module.named_parameters() if ".factors." in name)
 
@@ -254,7 +264,7 @@ def forward(
     as_torch: bool,
     attention_mask: object = None,
     token_type_ids: object = None,
-) -> Any:
+) -> "Tensor | dict[str, object]":
     """Logits (B, T, V), or the result of an encoder's head, as an R array or as the components of
     an R torch tensor.
     """
@@ -287,7 +297,7 @@ def forward(
 
 
 def encoder_inputs(
-    module: Any, attention_mask: object, token_type_ids: object
+    module: "LanguageModel | Encoder", attention_mask: object, token_type_ids: object
 ) -> dict[str, list[list[int]]]:
     """The mask and the token types that R has sent. ValueError: the model does not use them, or a
     value is invalid.
@@ -315,7 +325,7 @@ def encoder_inputs(
     return inputs
 
 
-def raw_tensor(tensor: Any) -> dict[str, object]:
+def raw_tensor(tensor: "Tensor") -> dict[str, object]:
     """The shape, R torch's name of the dtype, and the elements in row order."""
     import torch
 
@@ -328,5 +338,5 @@ def raw_tensor(tensor: Any) -> dict[str, object]:
     return {
         "shape": np.array(tuple(tensor.shape), np.int32),
         "dtype": names[tensor.dtype],
-        "data": memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()),
+        "data": tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data,
     }

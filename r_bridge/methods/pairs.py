@@ -1,11 +1,9 @@
 """Minimal pairs and test suites."""
 
-from typing import Any
-
 import numpy as np
 
 from r_bridge.arguments import frame, scalar, vector_values
-from r_bridge.convert import Character, Frame
+from r_bridge.convert import Character, Frame, Numeric
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -71,7 +69,7 @@ def suite_results(
     return frame(columns | changed, "phenomenon", "item", "formula", "correct")
 
 
-def pair_accuracies(session: Session, phenomenon: list[str], correct: Any) -> Frame:
+def pair_accuracies(session: Session, phenomenon: list[str], correct: Numeric) -> Frame:
     """The accuracy of each phenomenon with its interval."""
     from minhub_py.analysis.minimal_pairs import accuracies
 

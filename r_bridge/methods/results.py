@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from r_bridge.objects import Model, ResultFile, Session, Tokenizer
 
@@ -24,7 +23,7 @@ def open_results(session: Session, file: str) -> int:
     return session.add(ResultFile(path, lock))
 
 
-def append_results(session: Session, file: ResultFile, size: float, data: Any) -> None:
+def append_results(session: Session, file: ResultFile, size: float, data: bytes) -> None:
     """Append bytes to a file of `size` bytes. OSError: the file cannot be written; it is unchanged.
 
     ValueError: another program has changed the file.

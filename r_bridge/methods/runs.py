@@ -1,15 +1,18 @@
 """Training runs: start, resume, read. training.py converts settings and results."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from r_bridge.objects import Session
 
 
 def train_model(
-    session: Session, texts: list[str], out: str, settings: Any, copy: bool = False
+    session: Session,
+    texts: list[str],
+    out: str,
+    settings: Mapping[str, object] | None,
+    copy: bool = False,
 ) -> dict[str, object]:
     """Train a model on text files, and store it in the folder `out`. Returns the results.
 
@@ -27,7 +30,11 @@ def train_model(
 
 
 def train_on_examples(
-    session: Session, columns: Any, path: str, out: str, settings: object
+    session: Session,
+    columns: Mapping[str, Iterable[object]],
+    path: str,
+    out: str,
+    settings: Mapping[str, object] | None,
 ) -> dict[str, object]:
     """Train a model on the examples of a data frame, and store it in the folder `out`. Returns the
     results.

@@ -1,6 +1,6 @@
 """Serve an R session's model in a thread of this process. The server stops when the session ends."""
 
-from typing import Any
+from collections.abc import Mapping
 
 from minhub_py.system.extras import require
 from r_bridge.arguments import scalar
@@ -19,7 +19,7 @@ def serve(
     key: str | None,
     cache_dir: str | None = None,
     cache_size: float = 1e10,
-    adapters: Any = None,
+    adapters: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
     """Start a server on localhost. Returns its address, and its number for `stop_serving`.
 

@@ -1,12 +1,12 @@
 """Text generation, next tokens and scores. Prompts and texts are strings or token IDs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 
-from r_bridge.arguments import character, frame, id_rows, scalar
-from r_bridge.convert import Frame, as_array
+from r_bridge.arguments import character, frame, id_rows, is_text, scalar
+from r_bridge.convert import Character, Frame, Numeric, as_array
 from r_bridge.methods.tokenizers import warn_of_unknown
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from minhub_py.chat.reply_batch import ReplyBatch
     from minhub_py.inference.beams import BeamSearch
     from minhub_py.inference.sampling import Sampling, StopCriteria
+    from minhub_py.inference.speculative import DraftModel
 
 
 # beams that are computed together, between checks for an interrupt
 ROWS_OF_SEARCH = 16
 
 
-def biases(columns: Any) -> dict[int, float] | None:
+def biases(columns: Mapping[str, Numeric] | None) -> dict[int, float] | None:
     """The logit_bias of R: its columns `id` and `bias`, or None."""
     if columns is None:
         return None
@@ -30,7 +31,7 @@ def biases(columns: Any) -> dict[int, float] | None:
     return {int(id): float(value) for id, value in zip(ids, values, strict=True)}
 
 
-def search_settings(values: Mapping[str, Any] | None) -> dict[str, Any]:
+def search_settings(values: Mapping[str, object] | None) -> dict[str, Any]:
     """The settings of a beam search, whose values in R are vectors of one element."""
     kinds = {"length_penalty": float, "early_stopping": bool}
     return {
@@ -49,7 +50,7 @@ def generate(
     top_k: int | None,
     top_p: float | None,
     repetition_penalty: float,
-    seeds: Any,
+    seeds: Numeric,
     eos_id: object,
     stop: list[str],
     stream: bool,
@@ -57,10 +58,10 @@ def generate(
     min_p: float | None = None,
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
-    logit_bias: object = None,
+    logit_bias: Mapping[str, Numeric] | None = None,
     draft: Model | None = None,
     mtp: bool = False,
-    search: Mapping[str, Any] | None = None,
+    search: Mapping[str, object] | None = None,
     chat: bool = False,
     system: str | None = None,
 ) -> dict[str, object]:
@@ -197,7 +198,7 @@ def reply_batch(
     return replies
 
 
-def draft_model(model: Model, draft: Model) -> Any:
+def draft_model(model: Model, draft: Model) -> "DraftModel":
     """The source of draft tokens for a model. ValueError: it has another tokenizer, or cannot make
     drafts.
     """
@@ -233,7 +234,7 @@ def score(
     model: Model,
     texts: list[str],
     tokenizer: Tokenizer | None,
-    targets: Any = None,
+    targets: object = None,
     bits: bool = False,
     sep: str = " ",
 ) -> Frame:
@@ -335,21 +336,19 @@ def concatenate(scores: Sequence[object]) -> object:
     return np.concatenate([as_array(values) for values in scores]) if scores else np.empty(0)
 
 
-def is_text(value: object) -> bool:
-    """Whether R has sent strings, not token IDs."""
-    return (isinstance(value, list) and all(isinstance(text, str) for text in value)) or (
-        isinstance(value, np.ndarray) and value.dtype.kind == "U"
-    )
+@overload
+def find_tokenizer(
+    model: Model, tokenizer: Tokenizer | None, *, needed: Literal[True]
+) -> "tokenizers.Tokenizer": ...
 
 
-def is_text_or_missing(value: object) -> bool:
-    """Whether R has sent a character vector, which may contain NA."""
-    return is_text(value) or (
-        isinstance(value, list) and all(text is None or isinstance(text, str) for text in value)
-    )
+@overload
+def find_tokenizer(model: Model, tokenizer: Tokenizer | None, *, needed: bool) -> Any: ...
 
 
-def find_tokenizer(model: Model, tokenizer: Tokenizer | None, *, needed: bool) -> Any:
+def find_tokenizer(
+    model: Model, tokenizer: Tokenizer | None, *, needed: bool
+) -> "tokenizers.Tokenizer | None":
     """A tokenizer, by default the model's own; None if the model has none. ValueError: none, but it
     is needed.
     """
@@ -359,7 +358,7 @@ def find_tokenizer(model: Model, tokenizer: Tokenizer | None, *, needed: bool) -
 
 
 def encode_texts(
-    model: Model, tokenizer: Any, texts: Any, add_special_tokens: bool = True
+    model: Model, tokenizer: Any, texts: object, add_special_tokens: bool = True
 ) -> list[list[int]]:
     """The token IDs of texts, which are strings or token IDs."""
     size = model.module.config.vocab_size
@@ -402,7 +401,7 @@ def nonempty(rows: list[list[int]]) -> list[list[int]]:
     return rows
 
 
-def token_texts(tokenizer: "tokenizers.Tokenizer | None", ids: list[int]) -> Any:
+def token_texts(tokenizer: "tokenizers.Tokenizer | None", ids: list[int]) -> Character | Numeric:
     """The text of each token; NA without a tokenizer."""
     if tokenizer is None:
         return [None] * len(ids) or character(())

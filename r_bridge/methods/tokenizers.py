@@ -4,7 +4,7 @@ import itertools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def id_to_token(session: Session, tokenizer: Tokenizer, ids: object) -> object:
     return character(tokenizer.tokenizer.id_to_token(id) for id in row)
 
 
-def token_to_id(session: Session, tokenizer: Tokenizer, tokens: list[str]) -> Any:
+def token_to_id(session: Session, tokenizer: Tokenizer, tokens: list[str]) -> object:
     """The ID of each token; NA for an unknown token."""
     ids = [tokenizer.tokenizer.token_to_id(token) for token in tokens]
     return np.ma.MaskedArray([id or 0 for id in ids], [id is None for id in ids], np.int32)

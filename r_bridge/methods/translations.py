@@ -2,10 +2,9 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 from r_bridge.arguments import character, vector_values
-from r_bridge.convert import Frame
+from r_bridge.convert import Character, Frame, Numeric
 from r_bridge.methods.text import find_tokenizer, search_settings
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -13,11 +12,11 @@ from r_bridge.objects import Model, Session, Tokenizer
 def translate(
     session: Session,
     model: Model,
-    texts: Any,
-    numbers: Any,
+    texts: Character,
+    numbers: Numeric,
     source: str | None,
     target: str | None,
-    settings: Mapping[str, Any] | None,
+    settings: Mapping[str, object] | None,
     tokenizer: Tokenizer | None,
 ) -> dict[str, object]:
     """The translation of each text. numbers: of the texts, for messages."""
@@ -43,9 +42,9 @@ def translate(
 def summarize(
     session: Session,
     model: Model,
-    texts: Any,
-    numbers: Any,
-    settings: Mapping[str, Any] | None,
+    texts: Character,
+    numbers: Numeric,
+    settings: Mapping[str, object] | None,
     tokenizer: Tokenizer | None,
 ) -> dict[str, object]:
     """The summary of each text. numbers: of the texts, for messages."""
@@ -59,13 +58,13 @@ def summarize(
     return result(numbers, found)
 
 
-def numbered(texts: Any, numbers: Any) -> dict[int, str]:
+def numbered(texts: Character, numbers: Numeric) -> dict[int, str]:
     """The texts by their numbers, without missing ones."""
     pairs = zip(vector_values(numbers), texts or [], strict=True)
     return {int(number): text for number, text in pairs if text is not None}
 
 
-def result(numbers: Any, texts: Mapping[int, str]) -> dict[str, object]:
+def result(numbers: Numeric, texts: Mapping[int, str]) -> dict[str, object]:
     """The column of the results; NA for missing texts."""
     column = character(texts.get(int(number)) for number in vector_values(numbers))
     return {"frame": Frame({"text": column}), "labels": None}

@@ -3,13 +3,13 @@
 R sends the weights one by one. All are validated before the model changes.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from r_bridge.arguments import scalar
-from r_bridge.convert import as_array
+from r_bridge.convert import Numeric, as_array
 from r_bridge.objects import Model, Session, StateDict
 
 if TYPE_CHECKING:
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
     from weights_map.engine import Table
 
 
-def check_state_dict(session: Session, model: Model, names: list[str], shapes: Any) -> None:
+def check_state_dict(
+    session: Session, model: Model, names: list[str], shapes: Iterable[Numeric]
+) -> None:
     """Check names and shapes before R sends the weights. ValueError: they do not match the model."""
     import torch
 
     from minhub_py.inference.quantize import refuse_quantized
 
     refuse_quantized(model.module, "given other weights")
-    shapes = [tuple(as_array(shape).tolist()) for shape in shapes]
+    sizes = [tuple(as_array(shape).tolist()) for shape in shapes]
     as_native(
         model.module,
-        {
-            name: torch.empty(shape, device="meta")
-            for name, shape in zip(names, shapes, strict=True)
-        },
+        {name: torch.empty(shape, device="meta") for name, shape in zip(names, sizes, strict=True)},
     )
 
 

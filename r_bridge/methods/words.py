@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from r_bridge.arguments import frame, scalar
+from r_bridge.arguments import frame, is_text, scalar
 from r_bridge.convert import Frame, Numeric, as_array
-from r_bridge.methods.text import encode_texts, find_tokenizer, is_text, nonempty, token_texts
+from r_bridge.methods.text import encode_texts, find_tokenizer, nonempty, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
 if TYPE_CHECKING:

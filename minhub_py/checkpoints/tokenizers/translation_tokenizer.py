@@ -20,11 +20,10 @@ Sources: transformers' tokenizers.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
 
 from tokenizers import (
     AddedToken,
@@ -202,9 +201,9 @@ def mbart(model: SentencePiece, path: Path, name: str, settings: Mapping[str, ob
     before, after = ["<s>", "<pad>", "</s>", "<unk>"], [*codes, "<mask>"]
     entries = [(token, 0.0) for token in before]
     entries += [(piece.text, piece.score) for piece in model.pieces[3:]]
-    steps = [normalizers.Replace(Regex(" {2,}"), " ")] if name == "MBart50" else []
+    spaces = [normalizers.Replace(Regex(" {2,}"), " ")] if name == "MBart50" else []
     tokenizer = word_unigram(
-        model, [*entries, *((token, 0.0) for token in after)], 3, steps, words=name == "MBart"
+        model, [*entries, *((token, 0.0) for token in after)], 3, spaces, words=name == "MBart"
     )
     mask = AddedToken("<mask>", lstrip=True, normalized=False)
     tokenizer.add_special_tokens([*before, *codes, mask])
@@ -236,7 +235,7 @@ def word_unigram(
     model: SentencePiece,
     entries: list[tuple[str, float]],
     unknown: int,
-    steps: list[Any],
+    steps: Sequence[normalizers.Normalizer],
     *,
     words: bool = False,
 ) -> Tokenizer:
@@ -251,7 +250,7 @@ def word_unigram(
     tokenizer = Tokenizer(models.Unigram(entries, unknown, False))
     metaspace = pre_tokenizers.Metaspace(SPACE, "always")
     if words:
-        splits: list[Any] = [pre_tokenizers.WhitespaceSplit(), metaspace]
+        splits: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit(), metaspace]
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     else:
         charsmap = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []

@@ -113,7 +113,7 @@ def int32_array(values: Sequence[int]) -> Any:
     return (ctypes.c_int32 * len(values))(*values)
 
 
-def pointers(tensors: Sequence[Tensor]) -> Any:
+def pointers(tensors: Sequence[Tensor]) -> object:
     return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
 
 
