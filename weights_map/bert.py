@@ -10,7 +10,7 @@ begins with the first token, as BERT's: the converter drops the rows before it.
 """
 
 from weights_map.engine import Operation, Row, Table, drop, same, tie
-from weights_map.gguf import GGUFArchitecture
+from weights_map.gguf import SIZES, GGUFArchitecture
 
 GAMMA_BETA = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
@@ -272,11 +272,7 @@ gguf = (
         "bert",
         model_type="bert",
         settings={
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "block_count": "num_hidden_layers",
-            "feed_forward_length": "intermediate_size",
-            "attention.head_count": "num_attention_heads",
+            **SIZES,
             "attention.layer_norm_epsilon": "layer_norm_eps",
         },
         rows=(

@@ -6,7 +6,7 @@ The Hub stores norm weights minus 1; GGUF files store them without this offset.
 from collections.abc import Mapping
 
 from weights_map.engine import HubConfig, Row, Table, same
-from weights_map.gguf import GGUFArchitecture, subtract_one
+from weights_map.gguf import SIZES, GGUFArchitecture, subtract_one
 from weights_map.llama import ATTENTION, EMBEDDING, HEAD, MLP, MLP_NORM, Q_AND_K_NORMS, UNUSED
 
 table = Table(
@@ -43,11 +43,7 @@ table = Table(
 )
 
 GGUF_SETTINGS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
+    **SIZES,
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",

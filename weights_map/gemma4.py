@@ -5,7 +5,7 @@ them minus 1.
 from collections.abc import Mapping
 
 from weights_map.engine import HubConfig, Row, Table, drop, same, tie, unstack
-from weights_map.gguf import GGUFArchitecture
+from weights_map.gguf import SIZES, GGUFArchitecture
 
 LAYER = "model.layers.{}"
 CACHING = "caching_layers"  # files also have the unused keys and values of later layers
@@ -228,11 +228,7 @@ gguf = (
         "gemma4",
         model_type="gemma4_text",
         settings={
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "block_count": "num_hidden_layers",
-            "feed_forward_length": "intermediate_size",
-            "attention.head_count": "num_attention_heads",
+            **SIZES,
             "attention.head_count_kv": "num_key_value_heads",
             "attention.key_length": "global_head_dim",
             "attention.key_length_swa": "head_dim",

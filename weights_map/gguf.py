@@ -34,6 +34,16 @@ def no_keys(config: Mapping[str, object]) -> Mapping[str, object]:
     return {}
 
 
+# Common settings of `GGUFArchitecture`.
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+
+
 @dataclass(frozen=True)
 class GGUFArchitecture:
     """The mapping of a GGUF architecture to a model_type of the Hub.

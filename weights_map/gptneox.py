@@ -1,7 +1,7 @@
 """Weight table of GPT-NeoX and Pythia."""
 
 from weights_map.engine import Row, Table, drop, same, tie, ungroup_heads
-from weights_map.gguf import GGUFArchitecture, inverse
+from weights_map.gguf import SIZES, GGUFArchitecture, inverse
 
 heads = ungroup_heads(3, "num_attention_heads")
 
@@ -68,11 +68,7 @@ gguf = (
         "gptneox",
         model_type="gpt_neox",
         settings={
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "block_count": "num_hidden_layers",
-            "feed_forward_length": "intermediate_size",
-            "attention.head_count": "num_attention_heads",
+            **SIZES,
             "attention.layer_norm_epsilon": "layer_norm_eps",
             "use_parallel_residual": "use_parallel_residual",
             "rope.dimension_count": "partial_rotary_factor",

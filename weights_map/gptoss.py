@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weights_map import mxfp4
 from weights_map.engine import HubConfig, Operation, Row, Table, same
-from weights_map.gguf import PACKED, GGUFArchitecture
+from weights_map.gguf import PACKED, SIZES, GGUFArchitecture
 from weights_map.llama import ATTENTION, EMBEDDING, HEAD, MLP_NORM
 
 table = Table(
@@ -183,12 +183,8 @@ gguf = (
         "gpt-oss",
         model_type="gpt_oss",
         settings={
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "block_count": "num_hidden_layers",
-            "feed_forward_length": "intermediate_size",
+            **SIZES,
             "expert_feed_forward_length": "intermediate_size",
-            "attention.head_count": "num_attention_heads",
             "attention.head_count_kv": "num_key_value_heads",
             "attention.key_length": "head_dim",
             "attention.layer_norm_rms_epsilon": "rms_norm_eps",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weights_map.engine import HubConfig, Row, Table, same, squeeze, tie, unstack
-from weights_map.gguf import GGUFArchitecture, inverse
+from weights_map.gguf import SIZES, GGUFArchitecture, inverse
 from weights_map.mixtral import PROJECTIONS, expert_rows
 
 LAYER = "model.layers.{}"
@@ -96,11 +96,7 @@ def encode(config: HubConfig) -> Mapping[str, object]:
 
 
 GGUF_SETTINGS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
+    **SIZES,
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "norm_eps",
     "shortconv.l_cache": "conv_L_cache",

@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from weights_map.engine import SIDES, Operation, Row, Table, drop, same, tie
-from weights_map.gguf import Derive, Encode, GGUFArchitecture, no_keys, no_settings, pairs_to_halves
+from weights_map.gguf import (
+    SIZES,
+    Derive,
+    Encode,
+    GGUFArchitecture,
+    no_keys,
+    no_settings,
+    pairs_to_halves,
+)
 
 # The rows of other tables, too. The config decides which optional rows exist; the model reports
 # missing ones.
@@ -176,11 +184,7 @@ def gguf_architecture(
     derive, encode, required: see `GGUFArchitecture`.    flags: setting -> tensor.
     """
     common = {
-        "context_length": "max_position_embeddings",
-        "embedding_length": "hidden_size",
-        "block_count": "num_hidden_layers",
-        "feed_forward_length": "intermediate_size",
-        "attention.head_count": "num_attention_heads",
+        **SIZES,
         "attention.head_count_kv": "num_key_value_heads",
         "attention.key_length": "head_dim",
         "attention.layer_norm_rms_epsilon": "rms_norm_eps",

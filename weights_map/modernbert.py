@@ -5,7 +5,7 @@ share their names.
 from collections.abc import Mapping
 
 from weights_map.engine import HubConfig, Row, Table, drop, same, tie
-from weights_map.gguf import GGUFArchitecture
+from weights_map.gguf import SIZES, GGUFArchitecture
 
 table = Table(
     model_type="modernbert",
@@ -90,11 +90,7 @@ gguf = (
         "modern-bert",
         model_type="modernbert",
         settings={
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "block_count": "num_hidden_layers",
-            "feed_forward_length": "intermediate_size",
-            "attention.head_count": "num_attention_heads",
+            **SIZES,
             "attention.layer_norm_epsilon": "norm_eps",
             "attention.sliding_window": "local_attention",
             "attention.sliding_window_pattern": "global_attn_every_n_layers",

@@ -5,7 +5,7 @@ Older GGUF files have q, k and v in one tensor, as Microsoft's first files.
 """
 
 from weights_map.engine import Row, Table, drop, same, split, tie
-from weights_map.gguf import GGUFArchitecture
+from weights_map.gguf import SIZES, GGUFArchitecture
 
 table = Table(
     model_type="phi",
@@ -41,11 +41,7 @@ gguf = (
         "phi2",
         model_type="phi",
         settings={
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "block_count": "num_hidden_layers",
-            "feed_forward_length": "intermediate_size",
-            "attention.head_count": "num_attention_heads",
+            **SIZES,
             "attention.head_count_kv": "num_key_value_heads",
             "attention.layer_norm_epsilon": "layer_norm_eps",
             "rope.dimension_count": "partial_rotary_factor",
