@@ -47,7 +47,7 @@ def setting(value: object) -> Any:
         return [setting(item) for item in value]
     items = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(items, list):
-        raise ValueError("a setting cannot be a list with names")
+        raise ValueError("a setting must be a vector or a list without names: remove the names")
     items = [int(item) if isinstance(item, float) and item.is_integer() else item for item in items]
     return items[0] if len(items) == 1 else items
 

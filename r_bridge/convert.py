@@ -169,7 +169,10 @@ def _item(value: object) -> Iterator[Buffer]:
         case _ if hasattr(value, "__array__"):
             yield from _array(value)
         case _:
-            raise TypeError(f"a {type(value).__name__} has no counterpart in R")
+            raise TypeError(
+                f"a {type(value).__name__} has no counterpart in R: convert it to a string, a number, a"
+                " list, a dict or a numpy array"
+            )
 
 
 def _list(
@@ -260,7 +263,10 @@ def _kind(array: Numeric) -> tuple[int, type[np.generic]]:
             return (INTEGER, np.int32) if fits or array.dtype == np.int32 else (REAL, np.float64)
         case "f":
             return REAL, np.float64
-    raise TypeError(f"an array of {array.dtype} has no counterpart in R")
+    raise TypeError(
+        f"an array of {array.dtype} has no counterpart in R: convert it to numbers, booleans or"
+        " strings"
+    )
 
 
 def column_order(array: NDArray[np.generic], dtype: type[np.generic]) -> Iterator[Buffer]:
@@ -363,7 +369,8 @@ class _Reader:
         read = self.readers.get(kind)
         if read is None:
             raise ValueError(
-                f"{UNSUPPORTED.get(kind, f'R type {kind}')} has no counterpart in Python"
+                f"{UNSUPPORTED.get(kind, f'R type {kind}')} has no counterpart in Python:"
+                " convert it to a vector, a list or a data frame in R"
             )
         value = read(self)
         attributes = self.attributes() if flags & HAS_ATTRIBUTES else {}
@@ -398,7 +405,7 @@ class _Reader:
     def nested(self, read: Callable[[], object]) -> object:
         self.depth += 1
         if self.depth > 100:
-            raise ValueError("lists are nested more than 100 levels deep")
+            raise ValueError("lists are nested more than 100 levels deep: pass a flatter list")
         try:
             return read()
         finally:

@@ -113,7 +113,10 @@ class Service:
         """
         parameters = parameters_of(method)
         if unknown := set(arguments) - set(parameters):
-            raise ValueError(f"{method.__name__} has no argument {', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"{method.__name__} has no argument {', '.join(sorted(unknown))}: install the minhubpy of"
+                " the same version"
+            )
         values = {}
         for name, parameter in parameters.items():
             kind, value = parameter.annotation, arguments.get(name)
@@ -124,13 +127,21 @@ class Service:
                     None if value is None else self.session.get(name, value, OPTIONAL_OBJECTS[kind])
                 )
             elif kind in (str, int, float, bool):
-                value = parameter.default if value is None else scalar(value, kind)
+                value = parameter.default if value is None else named_scalar(name, value, kind)
                 if value in (None, parameter.empty):
                     raise ValueError(f"{name} is missing")
             elif kind in OPTIONAL:
-                value = scalar(value, OPTIONAL[kind])
+                value = named_scalar(name, value, OPTIONAL[kind])
             values[name] = value
         return values
+
+
+def named_scalar(name: str, value: object, kind: type) -> object:
+    """See `scalar`. ValueError: another value; the message names the argument."""
+    try:
+        return scalar(value, kind)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 @cache

@@ -19,7 +19,7 @@ table = relative("arcee", without=(f"{GATE}.weight", f"{GATE}.bias"))
 def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has biases."""
     if config["attention_bias"] or config["mlp_bias"]:
-        raise ValueError("llama.cpp's arcee has no biases, but this model has them")
+        raise ValueError("llama.cpp's arcee supports no biases, but this model has them")
     return {}
 
 

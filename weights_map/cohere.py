@@ -18,8 +18,7 @@ def encode_cohere(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the head is not tied."""
     if not config["tie_word_embeddings"]:
         raise ValueError(
-            "llama.cpp's Command R shares the weight of its embedding and head, but this model"
-            " does not"
+            "llama.cpp's Command R requires a tied head, but this model has a separate one"
         )
     return encode(config) if config["model_type"] == "cohere2" else {}
 

@@ -10,7 +10,7 @@ table = relative("ernie4_5")
 def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has biases."""
     if config["use_bias"]:
-        raise ValueError("llama.cpp's ernie4_5 has no biases, but this model has them")
+        raise ValueError("llama.cpp's ernie4_5 supports no biases, but this model has them")
     return {}
 
 

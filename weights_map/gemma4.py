@@ -145,25 +145,26 @@ def encode(config: HubConfig) -> Mapping[str, object]:
         or "factor" in ropes["full_attention"]
     ):
         raise ValueError(
-            "llama.cpp's gemma4 has proportional rotary embeddings in layers of full attention only"
+            "llama.cpp's gemma4 requires rope_type proportional without a factor in full attention"
         )
     if ropes["sliding_attention"]["rope_type"] != "default":
-        raise ValueError(
-            "llama.cpp's gemma4 has default rotary embeddings in layers of sliding attention only"
-        )
+        raise ValueError("llama.cpp's gemma4 requires rope_type default in sliding attention")
     if (
         config["attention_bias"]
         or config["hidden_activation"] != "gelu_pytorch_tanh"
         or "per_layer_config" in config
     ):
         raise ValueError(
-            "llama.cpp's gemma4 has no biases, no other activation, and one number of KV heads"
+            "llama.cpp's gemma4 supports no attention biases, no activation other than"
+            " gelu_pytorch_tanh, and no per_layer_config"
         )
     if (
         config["hidden_size_per_layer_input"]
         and config["vocab_size_per_layer_input"] != config["vocab_size"]
     ):
-        raise ValueError("llama.cpp's gemma4 has embeddings of the same number of tokens only")
+        raise ValueError(
+            "llama.cpp's gemma4 requires vocab_size_per_layer_input to be equal to vocab_size"
+        )
     size, heads, width = (
         config["global_head_dim"],
         config["num_key_value_heads"],
@@ -173,8 +174,8 @@ def encode(config: HubConfig) -> Mapping[str, object]:
     own = len(sliding) - shared
     if shared and sliding[own - 2 : own] != [True, False]:
         raise ValueError(
-            "llama.cpp's gemma4 shares the keys of a layer of sliding and the next one of full"
-            " attention"
+            "llama.cpp's gemma4 requires a sliding and then a full attention layer before the layers"
+            " that share their keys (num_kv_shared_layers)"
         )
     keys: dict[str, object] = {
         "attention.key_length": size,

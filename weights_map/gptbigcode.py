@@ -42,8 +42,7 @@ def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
     heads, kv_heads = settings["n_head"], settings["num_key_value_heads"]
     if kv_heads not in (1, heads):
         raise ValueError(
-            f"attention.head_count_kv is {kv_heads}, which is not supported: possible are 1 and"
-            f" {heads}"
+            f"attention.head_count_kv must be 1 or {heads} (one per head), not {kv_heads}"
         )
     return {"multi_query": kv_heads == 1, "heads_in_turn": kv_heads}
 

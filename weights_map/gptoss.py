@@ -160,12 +160,12 @@ def encode(config: HubConfig) -> Mapping[str, object]:
         or config["sliding_window"] is None
     ):
         raise ValueError(
-            "llama.cpp's gpt-oss has biases of attention, a separate head, and windows"
+            "llama.cpp's gpt-oss requires attention biases, a separate head and windows"
         )
     if (config["swiglu_alpha"], config["swiglu_limit"]) != (1.702, 7.0):
-        raise ValueError("llama.cpp's gpt-oss has swiglu_alpha 1.702 and swiglu_limit 7 only")
+        raise ValueError("llama.cpp's gpt-oss requires swiglu_alpha 1.702 and swiglu_limit 7")
     if config["rope_parameters"]["rope_type"] == "llama3":
-        raise ValueError("llama.cpp's gpt-oss has no rope_type llama3")
+        raise ValueError("llama.cpp's gpt-oss does not support rope_type llama3")
     if not config.get("layer_types"):
         return {}
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]

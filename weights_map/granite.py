@@ -22,9 +22,7 @@ tables = (
 def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has no positions."""
     if config["model_type"] == "granitemoehybrid" and config["position_embedding_type"] != "rope":
-        raise ValueError(
-            "llama.cpp's granite has rotary embeddings in all layers, but this model has none"
-        )
+        raise ValueError("llama.cpp's granite requires rotary embeddings, but this model has none")
     return {}
 
 

@@ -13,7 +13,7 @@ table = relative("jais2", *NORM_BIASES, without=(f"{GATE}.weight", f"{GATE}.bias
 def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has no biases."""
     if not (config["attention_bias"] and config["mlp_bias"]):
-        raise ValueError("llama.cpp's jais2 has biases, but this model lacks them")
+        raise ValueError("llama.cpp's jais2 requires biases, but this model has none")
     return {}
 
 

@@ -83,9 +83,9 @@ def layer_types(settings: Mapping[str, object]) -> Mapping[str, object]:
 def encode(config: HubConfig) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if config["conv_bias"]:
-        raise ValueError("llama.cpp's lfm2 has convolutions without biases only")
+        raise ValueError("llama.cpp's lfm2 supports no convolution biases, but this model has them")
     if not config.get("use_expert_bias", True):
-        raise ValueError("llama.cpp's lfm2moe has experts with a bias of their choice only")
+        raise ValueError("llama.cpp's lfm2moe requires use_expert_bias")
     heads = config["num_key_value_heads"]
     keys: dict[str, object] = {
         "attention.head_count_kv": [

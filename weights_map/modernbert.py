@@ -58,14 +58,14 @@ def encode(config: HubConfig) -> Mapping[str, object]:
     """ValueError: llama.cpp lacks a setting of the model."""
     if not config["architectures"][0].endswith("Model"):
         raise ValueError(
-            "a GGUF file has no head of ModernBERT: set architectures to ['ModernBertModel'] in a"
-            " copy of config.json"
+            "a GGUF file of ModernBERT has no head, so that config.json must have the architectures"
+            " ['ModernBertModel']"
         )
     if config["hidden_activation"] not in ("gelu", "silu"):
-        raise ValueError("llama.cpp's modern-bert has the activations gelu and silu only")
+        raise ValueError("llama.cpp's modern-bert supports the activations gelu and silu only")
     ropes = config["rope_parameters"]
     if any(rope["rope_type"] != "default" for rope in ropes.values()):
-        raise ValueError("llama.cpp's modern-bert has default rotary embeddings only")
+        raise ValueError("llama.cpp's modern-bert supports rope_type default only")
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
     periods = (
         n

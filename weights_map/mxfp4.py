@@ -36,7 +36,7 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.bflo
         or blocks.shape != (*scales.shape, 16)
     ):
         raise ValueError(
-            "MXFP4 is blocks (E, out, in / 32, 16) and scales (E, out, in / 32), both uint8, not "
+            "MXFP4 experts must be blocks (E, out, in / 32, 16) and scales (E, out, in / 32), both uint8, not "
             f"{tuple(blocks.shape)} {blocks.dtype} and {tuple(scales.shape)} {scales.dtype}"
         )
     E, out, block_count, _ = blocks.shape

@@ -59,19 +59,19 @@ def derive_exaone(settings: HubConfig) -> Mapping[str, object]:
 def encode(config: HubConfig) -> Mapping[str, object]:
     """The layers with a window. ValueError: rope_theta depends on the layer."""
     if config.get("attention_bias") and config["model_type"] in ("olmo2", "olmo3"):
-        raise ValueError("llama.cpp's olmo2 has no biases of attention, but this model has them")
+        raise ValueError("llama.cpp's olmo2 supports no attention biases, but this model has them")
     if not config.get("sliding_window"):
         return {"attention.sliding_window": None, "attention.sliding_window_pattern": None}
     if config["model_type"] == "exaone4" and config["num_hidden_layers"] != 64:
-        raise ValueError("llama.cpp's exaone4 has windows in models with 64 layers only")
+        raise ValueError("llama.cpp's exaone4 supports windows in models with 64 layers only")
     rope = config["rope_parameters"]
     if "sliding_attention" in rope and rope["sliding_attention"] != {
         "rope_type": "default",
         "rope_theta": 5e5,
     }:
         raise ValueError(
-            "llama.cpp's olmo2 has rope_theta 500000 in the layers with a window, and no scaling"
-            " there"
+            "llama.cpp's olmo2 requires rope_theta 500000 and rope_type default in layers with a"
+            " window"
         )
     return {
         "attention.sliding_window_pattern": [

@@ -252,14 +252,16 @@ def encode(config: HubConfig) -> Mapping[str, object]:
         or not config.get("norm_topk_prob", True)
     ):
         raise ValueError(
-            f"llama.cpp has a {name} without biases, with silu, and with weights of experts that"
-            " sum to 1"
+            f"llama.cpp's {name} requires no attention biases, the activation silu, and"
+            " norm_topk_prob"
         )
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise ValueError("llama.cpp's qwen3next has experts in all layers")
+        raise ValueError("llama.cpp's qwen3next requires experts in all layers")
     size = config["linear_value_head_dim"]
     if size != config["linear_key_head_dim"]:
-        raise ValueError(f"llama.cpp's {name} has keys and values of the same size only")
+        raise ValueError(
+            f"llama.cpp's {name} requires keys and values of equal size in linear attention"
+        )
     sections = {}
     if name != "qwen3_next":  # rotated pairs of time, height and width, which are equal for text
         pairs = int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]) // 2

@@ -11,7 +11,7 @@ table = relative("seed_oss")
 def encode(config: Mapping[str, object]) -> Mapping[str, object]:
     """ValueError: the model has other biases than of q, k and v."""
     if config["attention_out_bias"] or config["mlp_bias"]:
-        raise ValueError("llama.cpp's seed_oss has biases of q, k and v only")
+        raise ValueError("llama.cpp's seed_oss supports biases of q, k and v only")
     return {}
 
 

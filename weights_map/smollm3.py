@@ -22,7 +22,8 @@ def encode(config: HubConfig) -> Mapping[str, object]:
     )
     if [int(rotates != 0) for rotates in actual] != usual or config["use_sliding_window"]:
         raise ValueError(
-            "llama.cpp's smollm3 has no windows, and no rotary embedding in each fourth layer only"
+            "llama.cpp's smollm3 requires rotary embeddings in all layers except every fourth, and no"
+            " windows"
         )
     return {}
 

@@ -130,9 +130,9 @@ def encode(config: HubConfig) -> Mapping[str, object]:
     """
     name = config["architectures"][0]
     if name.endswith("Classification"):
-        raise ValueError(f"a GGUF file has no head of {name}")
+        raise ValueError(f"a GGUF file of T5 cannot contain the head of {name}")
     if config["is_encoder_decoder"] and config["num_decoder_layers"] > config["num_layers"]:
-        raise ValueError("llama.cpp's t5 does not load a decoder with more layers than the encoder")
+        raise ValueError("llama.cpp's t5 requires at least as many encoder as decoder layers")
     return {"context_length": 512}
 
 

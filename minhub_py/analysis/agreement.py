@@ -109,7 +109,9 @@ class Agreement(Result):
         matplotlib.
         """
         if self.confusion is None:
-            raise ValueError("a confusion matrix has two raters: call agreement() with two of them")
+            raise ValueError(
+                "a confusion matrix requires exactly two raters: call agreement() with two of them"
+            )
         title = f"Agreement {self.percent:.1%}, κ = {self.kappa:.2f}"
         return plots.plot_confusion(self.confusion, self.categories, title, path)
 

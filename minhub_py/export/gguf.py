@@ -155,7 +155,7 @@ class HubNames:
     def __init__(self, config: Any) -> None:
         self._config, self._settings = config, config.effective
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return self._settings[name] if name in self._settings else getattr(self._config, name)
 
 
@@ -235,7 +235,7 @@ def pooling_of(checkpoint: Checkpoint, architecture: GGUFArchitecture) -> dict[s
     return {} if number is None else {key: number}
 
 
-def check_settings(path: Path, config: Any) -> None:
+def check_settings(path: Path, config: object) -> None:
     """ValueError: the file, as this package reads it, lacks a setting of the model."""
     written = GGUFCheckpoint(path)
     again = read(architecture_of(written.config["model_type"]).Config, written.config)
@@ -402,9 +402,9 @@ def rope_keys(rope: JsonMapping) -> dict[str, object]:
         "original_max_position_embeddings": 1,
     }
     if kind == "yarn" and rotary.rope_of(rope, 4).amplitude != rotary.rope_of(usual, 4).amplitude:
-        raise ValueError("llama.cpp has yarn with its usual attention_factor only")
+        raise ValueError("llama.cpp supports yarn with its usual attention_factor only")
     if rope.get("llama_4_scaling_beta"):
-        raise ValueError("llama.cpp's llama has no llama_4_scaling_beta")
+        raise ValueError("llama.cpp's llama does not support llama_4_scaling_beta")
     return keys
 
 

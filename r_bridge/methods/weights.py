@@ -51,7 +51,7 @@ def add_weight(session: Session, state: StateDict, name: str, value: object) -> 
         value = np.frombuffer(value["data"], scalar(value["dtype"], str)).reshape(value["shape"])
     tensor = torch.tensor(as_array(value))
     if tensor.isnan().any():
-        raise ValueError(f"state_dict has NA or NaN in {name}")
+        raise ValueError(f"state_dict has NA or NaN in {name}: replace them by numbers")
     state.tensors[name] = tensor
 
 
@@ -148,7 +148,9 @@ def rename(
             f"unknown weights in state_dict: {', '.join(unknown[:5])}; see names(model$parameters)"
         )
     if absent := [name for name in weights if name not in sources]:
-        raise ValueError(f"missing weights in state_dict: {', '.join(absent[:5])}")
+        raise ValueError(
+            f"missing weights in state_dict: {', '.join(absent[:5])}; see names(model$parameters)"
+        )
     for name, primary in tied.items():
         check_tied(name, primary, table, tensors, sources)
     return {native: tensors[name] for native, name in sources.items()}

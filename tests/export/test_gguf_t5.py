@@ -84,7 +84,7 @@ def test_written_files_have_the_settings_and_weights(
             {"relative_attention_max_distance": 60},
             "has no setting for relative_attention_max_distance",
         ),
-        ({"num_decoder_layers": 4}, "does not load a decoder with more layers than the encoder"),
+        ({"num_decoder_layers": 4}, "requires at least as many encoder as decoder layers"),
     ],
 )
 def test_settings_that_llama_cpp_lacks_are_rejected(

@@ -133,6 +133,8 @@ def test_unknown_methods_and_arguments_are_rejected() -> None:
         ({"service": 1, "self": 2}, "nothing has no argument self, service"),
     ]:
         assert message in run(service, "nothing", **arguments)[1]["message"][0]
+    failure = run(service, "require_extra", name=np.array([3], np.int32))[1]
+    assert failure["message"][0] == "name: expected a string, not 3"
     for broken in (
         None,
         [],
@@ -187,14 +189,20 @@ def test_invalid_weights_do_not_change_the_model() -> None:
     hub = {f"transformer.{name}": value for name, value in good.items()}
     nan = as_buffer(torch.tensor([1.0, 2, 3, 4, 5, 6, 7, float("nan")]))
     for state, message in [
-        (good | {"ln_f.bias": nan}, "state_dict has NA or NaN in ln_f.bias"),
+        (
+            good | {"ln_f.bias": nan},
+            "state_dict has NA or NaN in ln_f.bias: replace them by numbers",
+        ),
         (good | {"ln_f.bias": as_buffer(torch.ones(9))}, "the shape of ln_f.bias must be 8, not 9"),
         (
             hub | {"transformer.wte.weight": as_buffer(torch.ones(8, 10))},
             "the shape of wte.weight must be 10 x 8, not 8 x 10",
         ),
         (good | {"more": nan}, "unknown weights in state_dict: more; see names(model$parameters)"),
-        (dict(list(hub.items())[1:]), "missing weights in state_dict: wte.weight"),
+        (
+            dict(list(hub.items())[1:]),
+            "missing weights in state_dict: wte.weight; see names(model$parameters)",
+        ),
         (
             good | hub,
             (

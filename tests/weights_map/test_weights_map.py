@@ -669,7 +669,8 @@ def test_mxfp4_unpacking_matches_transformers() -> None:
     )
     assert by_hand.flatten()[:4].tolist() == [-24, 2, -24, 2]
     with pytest.raises(
-        ValueError, match=r"MXFP4 is blocks .* not \(3, 5, 2, 16\) torch.uint8 and \(3, 5\)"
+        ValueError,
+        match=r"MXFP4 experts must be blocks .* not \(3, 5, 2, 16\) torch.uint8 and \(3, 5\)",
     ):
         unpack_mxfp4(blocks, scales[:, :, 0])
 

@@ -55,7 +55,7 @@ annotate_texts <- function(model, texts, labels, instruction = NULL, examples = 
   codebook <- definitions <- NULL
   if (is.character(labels) && base::length(labels) == 1L && grepl("\\.(ya?ml|json)$", labels, ignore.case = TRUE)) {
     codebook <- normalizePath(labels, mustWork = FALSE)
-    if (!file.exists(codebook)) fail("labels: the codebook ", labels, " does not exist")
+    if (!file.exists(codebook)) fail("labels: the codebook ", labels, " does not exist: check its path")
     labels <- NULL
   } else {
     if (!is.null(names(labels))) {
@@ -172,7 +172,7 @@ as.data.frame.minhub_agreement <- function(x, ...) x$statistics
 #' @rdname label_agreement
 #' @export
 plot.minhub_agreement <- function(x, main = "Confusion matrix", col = "#0072B2", ...) {
-  if (is.null(x$confusion)) fail("a confusion matrix has two raters: call label_agreement() with two of them")
+  if (is.null(x$confusion)) fail("a confusion matrix requires exactly two raters: call label_agreement() with two of them")
   col <- check_color(col)
   draw_panels(main, function(i) draw_confusion(x$confusion, col), ...)
   invisible(x)

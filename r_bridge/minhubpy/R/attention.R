@@ -274,7 +274,7 @@ attention_rollout <- function(attention) {
   }
   names <- dimnames(attention)
   if (!identical(as.integer(names[[1L]]), seq_along(names[[1L]]))) {
-    fail("attention_rollout() needs attention in each layer, which this model does not have")
+    fail("attention_rollout() requires attention in every layer, which this model does not have: use the weights of its attention layers")
   }
   result <- array(0, dim(attention)[-2L], names[-2L])
   before <- diag(length(names[[3L]]))

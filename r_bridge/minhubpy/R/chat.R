@@ -181,7 +181,7 @@ remove_exchange <- function(self, problem) {
 say <- function(self, text, changes) {
   if (!nzchar(trimws(text))) fail("text is empty: pass a message")
   if (length(changes) && (is.null(names(changes)) || !all(names(changes) %in% CHAT_SETTINGS))) {
-    fail("a reply accepts the settings ", toString(CHAT_SETTINGS))
+    fail("a reply accepts only the settings ", toString(CHAT_SETTINGS), ", by name")
   }
   settings <- self$settings
   if (length(changes)) {

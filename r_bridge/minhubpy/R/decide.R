@@ -169,7 +169,7 @@ calibrate_decisions <- function(decisions, truth, method = c("temperature", "iso
   if (!length(options)) fail("decisions has no columns prob_OPTION: call decide_texts() with options = TRUE")
   used <- c("text", "question", "type", options, "spread", "temperature")
   columns <- lapply(stats::setNames(nm = used), function(name) as_text(column_of(decisions, name)))
-  if (anyNA(columns$question)) fail("the column question must not contain NA, as at position ", positions_of(is.na(columns$question)))
+  if (anyNA(columns$question)) fail("the column question must not contain NA, as at position ", positions_of(is.na(columns$question)), ": drop these rows")
   result <- ask(
     "calibrate",
     table = columns, truth = truth, estimator = method, folds = whole_number(folds, min = 2),

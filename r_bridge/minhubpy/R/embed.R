@@ -83,7 +83,7 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
     normalize = optional(normalize, flag, "normalize")
   )
   if (!is.null(manifest)) {
-    if (isTRUE(pool %in% c("splade", "none")) || !is.character(texts)) fail("manifest needs texts, and one vector per text")
+    if (isTRUE(pool %in% c("splade", "none")) || !is.character(texts)) fail("manifest requires text and one vector per text: pass text, and a pool other than \"none\" and \"splade\"")
     data <- list(text = texts)
     given <- settings[names(settings) != "tokenizer"]
     result <- run_job(model, manifest, "embed", data, given, "text", NULL, settings$tokenizer, resume)
@@ -202,7 +202,7 @@ embed_minhub <- function(x, model, prompt = NULL, dimensions = NULL, normalize =
   if (missing(model)) fail('model is missing: pass the name of a model, such as "sentence-transformers/all-MiniLM-L6-v2"')
   if (!inherits(model, c("minhub_model", "minhub_run"))) model <- string(model)
   loading <- list(...)
-  if (length(loading) && !is.character(model)) fail("arguments of from_pretrained() require the name of a model, not a model")
+  if (length(loading) && !is.character(model)) fail("arguments of from_pretrained() require the name of a model: pass the name, or pass them to from_pretrained()")
   if (missing(x) || is.null(x)) {
     settings <- c(list(model = model, prompt = prompt, dimensions = dimensions, normalize = normalize), loading)
     call <- as.call(c(quote(minhubpy::embed_minhub), quote(x), Filter(Negate(is.null), settings)))
@@ -216,7 +216,7 @@ embed_minhub <- function(x, model, prompt = NULL, dimensions = NULL, normalize =
   if (!length(x) && (is.character(x) || is.factor(x))) return(NULL)
   x <- check_words(x, NULL, "x")
   vectors <- text_embeddings(loaded_model(model, loading), x, prompt = prompt, dimensions = dimensions, normalize = normalize)
-  if (!is.matrix(vectors)) fail("ragnar needs one vector per text: use another model than SPLADE and ColBERT")
+  if (!is.matrix(vectors)) fail("ragnar requires one vector per text: use a model other than SPLADE or ColBERT")
   unname(vectors)
 }
 
@@ -224,8 +224,8 @@ embed_minhub <- function(x, model, prompt = NULL, dimensions = NULL, normalize =
 loaded_model <- function(model, arguments) {
   if (!is.character(model)) return(model)
   unknown <- setdiff(names(arguments), names(formals(from_pretrained)))
-  if (length(arguments) && (is.null(names(arguments)) || !all(nzchar(names(arguments))))) fail("arguments of from_pretrained() must have names")
-  if (length(unknown)) fail("from_pretrained() has no argument ", unknown[[1L]])
+  if (length(arguments) && (is.null(names(arguments)) || !all(nzchar(names(arguments))))) fail("arguments of from_pretrained() must have names, such as device = \"cpu\"")
+  if (length(unknown)) fail("from_pretrained() has no argument ", unknown[[1L]], ": see ?from_pretrained")
   call <- c(list(model), arguments)
   known <- Position(function(loaded) identical(loaded$call, call), session$embedders)
   if (!is.na(known)) return(session$embedders[[known]]$model)

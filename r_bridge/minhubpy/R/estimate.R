@@ -112,7 +112,7 @@ corrected_estimate <- function(formula, data, prediction = NULL, probability = N
     fail("the left side of formula must be numbers or logical values, not ", describe(human), ': compare it, as in human == "positive"')
   }
   design <- stats::model.matrix(attr(frame, "terms"), frame)
-  if (nrow(design) != nrow(data)) fail("a covariate is missing for some texts: remove those rows")
+  if (nrow(design) != nrow(data)) fail("a covariate must not contain NA: drop the rows without it")
   of_rows <- function(value) if (length(value) == all && nrow(data) < all) value[rows] else value # vectors for all rows of `data`
   column <- function(value, what) {
     if (is.character(value) && length(value) == 1L) value <- column_of(data, value)
@@ -126,7 +126,7 @@ corrected_estimate <- function(formula, data, prediction = NULL, probability = N
   if (!is.null(cluster)) {
     if (!is.atomic(cluster)) fail("cluster must be a vector or the name of a column, not ", describe(cluster))
     if (length(cluster) != nrow(data)) fail("cluster must have one value for each of ", nrow(data), " rows, not ", length(cluster))
-    if (anyNA(cluster)) fail("cluster must not contain NA, as at position ", positions_of(is.na(cluster)))
+    if (anyNA(cluster)) fail("cluster must not contain NA, as at position ", positions_of(is.na(cluster)), ": drop or replace it")
     cluster <- match(cluster, unique(cluster))
   }
   result <- ask(

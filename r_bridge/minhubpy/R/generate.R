@@ -113,7 +113,7 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
   check_chat(model, flag(chat), system, beams)
   search <- search_settings(beams, length_penalty, early_stopping, no_repeat_ngram_size)
   if (!is.null(beams)) {
-    if (!identical(stream, "auto") && !isFALSE(stream)) fail("stream is not possible with beams: a beam search has no text before its end")
+    if (!identical(stream, "auto") && !isFALSE(stream)) fail("stream is not supported with beams, because a beam search has no text before its end: remove stream")
     stream <- FALSE
   }
   if (missing(prompts)) fail("prompts is missing: pass text, such as generate(model, \"ROMEO:\")")
@@ -180,10 +180,10 @@ generate.default <- function(x, ...) check_model(x)
 
 check_chat <- function(model, chat, system, beams) {
   optional(system, string, what = "system")
-  if (!chat && !is.null(system)) fail("system requires chat = TRUE")
+  if (!chat && !is.null(system)) fail("system requires chat = TRUE: add it, or remove system")
   if (chat && !is.null(beams)) fail("chat and beams exclude each other: remove one of them")
   if (chat && isTRUE(model$config$is_encoder_decoder)) {
-    fail("chat requires a decoder-only model: an encoder-decoder answers each prompt without a chat template")
+    fail("chat requires a decoder-only model, and this model is an encoder-decoder: remove chat = TRUE")
   }
 }
 

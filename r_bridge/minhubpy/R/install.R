@@ -226,7 +226,7 @@ check_extras <- function(extras) {
   extras <- texts(extras)
   unknown <- setdiff(extras, c(EXTRAS, OTHER_EXTRAS))
   if (!length(extras) || length(unknown)) {
-    fail("extras must be of ", toString(c(EXTRAS, OTHER_EXTRAS)), ", not ", if (length(unknown)) unknown[[1L]] else "empty")
+    fail("extras must be one or more of ", toString(c(EXTRAS, OTHER_EXTRAS)), ", not ", if (length(unknown)) unknown[[1L]] else "empty")
   }
   extras
 }

@@ -51,7 +51,7 @@ minimal_pairs <- function(model, pairs, by = NULL, bos = NULL, tokenizer = NULL,
     path <- normalizePath(string(pairs), mustWork = FALSE)
     read <- ask("read_pairs", path = path, by = by)$pairs
     if (is.null(read)) {
-      if (!is.null(resume)) fail("resume is for pairs: a suite takes seconds")
+      if (!is.null(resume)) fail("resume is not supported for suites, which take seconds: remove it")
       result <- ask("suite_results", model = model, path = path, bos = bos, tokenizer = tokenizer, on_event = show_progress())
       return(pairs_of(result))
     }

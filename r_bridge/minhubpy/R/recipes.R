@@ -77,7 +77,7 @@ bake.step_minhub_embedding <- function(object, new_data, ...) {
 # The embeddings of a step, one row per text.
 embedded <- function(step, texts) {
   vectors <- do.call(text_embeddings, c(list(loaded_model(step$model, list()), unname(texts)), step$settings))
-  if (!is.matrix(vectors)) fail("step_minhub_embedding() needs one vector per text: use another model than SPLADE and ColBERT")
+  if (!is.matrix(vectors)) fail("step_minhub_embedding() requires one vector per text: use a model other than SPLADE or ColBERT")
   vectors
 }
 

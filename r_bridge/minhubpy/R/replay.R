@@ -35,7 +35,7 @@
 #' @export
 minhub_replay <- function(manifest, rows = NULL) {
   path <- normalizePath(string(manifest), mustWork = FALSE)
-  if (!file.exists(path)) fail("the manifest ", path, " does not exist")
+  if (!file.exists(path)) fail("the manifest ", path, " does not exist: check its path")
   result <- ask("replay", manifest = path, rows = optional(rows, whole_number, "rows", min = 1), on_event = show_progress())
   structure(result, class = "minhub_replay")
 }
@@ -60,9 +60,9 @@ as.data.frame.minhub_replay <- function(x, ...) x$runs
 run_job <- function(model, manifest, task, data, settings, column, extra_columns = NULL, tokenizer = NULL, resume = NULL) {
   self <- attr(model, "self")
   if (!is.null(resume)) fail("resume and manifest cannot be combined: the same call with manifest continues an interrupted job")
-  if (!is.null(tokenizer)) fail("manifest needs the tokenizer of the model: leave tokenizer unset")
+  if (!is.null(tokenizer)) fail("manifest requires the tokenizer of the model: leave tokenizer unset")
   if (self$how$method != "from_pretrained" || isTRUE(self$changed) || !is.null(self$moved)) {
-    fail("manifest needs a model as from_pretrained() loads it, so that its files describe it")
+    fail("manifest requires an unchanged model from from_pretrained(), so that its files describe it: save this model with save_pretrained(), and load the folder")
   }
   if (!is.null(self$how$arguments$adapter)) fail("manifest does not support adapter: merge it with minhub convert")
   path <- path.expand(string(manifest, "manifest"))

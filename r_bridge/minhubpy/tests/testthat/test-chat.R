@@ -155,7 +155,7 @@ test_that("a reply follows a schema and is available as data", {
 test_that("wrong messages and settings are errors", {
   bot <- minhub_chat(a_model())
   expect_refused(bot$say(""), "text is empty: pass a message")
-  expect_error(bot$say("Hi", heat = 1), "a reply accepts the settings")
+  expect_error(bot$say("Hi", heat = 1), "a reply accepts only the settings")
   expect_error(bot$say("Hi", temperature = -1), "temperature must be at least 0")
   expect_error(bot$undo(), "no message to remove")
   expect_error(bot$regenerate(), "no reply to regenerate")

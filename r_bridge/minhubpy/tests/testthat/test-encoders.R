@@ -318,7 +318,7 @@ test_that("the function for ragnar returns a matrix, a data frame or a function 
   expect_length(minhubpy:::session$embedders, loaded)
   expect_refused(embed_minhub("a"), "model is missing: pass the name of a model")
   expect_refused(embed_minhub("a", name, size = 3), "from_pretrained() has no argument size")
-  expect_refused(embed_minhub("a", model, dtype = "float32"), "require the name of a model, not a model")
+  expect_refused(embed_minhub("a", model, dtype = "float32"), "require the name of a model: pass the name")
   skip_if_not_installed("tibble")
   expect_s3_class(embed(tibble::as_tibble(data)), "tbl_df")
 })

@@ -108,7 +108,7 @@ test_that("extras are added to an earlier installation, or installed with the us
   Sys.setenv(R_USER_DATA_DIR = tempfile("data "))
   python <- imitation()
   add <- function(...) suppressMessages(minhub_install(..., python = python$path, uv = FALSE, torch = "cuda"))
-  expect_refused(minhub_install(extras = "gui"), "extras must be of gguf, json, plot, probe, serve, tables, tensorboard, wandb, not gui")
+  expect_refused(minhub_install(extras = "gui"), "extras must be one or more of gguf, json, plot, probe, serve, tables, tensorboard, wandb, not gui")
   expect_refused(minhub_install(extras = character()), "not empty")
   path <- add("x.whl", extras = "wandb") # there is no earlier installation
   expect_match(utils::tail(python$calls(), 1L), sub("]", ",wandb]", EXTRAS, fixed = TRUE), fixed = TRUE)

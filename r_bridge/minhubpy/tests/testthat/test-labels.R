@@ -45,7 +45,7 @@ test_that("label_agreement() has the published values", {
   expect_identical(shown[1:7], c("y", "x", "x", "y", "model", "first rater", "1"))
   expect_identical(rownames(label_agreement(factor("b", c("b", "a")), factor("a", c("b", "a")))$confusion), c("b", "a"))
   expect_refused(label_agreement(1:3), "needs at least two raters")
-  expect_error(plot(label_agreement(raters)), "a confusion matrix has two raters", class = "minhubpy_error")
+  expect_error(plot(label_agreement(raters)), "a confusion matrix requires exactly two raters", class = "minhubpy_error")
 })
 
 test_that("corrected_estimate() has the values of ppi_py and HC3, and follows formulas", {

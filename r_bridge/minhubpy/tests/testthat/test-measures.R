@@ -65,5 +65,5 @@ test_that("suites of SyntaxGym compare regions", {
   found <- minimal_pairs(a_model(), file)
   expect_identical(found$pairs$correct, TRUE)
   expect_identical(found$accuracy$phenomenon, "verb")
-  expect_refused(minimal_pairs(a_model(), file, resume = "x.rds"), "resume is for pairs")
+  expect_refused(minimal_pairs(a_model(), file, resume = "x.rds"), "resume is not supported for suites")
 })

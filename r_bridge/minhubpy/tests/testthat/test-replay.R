@@ -33,6 +33,6 @@ test_that("manifests that cannot describe a call are errors", {
   expect_refused(word_logprobs(model, "To", context = "Well,", manifest = manifest), "manifest does not support context")
   expect_refused(word_logprobs(model, "To", resume = "x.rds", manifest = manifest), "resume and manifest cannot be combined")
   expect_refused(word_logprobs(model, "To", manifest = "job.txt"), 'must name a file that ends in ".json"')
-  expect_refused(word_logprobs(gpt2_from_config("minhub/shakespeare-gpt2"), "To", manifest = manifest), "manifest needs")
+  expect_refused(word_logprobs(gpt2_from_config("minhub/shakespeare-gpt2"), "To", manifest = manifest), "manifest requires")
   expect_refused(minhub_replay(manifest), "does not exist")
 })

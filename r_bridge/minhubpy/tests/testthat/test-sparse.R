@@ -49,6 +49,6 @@ test_that("models with one vector per token are compared by late interaction", {
   expect_equal(text_similarity(query, found, "meanmaxsim"), scores / nrow(query[[1]]))
   expect_identical(is.na(scores[1, ]), c(a = FALSE, b = TRUE, c = FALSE))
   expect_identical(nrow(text_search(query, found)), 2L)
-  expect_refused(embed_minhub("a", model), "ragnar needs one vector per text")
+  expect_refused(embed_minhub("a", model), "ragnar requires one vector per text")
   expect_refused(text_similarity(query, found, "dot"), 'method must be one of "maxsim", "meanmaxsim"')
 })
