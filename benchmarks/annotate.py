@@ -39,7 +39,7 @@ BATCH, PART, THREADS = 8, 40, int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 
 def theirs(model: Any, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
-    """The log-probability of each answer after its prompt."""
+    """Each answer's log-probability after its prompt."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, (prompt, answer) in enumerate(pairs):
         groups.setdefault((*prompt, *answer[:-1]), []).append(number)

@@ -43,7 +43,7 @@ def reference(model: Any, texts: list[list[int]]) -> Tensor:
 
 
 def main() -> None:
-    """Print the ratio of each round, and their median."""
+    """Print each round's ratio, and their median."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -69,7 +69,7 @@ def header(writer: gguf.GGUFWriter, kind: str, vocabulary: int) -> None:
 
 
 def sides(size: str, kinds: list[str], scratch: Path) -> dict[str, Worker]:
-    """The workers of a size, with its files in `scratch`."""
+    """A size's workers, with its files in `scratch`."""
     published = preset(size)
     assert published is not None, f"{size} is no published size"
     settings: dict[str, Any] = {**published[1].to_hub(), **SIZES.get(size, {})}
@@ -117,7 +117,7 @@ def race(
 
 
 def measure(size: str, kinds: list[str], prompt: int, new: int) -> None:
-    """Print the lines of a size."""
+    """Print a size's lines."""
     with tempfile.TemporaryDirectory() as scratch:
         workers = sides(size, kinds, Path(scratch))
         try:

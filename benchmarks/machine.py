@@ -1,4 +1,4 @@
-"""The first line of a benchmark: the processor, and what computes on it."""
+"""A benchmark's first line: the processor, and what computes on it."""
 
 import sys
 

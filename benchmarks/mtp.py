@@ -4,7 +4,7 @@ drafts.
     .venv/bin/python benchmarks/mtp.py train TEXT [--steps 400]
     .venv/bin/python benchmarks/mtp.py time [--models Qwen3.5-0.8B,Qwen3.5-2B] [--quantize int8]
 
-train: a Qwen 3.5 with four small layers and its head, jointly on the characters of a text file;
+train: a Qwen 3.5 with four small layers and its head, jointly on a text file's characters;
 then acceptance rates.
 time: models of published sizes with random weights. The layers add nothing to the residual stream,
 so that the head can be built to be always right; with a random head, it is nearly always wrong. The

@@ -56,7 +56,7 @@ def ask(http: httpx2.Client, prompt: list[int], new: int = NEW, seed: int = 0) -
 
 
 def first_id(http: httpx2.Client, prompt: list[int]) -> float:
-    """Seconds to the first text of a stream."""
+    """Seconds to a stream's first text."""
     started = time.perf_counter()
     body = {"prompt": prompt, "max_tokens": 4, "seed": 1, "ignore_eos": True, "stream": True}
     seconds = None

@@ -264,7 +264,7 @@ def chat(question: str, answer: str, *, keep: bool = False) -> dict[str, Any]:
 
 
 def answers(model: Any, questions: list[str], length: int) -> list[str]:
-    """The beginnings of the greedy answers of a chat model: at most `length` tokens."""
+    """The beginnings of a chat model's greedy answers: at most `length` tokens."""
     tokenizer = tokenizer_from_pretrained(sys.argv[1])
     template = chat_template_of(open_files(sys.argv[1]).checkpoint, tokenizer)
     prompts = [template.encode([{"role": "user", "content": question}]) for question in questions]

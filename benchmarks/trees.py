@@ -22,7 +22,7 @@ CASES = {"one": ([32], 16), "eight": ([5, 12, 20, 28, 36, 44, 52, 60], 8), "prom
 
 
 def measure(threads: int, folder: str) -> None:
-    """In the environment of a checkout: seconds for each line `case kind` of standard input."""
+    """In a checkout's environment: seconds for each line `case kind` of standard input."""
     import torch
 
     from minhub_py import from_pretrained, generate

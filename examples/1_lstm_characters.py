@@ -15,7 +15,7 @@ generating text by characters.
 
 Output. The loss falls from log(vocabulary), the loss of uniform guessing, and samples begin to look
 like words. Then the same model is trained with a zero state at the start of each window. Its loss
-is higher, and a table shows where: at the first characters of a window, where it has no context.
+is higher, and a table shows where: at a window's first characters, where it has no context.
 Finally, `minhub_py.train` trains the model in one call.
 """
 

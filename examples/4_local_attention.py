@@ -15,7 +15,7 @@ Rae & Razavi (2020) on how few layers need a long range.
 Output. The two masks; the largest difference between GPT-Neo's layer, which uses only the keys in
 the window, and full attention with a banded mask (a band that is off by one differs clearly); the
 number of computed scores, and the time; and the receptive field of several layers, by formula and
-by the gradients of a model.
+by a model's gradients.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Parameters by formula: the size of a model, term by term, checked against the model itself.
+"""Parameters by formula: a model's size, term by term, checked against the model itself.
 
 The idea. Counting the parameters of a model means knowing each of its matrices. With C channels, L
 layers, V tokens, P positions and an inner size F = 4 C, a block of GPT-2 has 12 C C parameters and

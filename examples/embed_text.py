@@ -30,7 +30,7 @@ parser.add_argument("--layer", type=int, help="layer of the embeddings; the best
 
 
 def accuracy(vectors: Tensor, is_old: Tensor, folds: int = 8) -> float:
-    """The accuracy of a linear classifier in cross-validation."""
+    """A linear classifier's accuracy in cross-validation."""
     x, y = (vectors - vectors.mean(dim=0)) / vectors.std(dim=0), 2 * is_old - 1
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
     correct = 0
@@ -47,7 +47,7 @@ def accuracy(vectors: Tensor, is_old: Tensor, folds: int = 8) -> float:
 
 
 def main() -> None:
-    """Print the accuracy of each layer, and the sentences most similar to the first one."""
+    """Print each layer's accuracy, and the sentences most similar to the first one."""
     args = parser.parse_args()
     with SENTENCES.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

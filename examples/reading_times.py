@@ -1,8 +1,8 @@
-"""Surprisal and reading times: the surprisal of each word, and how much of the variance of reading
+"""Surprisal and reading times: each word's surprisal, and how much of the variance of reading
 times it explains.
 
 The idea. People read less expected words more slowly (Hale, 2001; Levy, 2008; Smith & Levy, 2013).
-The surprisal of a word is -log2 of its probability given the words before it, in bits: the sum over
+A word's surprisal is -log2 of its probability given the words before it, in bits: the sum over
 its tokens. This example simulates 30 readers whose times follow a known rule, 4 ms per letter and 5
 ms per bit of surprisal, with noise and readers of different speed. Least squares with and without
 surprisal then shows whether the analysis recovers the rule, beyond word length, which correlates
@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     model, tokenizer = from_pretrained(options.model), tokenizer_from_pretrained(options.model)
 
-    # One word per row, as in data of reading studies; `by` is the sentence of each word.
+    # One word per row, as in data of reading studies; `by` is each word's sentence.
     rows = [(item, word) for item, sentence in enumerate(SENTENCES) for word in sentence.split()]
     items, words = [item for item, _ in rows], [word for _, word in rows]
     surprisal = word_logprobs(model, tokenizer, words, by=items)["surprisal"]
@@ -77,7 +77,7 @@ def main() -> None:
         "  ".join(f"{w} {b:.1f}" for w, b in zip(targets, ends["surprisal"], strict=True)),
     )
 
-    # The first word of a sentence has no context, and NaN as its surprisal.
+    # A sentence's first word has no context, and NaN as its surprisal.
     scored = ~np.isnan(surprisal)
     rng = np.random.default_rng(options.seed)
     bits = np.tile(surprisal[scored], options.readers)

@@ -107,7 +107,7 @@ def json_data(value: object) -> object:
 
 
 def vector_values(value: object) -> list[Any]:
-    """The values of a vector, with None for NA. Numbers are floats."""
+    """A vector's values, with None for NA. Numbers are floats."""
     if isinstance(value, list):
         return value
     numbers = np.ma.filled(np.ma.asarray(value, float), np.nan).tolist()

@@ -167,7 +167,7 @@ class Session:
             self.emit({"warning": str(message)})
 
     def progress(self, completed: int, total: int, label: str = "", **values: object) -> None:
-        """Send the progress of a request to R, and raise Cancelled if R has cancelled it."""
+        """Send a request's progress to R, and raise Cancelled if R has cancelled it."""
         self.check_cancelled()
         now = time.monotonic()
         if completed >= total or now - self.last_progress >= PROGRESS_INTERVAL:

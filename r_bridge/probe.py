@@ -32,7 +32,7 @@ class R:
 # rpy2-rinterface 3.6.6 and later requires the symbol R_getVar of R 4.5.
 FIRST_RPY2, RPY2_GETVAR, R_GETVAR = (3, 6, 1), (3, 6, 6), (4, 5, 0)
 TIMEOUT = 60.0  # seconds; R torch with CUDA may take ten seconds to load from a cold disk
-# R prints one line per fact. The first word distinguishes it from the output of a profile. The
+# R prints one line per fact. The first word distinguishes it from a profile's output. The
 # facts are defined in the R package, since minhub_doctor() uses them too.
 FACTS = (
     (Path(__file__).parent / "minhubpy" / "R" / "facts.R").read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ exits if the folder is removed before R connects.
     magic   kind   call   length   payload of `length` bytes
 
 `call` is the number of R's request, from 1. A response has the number of its request, so R can drop
-the responses of a cancelled request. A payload is a value in R's serialization format (convert.py).
-If FILE is added to the kind, the payload is the name of a file in FOLDER that contains the value
+a cancelled request's responses. A payload is a value in R's serialization format (convert.py).
+If FILE is added to the kind, the payload is a file's name in FOLDER that contains the value
 and that the reader deletes: R reads files several times as fast as sockets. AHEAD announces such a
 file before it is complete, so that R can read it while it is written; most of R's time is spent on
 memory allocation for the value. If R is faster than the worker, it reaches a premature end of file,

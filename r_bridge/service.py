@@ -146,14 +146,14 @@ def named_scalar(name: str, value: object, kind: type) -> object:
 
 @cache
 def parameters_of(method: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """The parameters of a method after `session`. Cached, as the inspection takes longer than a
+    """A method's parameters after `session`. Cached, as the inspection takes longer than a
     small request.
     """
     return dict(itertools.islice(inspect.signature(method).parameters.items(), 1, None))
 
 
 def error_class(error: BaseException) -> list[str]:
-    """The class of an error, and the classes that it extends up to Python's, as R's conditions have
+    """An error's class, and the classes that it extends up to Python's, as R's conditions have
     them.
     """
     classes = type(error).__mro__
@@ -162,7 +162,7 @@ def error_class(error: BaseException) -> list[str]:
 
 
 def error_message(error: BaseException) -> str:
-    """The message of an error for R users."""
+    """An error's message for R users."""
     text = with_r_names(printable(" ".join(str(error).split())))
     if isinstance(error, ValueError | OSError | MemoryError | LookupError) and text:
         return text

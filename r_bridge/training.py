@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RListener(Listener):
-    """Sends the events of a run to R, as lists with the name `event`. Only `preparing` may raise an
+    """Sends a run's events to R, as lists with the name `event`. Only `preparing` may raise an
     exception.
     """
 
@@ -127,7 +127,7 @@ class RListener(Listener):
 
 
 def write_examples(columns: Mapping[str, Iterable[object]], path: Path) -> None:
-    """Write the columns of a data frame as JSON Lines. Conversations become lists of messages."""
+    """Write a data frame's columns as JSON Lines. Conversations become lists of messages."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for values in zip(*columns.values(), strict=True):
             row = {name: example_value(value) for name, value in zip(columns, values, strict=True)}

@@ -70,7 +70,7 @@ def forks() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def decoded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The output of a run, and the result that it saves."""
+    """A run's output, and the result that it saves."""
     saved = tmp_path_factory.mktemp("bench") / "run.json"
     return done(*QUICK, "--model", GPT2, "--only", "decode", "--save", str(saved)), saved
 
@@ -267,7 +267,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pat
 
 
 def peer_ids(library: str, folder: Path, scratch: Path, prompts: list[list[int]]) -> Any:
-    """The greedy tokens of a peer in float32."""
+    """A peer's greedy tokens in float32."""
     bench = Bench(Settings(threads=1), scratch)
     subject = look("small", folder)
     with bench.team(subject, bench.peers(subject, "float32", only=[library])) as team:

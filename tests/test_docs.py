@@ -40,7 +40,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The blocks of a page in a language."""
+    """A page's blocks in a language."""
     return [
         code
         for name, code in FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
@@ -54,7 +54,7 @@ def pages_with(language: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of a reader: input.txt, and a Hub with the repositories that the pages
+    """A reader's working directory: input.txt, and a Hub with the repositories that the pages
     name.
     """
     publish(hub, tmp_path / "published")
@@ -207,7 +207,7 @@ class Addresses(HTMLParser):
 
 
 class Text(HTMLParser):
-    """The text of a page, and its code blocks."""
+    """A page's text, and its code blocks."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ def first_command(name: str, text: Path | None) -> list[str]:
 
 
 def run(name: str, *options: object, text: Path | None = None) -> str:
-    """The output of an example, run with the first command of its docstring and `options`.
+    """An example's output, run with the first command of its docstring and `options`.
 
     It runs in this process, where PyTorch is loaded; test_documented_commands starts processes.
     """

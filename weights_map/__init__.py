@@ -27,12 +27,12 @@ gguf_architectures: dict[str, GGUFArchitecture] = {
 
 
 def table_of(model_type: str, config: object) -> Table:
-    """The table of a model with this config. The table of an encoder depends on the head."""
+    """The table of a model with this config. An encoder's table depends on the head."""
     return tables[model_type].for_model(config)
 
 
 def to_native(model_type: str, tensors: Mapping[str, Tensor], config: object = None) -> Mapped:
-    """Convert the tensors of a Hub checkpoint to native names and shapes, each on access.
+    """Convert a Hub checkpoint's tensors to native names and shapes, each on access.
 
     Args:
         model_type: a key of `tables`.

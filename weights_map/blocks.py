@@ -62,7 +62,7 @@ def unpack_halves(codes: Tensor) -> Tensor:
 
 
 def unpack_bits(codes: Tensor) -> Tensor:
-    """The bits of each byte, the lowest first, as (…, 8 * bytes)."""
+    """Each byte's bits, the lowest first, as (…, 8 * bytes)."""
     return (
         codes.unsqueeze(-1) >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1
     ).flatten(-2)

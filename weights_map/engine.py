@@ -137,7 +137,7 @@ def _splitter(parts: int, dim: int) -> Operate:
 
 
 def ungroup_heads(parts: int, heads: str) -> Operation:
-    """Reorder the rows of a fused projection from [q k v] of each head to all q, all k, all v.
+    """Reorder a fused projection's rows from [q k v] of each head to all q, all k, all v.
 
     heads: the config's name of the number of heads with this order. With 1, the order is the same.
     """
@@ -239,7 +239,7 @@ class Row:
         )
 
     def stacks(self, side: Side) -> list[str]:
-        """The prefix of each index, such as "model.layers"."""
+        """Each index's prefix, such as "model.layers"."""
         parts = self.templates(side)[0].split("{}")[: self.index_count] if self.index_count else []
         return ["{}".join(parts[: level + 1]).rpartition(".")[0] for level in range(len(parts))]
 
@@ -252,7 +252,7 @@ def _fill(template: str, indices: Indices) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of an architecture.
+    """An architecture's rows.
 
     Attributes:
         model_type: the Hub's model_type.
@@ -312,7 +312,7 @@ class Table:
         return replace(self, rows=(*rows, *(Row(t, (), drop) for t in sorted(own - used))))
 
     def without_decoder(self) -> "Table":
-        """The table of the encoder of an encoder-decoder. Tensors of the decoder are unused, as in
+        """The table of an encoder-decoder's encoder. Tensors of the decoder are unused, as in
         transformers.
         """
 

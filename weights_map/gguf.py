@@ -142,7 +142,7 @@ subtract_one = Operation(
 
 
 def inverse(operation: Operation) -> Operation:
-    """The inverse of an operation, for tensors that GGUF stores in the native shape."""
+    """An operation's inverse, for tensors that GGUF stores in the native shape."""
     return replace(
         operation,
         name=f"inverse: {operation.name}",

@@ -37,7 +37,7 @@ def expert_rows(
 
 
 def new_table(model_type: str, mlp: str, names: tuple[str, str, str]) -> Table:
-    """The table of a model type. mlp: the Hub's name of the mixture of a layer.    names: of its
+    """The table of a model type. mlp: the Hub's name of a layer's mixture.    names: of its
     gate, up and down.
     """
     layer = "model.layers.{}"

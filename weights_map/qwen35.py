@@ -321,7 +321,7 @@ gguf_experts = (
 
 
 def gguf_rows(*others: Row, tiled: bool) -> tuple[Row, ...]:
-    """The rows of a GGUF architecture. tiled: the value heads have another order."""
+    """A GGUF architecture's rows. tiled: the value heads have another order."""
 
     def of_heads(first: Operation | None = None, dim: int = 0, after: bool = False) -> Operation:
         if not tiled:

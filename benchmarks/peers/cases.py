@@ -41,7 +41,7 @@ def same_start(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def named(rows: Sequence[Row], name: str) -> Row | None:
-    """The row of a runner, or None."""
+    """A runner's row, or None."""
     return next((row for row in rows if row["runner"] == name), None)
 
 
@@ -383,7 +383,7 @@ def speculation(bench: Bench) -> Case:
 
 
 def quality(bench: Bench) -> Case:
-    """Effect of fewer bits on the perplexity of a text, the most likely token at each position, and
+    """Effect of fewer bits on a text's perplexity, the most likely token at each position, and
     greedy text.
     """
     models = [f"minhub/{path.name}" for path in built_ins()]

@@ -27,7 +27,7 @@ class Generator(ABC):
 
     @abstractmethod
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
-        """The new ids of each prompt."""
+        """Each prompt's new ids."""
 
     def timed(self, prompts: list[Ids], new: int, **options: Any) -> dict[str, Any]:
         """Generate, and return the time, the CPU time of all threads, and the ids."""
@@ -66,7 +66,7 @@ class Minhub(Streamer):
         self.model = from_pretrained(folder, device="cpu", **options)
 
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
-        """The new ids of each prompt."""
+        """Each prompt's new ids."""
         from minhub_py import generate
 
         return generate(self.model, prompts, new, temperature=0, eos_id=None, **options)
@@ -110,7 +110,7 @@ class Transformers(Streamer):
         self.model.generation_config.eos_token_id = None
 
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
-        """The new ids of each prompt; a batch is padded on the left."""
+        """Each prompt's new ids; a batch is padded on the left."""
         import torch
 
         if "speculate" in options:
@@ -151,7 +151,7 @@ class CTranslate2(Generator):
         )
 
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
-        """The new ids of each prompt."""
+        """Each prompt's new ids."""
         tokens = [list(map(str, prompt)) for prompt in prompts]  # the tokens of `Numbers`
         results = self.model.generate_batch(
             tokens,
@@ -218,7 +218,7 @@ class LlamaCpp(Generator):
         return context
 
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
-        """The new ids of each prompt."""
+        """Each prompt's new ids."""
         longest = max(map(len, prompts)) + new
         # llama.cpp rounds to 256 anyway
         context = self.context(len(prompts), 256 * math.ceil(longest / 256))
@@ -286,7 +286,7 @@ class OpenVINO(Generator):
         self.request: Any = compiled.create_infer_request()
 
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
-        """The new ids of each prompt; a batch is padded on the left."""
+        """Each prompt's new ids; a batch is padded on the left."""
         np = self.np
         width = max(map(len, prompts))
         # (B, T), then (B, 1)
@@ -519,7 +519,7 @@ class PlainLSTM(Generator):
         self.head.load_state_dict({"weight": head.weight, "bias": weights.head.bias})
 
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
-        """The new ids of each prompt."""
+        """Each prompt's new ids."""
         import torch
 
         results = []
@@ -638,7 +638,7 @@ class MinhubTokenizer:
         return {"seconds": time.perf_counter() - start, "ids": ids[0]}
 
     def batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text."""
+        """Each text's ids."""
         return [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
 
 
@@ -654,5 +654,5 @@ class TransformersTokenizer(MinhubTokenizer):
         return time.perf_counter() - start
 
     def batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text."""
+        """Each text's ids."""
         return self.tokenizer(list(texts), verbose=False)["input_ids"]

@@ -77,7 +77,7 @@ def draw(result: Result, path: Path, caption: str) -> None:
 
 
 def colour(runner: str) -> tuple[float, ...]:
-    """The color of a library, paler for fewer bits."""
+    """A library's color, paler for fewer bits."""
     from matplotlib.colors import to_rgb
 
     library, _, weights = runner.rpartition(" ")

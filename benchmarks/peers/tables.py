@@ -93,7 +93,7 @@ def best_peers(
     """For each row: at each point the fastest peer with weights of as many bits, and the row's
     speed relative to it.
 
-    times: the times of a row, one for each point, lower is better. The list is empty for a peer,
+    times: a row's times, one for each point, lower is better. The list is empty for a peer,
     and if no peer has as many bits.
     """
     kinds = [row["runner"].rpartition(" ") for row in rows]
@@ -116,7 +116,7 @@ def best_cells(best: Sequence[tuple[str, float]]) -> list[str]:
 
 
 def cells(name: str, case: Row) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the table of a case. The ratios of a curve to the best peers are in a
+    """Headings and rows of a case's table. A curve's ratios to the best peers are in a
     separate row.
     """
     if columns := COLUMNS.get(name):
@@ -183,7 +183,7 @@ def show_head(result: Result) -> None:
 
 
 def show_case(result: Result, name: str) -> None:
-    """Print the table of a case."""
+    """Print a case's table."""
     case = result["cases"][name]
     headings, rows = cells(name, case)
     click.echo()

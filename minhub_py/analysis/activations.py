@@ -29,9 +29,9 @@ class Activations(Result):
     """Activations at named points, with a row for each token, or for each text if they are pooled.
 
     Attributes:
-        values: The rows of each point, float32 (rows, size) on the CPU, in the order of the
+        values: Each point's rows, float32 (rows, size) on the CPU, in the order of the
             computation.
-        texts: The text of each row, an index from 0.
+        texts: Each row's text, an index from 0.
         positions: The position of each row's token in its text, from 0; -1 for a mean.
         tokens: The string of each row's token; None for a mean, or without a tokenizer.
         ids: The token ID of each row; -1 for a mean.
@@ -44,7 +44,7 @@ class Activations(Result):
     ids: list[int]
 
     def __getitem__(self, name: str) -> Tensor:
-        """The rows of a point. KeyError: the activations do not contain it."""
+        """A point's rows. KeyError: the activations do not contain it."""
         return self.values[name]
 
     def table(self) -> Columns:
@@ -101,9 +101,9 @@ def activations(
         text: A string or a list of token IDs, or a list of them. Each is computed separately.
         at: The name of a point or a list of names (minhub_py/analysis/points.py). Default: the
             embeddings and the output of each layer.
-        pool: "none" for a row per token, "last" for the last token of each text, "mean" for the
+        pool: "none" for a row per token, "last" for each text's last token, "mean" for the
             mean over its tokens.
-        targets: For points in the decoder of an encoder-decoder: the decoder's output, one target
+        targets: For points in an encoder-decoder's decoder: the decoder's output, one target
             per text. The rows belong to the decoder's input tokens, the start token and the target
             without its last token.
 

@@ -130,7 +130,7 @@ def agreement(
         result.kappa, result.intervals["kappa"]
 
     Args:
-        raters: The labels of each rater, one per unit; None and NaN for missing labels.
+        raters: Each rater's labels, one per unit; None and NaN for missing labels.
         level: Level of measurement: "nominal", "ordinal", "interval" or "ratio".
         categories: All labels in order. Default: sorted. An order matters for ordinal text labels
             and weighted kappa.
@@ -225,7 +225,7 @@ def agreement(
 def statistics(
     counts: Array, numbers: Array, level: str, pair: NDArray[np.int64] | None, weights: Array
 ) -> dict[str, Array]:
-    """The statistics of each sample, (B,).
+    """Each sample's statistics, (B,).
 
     counts: labels of units (U, K).    weights: of units in samples (B, U).    pair: the codes of
     two raters (2, U), without units with one label.

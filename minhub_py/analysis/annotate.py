@@ -1,6 +1,6 @@
-"""Label texts with a language model: the probability of each label as the answer to a prompt.
+"""Label texts with a language model: each label's probability as the answer to a prompt.
 
-The score of a label is the log-probability of its complete token sequence after the prompt.
+A label's score is the log-probability of its complete token sequence after the prompt.
 Probabilities are a softmax of the scores over the labels.
 
     sum (default)    score = log P(label | prompt), the sum over the tokens of the label
@@ -63,7 +63,7 @@ def annotate(
     chat: bool | None = None,
     progress: Progress | None = None,
 ) -> Columns:
-    r"""Label texts: the probability of each label as the answer to a prompt.
+    r"""Label texts: each label's probability as the answer to a prompt.
 
         annotate(model, tokenizer, ["I enjoyed this film."], ["positive", "negative"])
         annotate(model, tokenizer, texts, {"positive": "praises something", "negative": "criticizes something"})
@@ -86,9 +86,9 @@ def annotate(
         calibrate: "contextual" divides the probabilities by their mean for the texts "N/A", "" and
             "[MASK]". "pmi" subtracts the log-probability of the label after the prompt without the
             text.
-        length: How the score of a label depends on its length: "sum", or the mean over "tokens" or
+        length: How a label's score depends on its length: "sum", or the mean over "tokens" or
             "characters".
-        template: The prompt of a text, with {text}. Default: "Text: {text}\nLabel:", or for a chat
+        template: A text's prompt, with {text}. Default: "Text: {text}\nLabel:", or for a chat
             "Text: {text}".
         premise: For "pmi": replaces the template. Default: the template without a text.
         sep: The string between prompt and label. Default: a space, or nothing for a chat.
@@ -161,7 +161,7 @@ def calibrated(probs: Array, content_free: Array) -> Array:
 
 
 def softmax(scores: Array) -> Array:
-    """The softmax of each row."""
+    """Each row's softmax."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
@@ -232,7 +232,7 @@ class PromptEncoder:
     ) -> None:
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
         context = None if model.encoder_decoder else model.config.context_length
-        # The last token of an answer is predicted, but not read.
+        # An answer's last token is predicted, but not read.
         self.room = None if context is None else context + 1 - max(map(len, answers.ids))
         self.truncated = 0
 

@@ -170,7 +170,7 @@ def pairs_of(
 class ContextWindow:
     """A question with a part of its context.
 
-    words, offsets: the word and the characters of each token.    spans: the characters of each word
+    words, offsets: the word and the characters of each token.    spans: each word's characters
     of the context.
     usable: whether a token can be the start or end of an answer.    is_special: whether the first
     token is special.
@@ -217,7 +217,7 @@ def windows_of(
 
 
 def types_like(first: Encoding, part: Encoding) -> list[int]:
-    """The token types of a part, from the first one's: the library gives type 0 to all tokens of
+    """A part's token types, from the first one's: the library gives type 0 to all tokens of
     other parts.
     """
     types: list[int] = first.type_ids

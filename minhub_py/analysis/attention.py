@@ -128,7 +128,7 @@ class AttentionWeights(Result):
 
 
 class RecordedPast(Past):
-    """A forward call that records the attention weights of each layer in `recorded`, float32 (B, H,
+    """A forward call that records each layer's attention weights in `recorded`, float32 (B, H,
     T, S).
     """
 

@@ -38,7 +38,7 @@ class Attribution(Result):
     """The parts of a logit, or of the difference of two logits.
 
     Attributes:
-        components: The name of each component: "embeddings", "layers.1.attn" or the heads of it, …,
+        components: Each component's name: "embeddings", "layers.1.attn" or the heads of it, …,
             and "bias".
         values: The part of each component; their sum is `logit` up to rounding.
         logit: The model's logit or difference of logits, before a soft cap.
@@ -69,7 +69,7 @@ def attribution(
     heads: bool = False,
     target: Text = None,
 ) -> Attribution:
-    """Split the logit of a token into the parts that the embeddings, attention and MLPs of all
+    """Split a token's logit into the parts that the embeddings, attention and MLPs of all
     layers contribute.
 
     Args:
@@ -214,7 +214,7 @@ def head_outputs(layer: LinearLayer, z: Tensor, heads: int) -> Tensor:
 
 
 def bias_of(layer: LinearLayer, like: Tensor) -> Tensor:
-    """The bias of a linear layer, or zero."""
+    """A linear layer's bias, or zero."""
     return like.new_zeros(()) if layer.bias is None else layer.bias.float()
 
 

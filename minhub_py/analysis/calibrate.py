@@ -214,7 +214,7 @@ Function = Callable[[Floats], tuple[Floats, Floats]]
 
 
 def fit_temperatures(decisions: Decisions, coded: Sequence[Indices]) -> list[Function | None]:
-    """The function of each question, None without hand-coded answers."""
+    """Each question's function, None without hand-coded answers."""
     by_type = temperatures(decisions, coded)
 
     def function_of(temperature: float) -> Function:
@@ -271,7 +271,7 @@ def best_temperature(parts: Sequence[tuple[Floats, Indices]]) -> float:
 
 
 def fit_isotonic(decisions: Decisions, coded: Sequence[Indices]) -> list[Function | None]:
-    """The function of each question, None without hand-coded answers."""
+    """Each question's function, None without hand-coded answers."""
     results = list[Function | None]()
     for question, scores, indices in zip(decisions.questions, decisions.scores, coded, strict=True):
         temperature = decisions.temperature[question.type]

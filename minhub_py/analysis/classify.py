@@ -59,7 +59,7 @@ def classify(
         classify(model, tokenizer, ["I enjoyed this film."])
         classify(nli_model, tokenizer, ["Who will win the election?"], ["politics", "sports"])
 
-    With `labels`, an entailment model (NLI) classifies without training: the probability of a label
+    With `labels`, an entailment model (NLI) classifies without training: a label's probability
     follows from the entailment of `hypothesis` with the label, given the text.
 
     Args:

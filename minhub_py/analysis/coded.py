@@ -1,4 +1,4 @@
-"""Decision tables, and hand-coded answers to the questions of a table."""
+"""Decision tables, and hand-coded answers to a table's questions."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,7 +109,7 @@ def check_sums(values: NDArray[np.float64], question: str, options: Sequence[str
 
 
 def columns_of(table: Table) -> dict[str, list[object]]:
-    """The columns of a table as lists; numbers are floats, with NaN for empty cells.
+    """A table's columns as lists; numbers are floats, with NaN for empty cells.
 
     ValueError: a column is missing, lengths differ, or a cell is not a number.
     """
@@ -258,7 +258,7 @@ def check_name(name: object, questions: Mapping[str, Question]) -> None:
 
 
 def option_index(question: Question, answer: object) -> int:
-    """The index of a hand-coded option. ValueError: it is unknown."""
+    """A hand-coded option's index. ValueError: it is unknown."""
     if question.type == "noul" and isinstance(answer, bool | np.bool_):
         answer = "true" if answer else "false"
     spelled = str(answer)

@@ -60,7 +60,7 @@ class DecisionPrompts:
         self._labels: dict[tuple[str, ...], list[int]] = {}
 
     def label_ids(self, question: Question) -> list[int]:
-        """The token of each label. ValueError: a label is not one token, or two are the same."""
+        """Each label's token. ValueError: a label is not one token, or two are the same."""
         if question.labels not in self._labels:
             tokens = [
                 encode(self.tokenizer, label, add_special_tokens=False) for label in question.labels
@@ -115,7 +115,7 @@ class DecisionPrompts:
         return Prompted(ids, (question,), (len(ids),))
 
     def _templated(self, source: str, state: object, questions: tuple[Question, ...]) -> Prompted:
-        """The prompt of a decision template."""
+        """A decision template's prompt."""
         variables: dict[str, object] = {
             **self.template.tokens,
             "state": state,

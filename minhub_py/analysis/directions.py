@@ -45,7 +45,7 @@ class Direction(Result):
     projections: tuple[Tensor, Tensor] = field(repr=False)
 
     def table(self) -> Columns:
-        """The projection of each text: columns group ("positive" or "negative") and projection."""
+        """Each text's projection: columns group ("positive" or "negative") and projection."""
         positive, negative = self.projections
         groups = ["positive"] * len(positive) + ["negative"] * len(negative)
         return Columns(group=groups, projection=torch.cat((positive, negative)).numpy())
@@ -98,7 +98,7 @@ def direction(
             first principal component of the differences of pairs (the i-th positive and the i-th
             negative text), without centering, oriented towards the positive texts. "logistic": the
             weights of a logistic regression with an L2 penalty of 1 (requires scikit-learn).
-        pool: The activation of a text: of its "last" token, or the "mean" over its tokens.
+        pool: A text's activation: of its "last" token, or the "mean" over its tokens.
 
     Returns:
         The direction, and the projections of the texts onto it.

@@ -127,7 +127,7 @@ def embed(
         Embeddings of shape (N, C), float32, on the CPU. With pool="none" and of ColBERT models, a
         list of N tensors of shape (T, C). Sparse embeddings are a sparse tensor (N, V) in COO
         layout. A missing text has a row of NaN, or a tensor of shape (0, C); an empty text, too,
-        unless the model is an encoder. The sparse row of a missing text has one element, NaN.
+        unless the model is an encoder. A missing text's sparse row has one element, NaN.
 
     Raises:
         ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the prompt is
@@ -203,7 +203,7 @@ def truncates(model: LanguageModel) -> bool:
 
 
 def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
-    """The text of a prompt. ValueError: the prompt is unknown."""
+    """A prompt's text. ValueError: the prompt is unknown."""
     if name is None:
         return settings.prompts.get(settings.default_prompt or "", "")
     if name not in settings.prompts and (settings.prompts or name not in ("query", "document")):
@@ -323,7 +323,7 @@ def embeddings_of_windows(
     prompt: str,
     progress: Progress | None,
 ) -> Tensor | list[Tensor]:
-    """The pooled hidden states of a decoder, or of the encoder of an encoder-decoder."""
+    """The pooled hidden states of a decoder, or of an encoder-decoder's encoder."""
     [mode] = settings.pooling if len(settings.pooling) == 1 else ("several",)
     if mode not in ("mean", "lasttoken", "none"):
         raise ValueError(
@@ -392,7 +392,7 @@ def compute(
     """The states (B, T, C) of windows, the longest first, by layer. Values at padding positions are
     undefined.
 
-    Rows are padded at the end, where padding does not change the states of a causal model.
+    Rows are padded at the end, where padding does not change a causal model's states.
     """
     device = next(states.model.parameters()).device
     longest = len(windows[0].ids)

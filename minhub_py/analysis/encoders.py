@@ -96,7 +96,7 @@ def truncated_inputs(
     settings: EmbeddingSettings,
     prompt: str,
 ) -> list[Input | None]:
-    """The input of each text; None for a missing text."""
+    """Each text's input; None for a missing text."""
     inputs: list[Input | None] = [None] * len(texts)
     strings = {number: text for number, text in enumerate(texts) if isinstance(text, str)}
     if strings:

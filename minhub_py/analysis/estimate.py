@@ -13,7 +13,7 @@ for any model, if the texts for human coding were drawn with known probabilities
     naive         Ŷ instead of Y, for comparison only
     human         the coded texts only, weighted by 1/π
 
-A mean is a regression on a constant, a group difference the coefficient of a group. Intervals have
+A mean is a regression on a constant, a group difference a group's coefficient. Intervals have
 t quantiles for n - C degrees of freedom (C coefficients) and sandwich standard errors. The residual
 of a coded text is divided by 1 - h for its leverage h ("human", "ppi", "ppi++": HC3) or by the root
 of it ("dsl", "confidence": HC2), and has the λ of other texts: without this, intervals are too
@@ -22,7 +22,7 @@ a cluster's texts are summed, the covariance has the factor G/(G - 1) for G clus
 at most G - 1 degrees of freedom. Cross-fitting: see analysis/cross_fit.py.
 
 In simulated studies with 50 coded of 400 texts, 95 % intervals covered mean and slope in 93 to 97 %
-for all methods; the intercept of a logistic regression is covered more often (up to 98 %).
+for all methods; a logistic regression's intercept is covered more often (up to 98 %).
 
 Sources
     Angelopoulos et al. (2023), "Prediction-powered inference", and "PPI++" (package ppi_py).
@@ -139,17 +139,17 @@ def choose_for_coding(
 ) -> Columns:
     """Choose texts for human coding, uncertain ones more often, each with a known probability.
 
-    The probability of a text is n/N (minimum + (1 - minimum) u / mean(u)), at most 1, with u =
+    A text's probability is n/N (minimum + (1 - minimum) u / mean(u)), at most 1, with u =
     sqrt((1 - margin) / 2): the root of the error probability of a calibrated model with two labels.
     Exactly `n` texts are chosen, by systematic sampling in random order.
 
     Args:
-        margin: The margin of each text, from `annotate`. NaN: the text is not available, with
+        margin: Each text's margin, from `annotate`. NaN: the text is not available, with
             probability 0.
         n: Number of texts to choose.
         minimum: The share of the probability that does not depend on the margin, in (0, 1]. 1: a
             simple random sample.
-        uncertainty: Expected root of the squared error of each text, instead of u.
+        uncertainty: Expected root of each text's squared error, instead of u.
         seed: Seed of the choice.
 
     Returns:
@@ -238,7 +238,7 @@ def estimate(
         probability: The probability with which each text was chosen, from `choose_for_coding`.
             Default: a simple random sample.
         confidence: Confidence of the intervals.
-        cluster: The cluster of each text, such as its author, for standard errors that allow for
+        cluster: Each text's cluster, such as its author, for standard errors that allow for
             dependent texts.
         cross_fit: Number of folds in which labels are predicted from the model's labels, the
             covariates and the human labels of the other folds, for shorter intervals. 0: the

@@ -31,7 +31,7 @@ def parse(text: str) -> Formula:
 
 
 def tokens_of(text: str) -> list[tuple[str, ...]]:
-    """The tokens of a formula: (region, condition), (number,) or (operator,)."""
+    """A formula's tokens: (region, condition), (number,) or (operator,)."""
     tokens: list[tuple[str, ...]] = []
     position, text = 0, text.rstrip()
     while position < len(text):

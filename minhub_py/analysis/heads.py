@@ -65,7 +65,7 @@ def head_scores(
         seed: The seed of the tokens.
 
     Returns:
-        The scores of each head.
+        Each head's scores.
 
     Raises:
         ValueError: An encoder, an encoder-decoder or a model without attention; a sequence that

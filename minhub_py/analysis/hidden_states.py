@@ -47,7 +47,7 @@ class LayerStates:
         self.states: dict[int, Tensor] = {}
 
     def number(self, layer: object) -> int:
-        """The number of a state; a negative `layer` counts from the end. ValueError: out of range."""
+        """A state's number; a negative `layer` counts from the end. ValueError: out of range."""
         if not is_whole(layer) or not -self.count - 1 <= layer <= self.count:
             raise ValueError(
                 f"layer must be a whole number from 0 (embeddings) to {self.count} (last layer), or"
@@ -79,7 +79,7 @@ class LayerStates:
     def _record(self, number: int, x: Tensor, positions: Tensor) -> None:
         if number in self.requested:
             self.states[number] = x
-        # The last state of a decoder is recorded before an LSTM stores its state in the cache.
+        # A decoder's last state is recorded before an LSTM stores its state in the cache.
         if number == max(self.requested, default=None) and (number < self.count or self.encoder):
             raise StopForwardError
 

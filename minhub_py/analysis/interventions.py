@@ -141,7 +141,7 @@ def intervene(
 
 
 def value_at(point: Point, how: str, value: object) -> Tensor | None:
-    """The value of an intervention at a point, (size,) or (positions, size). ValueError: it does
+    """An intervention's value at a point, (size,) or (positions, size). ValueError: it does
     not fit.
     """
     if value is None:
@@ -176,7 +176,7 @@ def value_at(point: Point, how: str, value: object) -> Tensor | None:
 
 
 def positions_of_rows(positions: Iterable[int] | None, rows: int | None) -> tuple[int, ...] | None:
-    """The positions of an intervention. ValueError: not positions, or another number of rows."""
+    """An intervention's positions. ValueError: not positions, or another number of rows."""
     if positions is None:
         return None if rows is None else tuple(range(rows))
     indices = all_of(

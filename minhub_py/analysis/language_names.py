@@ -61,7 +61,7 @@ BY_NAME = {name.casefold(): codes.split() for name, codes in CODES.items()}
 
 
 def language_code(language: str, codes: Iterable[str]) -> str:
-    """The code of a language, by its name or another code, among the codes of a model.
+    """A language's code, by its name or another code, among a model's codes.
 
     ValueError: the model lacks the language, or has several codes for it.
     """

@@ -137,7 +137,7 @@ def warn_truncated(model: Encoder, numbers: Sequence[int], what: str) -> None:
 
 
 def limit_of(model: Encoder) -> str:
-    """The maximum length of a text, for messages."""
+    """A text's maximum length, for messages."""
     return f"the model's maximum length of {model.config.context_length} tokens"
 
 
@@ -150,7 +150,7 @@ def masked_logprobs(
     *,
     progress: Progress | None = None,
 ) -> Columns:
-    """Compute the log-probability of each target between the text before and the text after it.
+    """Compute each target's log-probability between the text before and the text after it.
 
         masked_logprobs(model, tokenizer, ["The"], ["apple"], ["doesn't fall far from the tree."])
 
@@ -254,7 +254,7 @@ def pseudo_logprobs(
 
     Returns:
         Columns with one row per token without special tokens: text (its number, from 0), token, id
-        and logprob (nats). The pseudo-log-likelihood of a text is the sum of its rows. A text
+        and logprob (nats). A text's pseudo-log-likelihood is the sum of its rows. A text
         beyond the model's maximum length has no rows, and a warning names it.
 
     Raises:

@@ -8,11 +8,11 @@ a word's first and l its last token:
 
 Both methods compute B from the logits of the same pass. They differ in the tokens that B includes:
 
-    "pimentel"  tokens that begin with the mark, and the end tokens of the model. The first word of a text has no mark
+    "pimentel"  tokens that begin with the mark, and the end tokens of the model. A text's first word has no mark
                 before it: its B(f) is the probability of the tokens without the mark, and of the end tokens.
-    "oh"        tokens that begin with the mark. The first word of a text has no B(f).
+    "oh"        tokens that begin with the mark. A text's first word has no B(f).
 
-The last word of a text has B(l + 1), computed at the position after the text. If the tokenizer
+A text's last word has B(l + 1), computed at the position after the text. If the tokenizer
 marks the first word, too, its B(f) is computed as for other words.
 
 Sources
@@ -143,7 +143,7 @@ class Boundaries:
 
     marked: tokens with the mark.    plain: all tokens of text.
     following: the tokens of B after a word, and before a word with the mark.    opening: the tokens
-    of B before the first word of a text, if it has no mark; empty: no B.
+    of B before a text's first word, if it has no mark; empty: no B.
     """
 
     marked: frozenset[int]
@@ -204,13 +204,13 @@ def correction(
     count: int,
     boundaries: Boundaries,
 ) -> NDArray[np.float64]:
-    """The change of the log-probability of each row.
+    """The change of each row's log-probability.
 
     Args:
         values: log B at each position of each text and after it, by name of `Boundaries.measures`.
         slots: The start of each text in `values`.
         ids: The token IDs of each text.
-        token_rows: The row of each token; `count` for none.
+        token_rows: Each token's row; `count` for none.
         count: The number of rows.
         boundaries: The tokens of B.
 

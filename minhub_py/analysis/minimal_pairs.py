@@ -5,8 +5,8 @@ BLiMP (JSONL): a pair is correct if log p(good) > log p(bad), the log-probabilit
 sentences, as in the "simple LM method" of BLiMP and in lm-eval's task. A tie is not correct.
 
 SyntaxGym (JSON): the surprisal (bits) of a region is the sum over its tokens, or the metric of the
-suite (mean, median, range, max, min). Formulas compare regions of the conditions of an item
-(analysis/formulas.py). The regions of a sentence are joined by spaces, and a token belongs to the
+suite (mean, median, range, max, min). Formulas compare regions of an item's conditions
+(analysis/formulas.py). A sentence's regions are joined by spaces, and a token belongs to the
 region of its last character.
 
 A sentence begins after the model's beginning-of-sequence token, if it has one. Otherwise, its first
@@ -103,7 +103,7 @@ def minimal_pairs(
     bos: bool | None = None,
     progress: Progress | None = None,
 ) -> MinimalPairs:
-    """Compute the accuracy of a model on minimal pairs or on test suites.
+    """Compute a model's accuracy on minimal pairs or on test suites.
 
         minimal_pairs(model, tokenizer, [("The cats sleep.", "The cats sleeps.")])
         minimal_pairs(model, tokenizer, "blimp/data").accuracy
@@ -172,7 +172,7 @@ def pair_columns(
 
 
 def phenomenon_key(records: Sequence[Mapping[str, object]], by: str | None) -> str:
-    """The key that names the phenomenon of each record. ValueError: a record does not have it."""
+    """The key that names each record's phenomenon. ValueError: a record does not have it."""
     name = by or next(
         (name for name in PHENOMENA if records and all(name in record for record in records)),
         "file",
@@ -281,7 +281,7 @@ def part_surprisals(
 
 
 def accuracies(phenomena: Sequence[str], correct: Sequence[bool | None]) -> Columns:
-    """The accuracy of each phenomenon, in order of appearance, and of all pairs."""
+    """Each phenomenon's accuracy, in order of appearance, and of all pairs."""
     groups: dict[str, list[bool]] = {}
     for name, value in zip(phenomena, correct, strict=True):
         groups.setdefault(name, [])
@@ -383,14 +383,14 @@ class Condition(TypedDict):
 
 
 class Item(TypedDict):
-    """The conditions of an item."""
+    """An item's conditions."""
 
     item_number: int | str
     conditions: list[Condition]
 
 
 class Prediction(TypedDict):
-    """A prediction about the regions of an item."""
+    """A prediction about an item's regions."""
 
     formula: str
 

@@ -161,7 +161,7 @@ def patching(
         progress: Called with the numbers of completed and of all runs.
 
     Returns:
-        The metric of each patched run.
+        Each patched run's metric.
 
     Raises:
         ValueError: Texts with different numbers of tokens; a metric that is not a pair of single
@@ -266,7 +266,7 @@ def patch(value: Tensor, cells: Sequence[tuple[slice, slice]]) -> Edit:
 def metric_function(
     model: LanguageModel, tokenizer: Tokenizer, metric: Metric, position: int | None, length: int
 ) -> Callable[[LanguageModel, Tensor], list[float]]:
-    """A function of the model and the input (B, T, C) of the head: the metric of each row."""
+    """A function of the model and the input (B, T, C) of the head: each row's metric."""
     if callable(metric):
         function = metric
         return lambda running, x: [

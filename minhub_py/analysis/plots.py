@@ -292,7 +292,7 @@ def plot_estimates(series: Mapping[str, Columns], confidence: float, path: Pictu
 
 def plot_reliability(curve: Columns, path: Picture) -> "Figure":
     """Reliability diagrams, one panel per type of question: the share of right answers by the mean
-    probability of a bin. The area of a point is the number of answers.
+    probability of a bin. A point's area is the number of answers.
     """
     types = list(dict.fromkeys(curve["type"]))
     figure = new_figure(1.2 + 3.2 * len(types), 3.8)

@@ -114,7 +114,7 @@ def windows_of(
     """Split a text into windows that fit the context length. invocation: of an activated adapter."""
     position, adapter_start = span.start, None
     if invocation is not None:
-        prompt = span.start if span.start > 1 else 0  # the first token of a text is not a prompt
+        prompt = span.start if span.start > 1 else 0  # a text's first token is not a prompt
         adapter_start = invocation.start(span.ids[:prompt], span.ids[prompt : span.end])
     while position < span.end:
         start = context_start(position, context)

@@ -27,8 +27,8 @@ class Probe(Result):
         interval: 95 % interval by a bootstrap over groups (percentiles).
         control: The same metric with shuffled labels.
         baseline: The metric of the most frequent class, or 0 for "r2".
-        predictions: The prediction of each row, by the model that was fitted without its fold.
-        folds: The fold of each row, from 0.
+        predictions: Each row's prediction, by the model that was fitted without its fold.
+        folds: Each row's fold, from 0.
         classes: The classes; empty for numbers.
         coef: Coefficients fitted to all rows, in units of the activations: (1 or classes, size).
             The first row points towards the second class of two, or towards larger numbers.
@@ -173,7 +173,7 @@ def fitted(x: np.ndarray, y: np.ndarray, penalty: float, classify: bool) -> Any:
 def cross_validated(
     x: np.ndarray, y: np.ndarray, folds: np.ndarray, penalty: float, classify: bool
 ) -> np.ndarray:
-    """The prediction of each row by a model that was fitted to the other folds."""
+    """Each row's prediction by a model that was fitted to the other folds."""
     predictions = np.empty_like(y)
     for fold in np.unique(folds):
         training = folds != fold

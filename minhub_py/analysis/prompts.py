@@ -197,6 +197,6 @@ def describe(book: Codebook) -> str:
 
 
 def spoken(book: Codebook) -> Sequence[tuple[str, str]]:
-    """The examples, with the first answer of each label."""
+    """The examples, with each label's first answer."""
     answers = {label.name: label.answers[0] for label in book.labels}
     return [(text.strip(), answers[label]) for text, label in book.examples]

@@ -31,7 +31,7 @@ Content = str | dict | list | None  # type: ignore[type-arg]
 
 
 class QuestionType(TypedDict):
-    """The type of a question, which determines its form."""
+    """A question's type, which determines its form."""
 
     type: Type
 
@@ -106,7 +106,7 @@ class DecisionSettings:
     Attributes:
         labels: Labels of one token by type of question. Default: Yes and No, and A to Z.
         temperature: Temperature by type of question, which divides the scores. Default: 1.
-        noul_options: The order of the options of a noul question.
+        noul_options: The order of a noul question's options.
         sanitize_control_tokens: Whether control tokens in texts and questions are ordinary text.
         chat_template: Jinja template of the prompt, with `state` and `question`, or `questions` for
             one prompt with all questions. Default: a prompt in the model's chat template.
@@ -174,7 +174,7 @@ class Question:
     """A question with its options in the order of the prompt.
 
     descriptions: of the options, as text or JSON; None for no description.    levels: for a score,
-    the description of each level by name.
+    each level's description by name.
     """
 
     name: str
@@ -193,7 +193,7 @@ class Question:
         )
 
     def to_template(self) -> JsonObject:
-        """The variables of a decision template."""
+        """A decision template's variables."""
         return {
             "name": self.name,
             "type": self.type,
@@ -262,7 +262,7 @@ def spelled_criteria(question: object) -> object:
 
 
 def parse_questions(questions: object, settings: DecisionSettings) -> list[Question]:
-    """The questions of a request. ValueError: lists every invalid question, with a valid example."""
+    """A request's questions. ValueError: lists every invalid question, with a valid example."""
     if not isinstance(questions, Mapping) or not questions:
         raise ValueError(
             f'questions must map names to questions, such as {{"spam": {EXAMPLES["noul"]}}}, not {brief(questions)}'

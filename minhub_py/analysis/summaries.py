@@ -51,7 +51,7 @@ def summarize(
         progress: Called with the number of complete texts and the total.
 
     Returns:
-        The summary of each text; None for a missing text.
+        Each text's summary; None for a missing text.
 
     Raises:
         ValueError: The model is not an encoder-decoder; a text is empty or has more tokens than the

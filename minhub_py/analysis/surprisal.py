@@ -1,6 +1,6 @@
 """Surprisal of words: log-probability, surprisal and entropy, as used in research on reading.
 
-The words of a text are joined by `sep` and encoded as one text. A token belongs to the word of its
+A text's words are joined by `sep` and encoded as one text. A token belongs to the word of its
 last character, so that the space before a word belongs to the word. A word's log-probability is the
 sum over its tokens.
 
@@ -78,7 +78,7 @@ def word_logprobs(
         tokenizer: The model's tokenizer.
         words: The words of one or more texts. None, NaN and "" are missing words, which are
             skipped.
-        by: The text of each word, as any hashable value; texts may be interleaved. None and NaN are
+        by: Each word's text, as any hashable value; texts may be interleaved. None and NaN are
             no text. By default, all words are one text.
         word_n: Numbers that sort the words within each text. By default, words are in order.
         context: Text before the words, which is not scored: one for all texts, or one per word,
@@ -102,7 +102,7 @@ def word_logprobs(
     Returns:
         Columns of one value per word, in the order of `words`: tokens (their number), logprob
         (nats), surprisal (bits) and entropy (bits, of the distribution of the word's first token).
-        Missing words and words without a text have 0 tokens and NaN. The first word of a text is
+        Missing words and words without a text have 0 tokens and NaN. A text's first word is
         NaN if it has no context. Words that share a token or have no token are NaN, with a warning
         that counts and lists them. Further columns: renyi_ORDER (bits, of the distribution of the
         word's first token); pmi (bits: the log-probability after the context minus that after
@@ -280,7 +280,7 @@ def segment_logprobs(
     token_rows: list[list[int]] = []
     examples: list[tuple[str, str]] = []
     undefined: set[int] = set()
-    scored: list[list[int | None]] = []  # the rows of each text
+    scored: list[list[int | None]] = []  # each text's rows
     for text, ids, owners, shared in encode_parts(
         model, tokenizer, texts, sep, add_special_tokens=bos is not False
     ):

@@ -39,7 +39,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class TaskGeneration:
-    """The settings of a task, and the texts of the model's two sides.
+    """A task's settings, and the texts of the model's two sides.
 
     prefix: text before each text.    positions: maximum number of tokens of a text.
     """
@@ -61,7 +61,7 @@ class EncodedText:
 
 
 def encoder_decoder_of(model: LanguageModel, tokenizer: Tokenizer, call: str) -> LanguageModel:
-    """The model of a call. ValueError: not an encoder-decoder, or not a tokenizer."""
+    """A call's model. ValueError: not an encoder-decoder, or not a tokenizer."""
     decoder = decoder_of(model, call)
     check_tokenizer(tokenizer, "encode")
     if not decoder.encoder_decoder:
@@ -76,7 +76,7 @@ def encoder_decoder_of(model: LanguageModel, tokenizer: Tokenizer, call: str) ->
 def generation_of(
     model: LanguageModel, tokenizer: Tokenizer, task: str, arguments: Mapping[str, Any]
 ) -> TaskGeneration:
-    """The settings of a task. arguments: of the call; None selects the model's.
+    """A task's settings. arguments: of the call; None selects the model's.
 
     ValueError: the model has a setting that is out of range or not supported.
     """

@@ -137,7 +137,7 @@ class LabelledTexts:
     before: int
 
     def add(self, window: int, probs: NDArray[np.float32]) -> None:
-        """Add the probabilities (T, labels) of the tokens of a window."""
+        """Add the probabilities (T, labels) of a window's tokens."""
         number, start, first, end = self.windows[window]
         row, probs = self.tokens[number], probs[self.before :]
         for token in range(first, end):
@@ -244,7 +244,7 @@ def tag_of(label: str) -> str:
 
 
 def words_of(tokens: Sequence[LabeledToken], aggregation: Aggregation) -> list[LabeledToken]:
-    """The words of a text, with the probabilities that the aggregation selects."""
+    """A text's words, with the probabilities that the aggregation selects."""
     groups: list[list[LabeledToken]] = []
     for token in tokens:
         if groups and token.continues:

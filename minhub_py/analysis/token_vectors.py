@@ -1,6 +1,6 @@
 """One vector per token, and their comparison by late interaction (ColBERT).
 
-The similarity of a query to a document is the sum over the query's vectors of the largest dot
+A query's similarity to a document is the sum over the query's vectors of the largest dot
 product with a vector of the document (MaxSim).
 
 Source: Khattab & Zaharia (2020), "ColBERT: Efficient and Effective Passage Search via
@@ -74,7 +74,7 @@ def kept_ids(
     prompt: str,
     name: str | None,
 ) -> list[list[int]]:
-    """The token IDs of the vectors of each text; empty for a missing text. Arguments as above."""
+    """The token IDs of each text's vectors; empty for a missing text. Arguments as above."""
     inputs = token_inputs(token_model(model), tokenizer, texts, settings, prompt, name)
     return [
         [] if text is None else [text.row.ids[position] for position in text.kept.tolist()]
@@ -100,7 +100,7 @@ def token_inputs(
     prompt: str,
     name: str | None,
 ) -> list[TokenInput | None]:
-    """The input of each text; None for a missing text. Arguments as above."""
+    """Each text's input; None for a missing text. Arguments as above."""
     vectors = settings.tokens or TokenVectors()
     limit, expansion = limit_of_task(settings.max_length, vectors, name), None
     if name == "query":

@@ -92,7 +92,7 @@ def translate(
         progress: Called with the number of complete texts or parts and the total.
 
     Returns:
-        The translation of each text; None for a missing text.
+        Each text's translation; None for a missing text.
 
     Raises:
         ValueError: The model is not an encoder-decoder, or lacks a language; a text is empty, or

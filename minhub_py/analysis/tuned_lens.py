@@ -1,7 +1,7 @@
 """Tuned lens: the logit lens after a learned affine map of each layer's hidden states.
 
-The logit lens reads the states of a layer as if the later layers did nothing. The tuned lens
-predicts their contribution: with the states h of a layer,
+The logit lens reads a layer's states as if the later layers did nothing. The tuned lens
+predicts their contribution: with a layer's states h,
 
     logits = head(norm(h + A h + b)),
 
@@ -30,7 +30,7 @@ TOKENS = 256  # of a training step
 
 @dataclass(frozen=True)
 class TunedLens:
-    """The maps of the layers of a model, for `logit_lens(lens=…)`.
+    """The maps of a model's layers, for `logit_lens(lens=…)`.
 
     Attributes:
         weights: A and b of each layer, by its number.

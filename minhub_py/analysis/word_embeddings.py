@@ -34,7 +34,7 @@ States = Iterator[tuple[int, int, Tensor]]
 
 @dataclass(frozen=True)
 class WordsOfText:
-    """The words of a text, and the word of each token; -1 for a special token and white space."""
+    """A text's words, and the word of each token; -1 for a special token and white space."""
 
     words: list[str]
     owners: list[int]

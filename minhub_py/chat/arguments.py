@@ -60,7 +60,7 @@ def types_of(schema: object) -> set[str]:
 
 
 def parse_python(text: str) -> JsonObject:
-    """The keyword arguments of a Python call such as `city="Oslo", days=2`. ValueError: other code."""
+    """A Python call's keyword arguments such as `city="Oslo", days=2`. ValueError: other code."""
     try:
         source = f"f({text})"
         try:
@@ -77,7 +77,7 @@ def parse_python(text: str) -> JsonObject:
 
 
 def parse_python_value(text: str) -> object:
-    """The value of a Python literal. ValueError: another expression, or a value that is not JSON."""
+    """A Python literal's value. ValueError: another expression, or a value that is not JSON."""
     try:
         source = text.strip()
         return _python_value(ast.parse(source, mode="eval").body, source)
@@ -86,7 +86,7 @@ def parse_python_value(text: str) -> object:
 
 
 def _python_value(node: ast.expr, source: str) -> object:
-    """The value of a literal, which can contain JSON's names of constants."""
+    """A literal's value, which can contain JSON's names of constants."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[node.id]
     if isinstance(node, ast.List | ast.Tuple):

@@ -111,7 +111,7 @@ def checked(definition: object) -> JsonObject:
 
 
 def definition_of(function: Callable[..., object]) -> JsonObject:
-    """The definition of a function by its type hints and docstring.
+    """A function's definition by its type hints and docstring.
 
     Args:
         function: A function with named parameters. The docstring's first paragraph describes it,

@@ -22,7 +22,7 @@ COUNT = 0x800
 
 
 class MarkerAlphabet:
-    """The markers of a tokenizer. Characters are assigned to the tokens that `internal` finds."""
+    """A tokenizer's markers. Characters are assigned to the tokens that `internal` finds."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -49,7 +49,7 @@ class MarkerAlphabet:
         return self._pattern.sub(replacement, text)
 
     def char(self, id: int) -> str | None:
-        """The character of a token ID; None if it is not a marker."""
+        """A token ID's character; None if it is not a marker."""
         return self._chars.get(id)
 
     def id(self, char: str) -> int | None:

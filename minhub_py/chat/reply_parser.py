@@ -506,7 +506,7 @@ def partial(text: str, start: int, stop: str) -> int:
 
 
 def valid_name(name: str) -> bool:
-    """Whether text can be the name of a function."""
+    """Whether text can be a function's name."""
     name = name.strip()
     return bool(name) and "\n" not in name and not any(map(is_marker, name))
 

@@ -1,6 +1,6 @@
-"""Chat templates: render messages as the prompt of a chat model.
+"""Chat templates: render messages as a chat model's prompt.
 
-checkpoints/chat_templates.py lists the sources of a template.
+checkpoints/chat_templates.py lists a template's sources.
 
 Without a template, DialoGPT models (config.json has task_specific_params.conversational) separate
 turns by the end-of-text token. All other models continue a plain dialogue, `User: …` and
@@ -46,7 +46,7 @@ class TemplateRejectionError(ValueError):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The conversation format of a model.
+    """A model's conversation format.
 
     Attributes:
         kind: "template" (the repository's template), "dialogue" (DialoGPT's format) or "plain" (no
@@ -352,7 +352,7 @@ def to_plain_json(fields: JsonObject, title: str) -> JsonObject:
 
 
 def chat_template_of(source: Checkpoint | Path | None, tokenizer: "Tokenizer") -> ChatTemplate:
-    """Load the chat template of a model.
+    """Load a model's chat template.
 
     Args:
         source: Checkpoint, model folder or GGUF file; by default the source of the tokenizer.
@@ -373,7 +373,7 @@ def chat_template_of(source: Checkpoint | Path | None, tokenizer: "Tokenizer") -
 
 
 def read_chat_template(source: Checkpoint | Path | None, tokenizer: "Tokenizer") -> ChatTemplate:
-    """The chat template of a model, before checks of its length and without a sandbox. ValueError:
+    """A model's chat template, before checks of its length and without a sandbox. ValueError:
     a file is corrupt.
     """
     path = source.path if isinstance(source, Checkpoint) else source

@@ -331,7 +331,7 @@ class Commands:
 
 
 def count_messages(chat: Chat) -> str:
-    """The length of a conversation for messages, such as "2 messages with replies"."""
+    """A conversation's length for messages, such as "2 messages with replies"."""
     count = len(chat.turns) // 2
     return f"{count} message{'' if count == 1 else 's'} with replies"
 

@@ -79,7 +79,7 @@ class TextReader:
             yield
 
     def _value(self) -> Steps:
-        """The text of a JSON value. ValueError: it is not JSON; only brackets, strings and
+        """A JSON value's text. ValueError: it is not JSON; only brackets, strings and
         characters are checked.
         """
         yield from self._skip_spaces()

@@ -178,7 +178,7 @@ def definition(name: str) -> JsonObject:
 
 
 def detect(render: Callable[..., str], tokenizer: "Tokenizer", source: str) -> Markup:
-    """The markup of a template.
+    """A template's markup.
 
     Args:
         render: Renders messages as `ChatTemplate.render_messages`. ValueError: the template rejects

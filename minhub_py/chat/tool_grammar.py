@@ -153,7 +153,7 @@ class LazyMatcher:
 
 @dataclass
 class _Writer:
-    """Writes the rules of a grammar."""
+    """Writes a grammar's rules."""
 
     markup: Markup
     rules: list[str] = field(default_factory=list)
@@ -447,7 +447,7 @@ def tool_grammar(
 
     Raises:
         GrammarError: The grammar is too large, or `choice.schema` is unsupported.
-        ToolError: The schema of a strict tool is unsupported.
+        ToolError: A strict tool's schema is unsupported.
     """
     if choice.schema is not None:
         vocabulary.grammar(choice.schema)  # its errors do not quote the rules

@@ -1,4 +1,4 @@
-"""Calls in the format of a model, for earlier calls that the chat template does not render."""
+"""Calls in a model's format, for earlier calls that the chat template does not render."""
 
 import json
 from collections.abc import Mapping, Sequence

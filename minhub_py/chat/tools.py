@@ -66,7 +66,7 @@ def strict_names(tools: Sequence[JsonMapping]) -> frozenset[str]:
 
 
 def parse_arguments(arguments: object) -> JsonObject:
-    """The arguments of an earlier call as an object. Broken JSON is an empty object, as clients
+    """An earlier call's arguments as an object. Broken JSON is an empty object, as clients
     read it.
     """
     try:

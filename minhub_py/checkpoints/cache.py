@@ -87,7 +87,7 @@ def plan_deletion(
 
 
 def delete(plan: Deletion) -> None:
-    """Delete the files of a plan. Other revisions and models keep theirs.
+    """Delete a plan's files. Other revisions and models keep theirs.
 
     OSError: a file is in use, or belongs to another user. Files that were deleted before it stay
     deleted.
@@ -130,7 +130,7 @@ def _bytes(files: Iterable[Path]) -> int:
 
 
 def _commit(store: Path, repository: str, revision: str, commits: Iterable[str]) -> str:
-    """The cached commit of a revision. FileNotFoundError: none, or several."""
+    """A revision's cached commit. FileNotFoundError: none, or several."""
     local.check_revision(revision)
     ref = store / "refs" / revision
     name = ref.read_text(errors="replace").strip() if ref.is_file() else revision

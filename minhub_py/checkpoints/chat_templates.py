@@ -1,4 +1,4 @@
-"""The sources of chat templates by name, in a model folder or in the metadata of a GGUF file.
+"""The sources of chat templates by name, in a model folder or in a GGUF file's metadata.
 
 chat_template.jinja                       the repository's template
 additional_chat_templates/NAME.jinja      further templates; "tool_use" applies to requests with
@@ -27,7 +27,7 @@ class NamedTemplate(TypedDict):
 
 
 def folder_templates(folder: Path, settings: Mapping[str, object]) -> tuple[dict[str, str], str]:
-    """The templates of a folder, and a description of their file. settings: of
+    """A folder's templates, and a description of their file. settings: of
     tokenizer_config.json.
 
     ValueError: a file is corrupt.

@@ -102,7 +102,7 @@ def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
 
 
 def pooling_files(settings: EmbeddingSettings, size: int) -> dict[str, object]:
-    """The settings of a pooling module. size: of the hidden states."""
+    """A pooling module's settings. size: of the hidden states."""
     pooling: dict[str, object] = {
         "word_embedding_dimension": size,
         "include_prompt": settings.include_prompt,

@@ -28,7 +28,7 @@ CLOCK = 2.0  # seconds
 
 
 def model_files(path: Path) -> list[Path]:
-    """The files of a model: a GGUF file, or the weights and small files of a folder, by name."""
+    """A model's files: a GGUF file, or the weights and small files of a folder, by name."""
     from minhub_py.checkpoints.storage import Checkpoint  # imports PyTorch
 
     if path.is_file():

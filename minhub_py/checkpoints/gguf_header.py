@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, and the positions of its tensors.
+"""A GGUF file's header: its metadata, and the positions of its tensors.
 
 llama.cpp's package gguf creates an array per token, which takes seconds, and does not check counts
 and lengths. This module checks them, and limits the time and the memory that a header needs.
@@ -68,7 +68,7 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """The content of a file before its data."""
+    """A file's content before its data."""
 
     metadata: JsonObject
     tensors: dict[str, StoredTensor]
@@ -89,7 +89,7 @@ class Skipped:
 
 
 class Scanner:
-    """Reads the values of a header in order. ValueError: a value exceeds the file, or is invalid."""
+    """Reads a header's values in order. ValueError: a value exceeds the file, or is invalid."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data, self.position = data.data, 0
@@ -105,7 +105,7 @@ class Scanner:
 
     def number(self, format: str) -> Any:
         [value] = struct.unpack(f"<{format}", self.take(struct.calcsize(format)))
-        # The shortest decimal of a float32: 1e-5 instead of 0.000009999999747.
+        # A float32's shortest decimal: 1e-5 instead of 0.000009999999747.
         return float(str(np.float32(value))) if format == "f" else value
 
     def check_count(self, count: int, items: str, min_size: int, maximum: int = 2**64) -> int:
@@ -178,7 +178,7 @@ class Scanner:
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a file. The result is shared with other users of the same file.
+    """Read a file's header. The result is shared with other users of the same file.
 
     ValueError: the file is corrupt or not supported. OSError: the file cannot be read.
     """
@@ -274,5 +274,5 @@ def package() -> ModuleType:
 
 
 def memory_map(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file, mapped copy-on-write: torch requires writable memory."""
+    """A file's bytes, mapped copy-on-write: torch requires writable memory."""
     return np.asarray(np.memmap(path, np.uint8, "c"))

@@ -1,4 +1,4 @@
-"""The files of a checkpoint in Hub layout: names, shards, and missing files. Opens no tensor."""
+"""A checkpoint's files in Hub layout: names, shards, and missing files. Opens no tensor."""
 
 import re
 from collections.abc import Callable, Collection
@@ -81,7 +81,7 @@ GGUF = re.compile(r"\w[\w.-]{0,240}(/\w[\w.-]{0,240}){0,4}(?<=\.gguf)", re.ASCII
 
 
 class Index(TypedDict):
-    """An index of shards: the file of each tensor."""
+    """An index of shards: each tensor's file."""
 
     weight_map: dict[str, str]
 
@@ -106,7 +106,7 @@ def shard_names(index: Path, title: str) -> list[str]:
 def weight_names(
     present: Collection[str], owner: str, obtain: Callable[[str], Path], hint: str = ""
 ) -> list[str]:
-    """The weight files of the preferred format in `present`. obtain: returns the path of an index.
+    """The weight files of the preferred format in `present`. obtain: returns an index's path.
 
     FileNotFoundError: there are no weights (the message ends with `hint`), or a shard is missing.
     """

@@ -43,7 +43,7 @@ class CachedModel:
 
 
 def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path | None:
-    """The folder of a built-in, a local folder or a GGUF file; None for an identifier on the Hub.
+    """A built-in's folder, a local folder or a GGUF file; None for an identifier on the Hub.
 
     Only repositories have revisions: others are ignored with a warning.
 
@@ -76,7 +76,7 @@ def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path |
 
 
 def builtin(name: str) -> Path:
-    """The folder of a built-in. FileNotFoundError: unknown name; the message lists the built-ins."""
+    """A built-in's folder. FileNotFoundError: unknown name; the message lists the built-ins."""
     built_in = {
         f"minhub/{path.parent.name}": path.parent for path in sorted(BUILTIN.glob("*/config.json"))
     }
@@ -179,7 +179,7 @@ def did_you_mean(name: str) -> str:
 
 
 def store_of(repository: str) -> Path:
-    """The folder of a repository in the cache."""
+    """A repository's folder in the cache."""
     return (
         Path(client().constants.HF_HUB_CACHE).expanduser()
         / f"models--{repository.replace('/', '--')}"
@@ -206,7 +206,7 @@ def commit_of(path: Path) -> str | None:
 def cached(
     identifier: str, revision: str = "main", weights: bool = True, files: Sequence[str] = ()
 ) -> Path:
-    """The cached folder of a revision, or the GGUF file.
+    """A revision's cached folder, or the GGUF file.
 
     files: the required files, if the repository does not contain a model.
 

@@ -119,7 +119,7 @@ def check_calls(file: IO[bytes]) -> None:
             instruction.name == "GLOBAL" and not ALLOWED_NAMES.fullmatch(str(argument))
         ):
             raise pickle.UnpicklingError(f"{instruction.name} {argument}")
-        # torch.save writes 30 instructions for a tensor, and 10 for the version of a module.
+        # torch.save writes 30 instructions for a tensor, and 10 for a module's version.
         if count > 10_000 + 1_000 * storages:
             raise pickle.UnpicklingError(f"{count:,} instructions, and {storages:,} tensors")
 

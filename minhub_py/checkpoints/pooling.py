@@ -1,4 +1,4 @@
-"""The embedding of a text from its hidden states, by the settings of a repository."""
+"""The embedding of a text from its hidden states, by a repository's settings."""
 
 import torch
 import torch.nn.functional as F

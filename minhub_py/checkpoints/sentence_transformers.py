@@ -101,14 +101,14 @@ class TokenizerLength(TypedDict, total=False):
 
 
 class PoolingSettings(TypedDict, total=False):
-    """The settings of a pooling module. Old releases write a bool for each name of OLD_POOLINGS."""
+    """A pooling module's settings. Old releases write a bool for each name of OLD_POOLINGS."""
 
     pooling_mode: str | list[str]
     include_prompt: bool
 
 
 class DenseSettings(TypedDict, total=False):
-    """The settings of a dense layer."""
+    """A dense layer's settings."""
 
     activation_function: str
     use_residual: bool
@@ -117,7 +117,7 @@ class DenseSettings(TypedDict, total=False):
 
 
 class NormalizeSettings(TypedDict, total=False):
-    """The settings of a normalization."""
+    """A normalization's settings."""
 
     module_input_name: str
 
@@ -182,7 +182,7 @@ class EmbeddingSettings:
 
 
 def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
-    """The settings of a folder; None without modules.json.
+    """A folder's settings; None without modules.json.
 
     ValueError: a file is corrupt, or a module is not supported; the message names it.
     """
@@ -277,7 +277,7 @@ def check_level(path: Path, name: str | None, level: str) -> None:
 
 
 def prompts_of(settings: SentenceTransformersSettings, per_token: bool) -> dict[str, str]:
-    """The prompts of a repository, after PyLate's prefixes. With vectors per token, there always are
+    """A repository's prompts, after PyLate's prefixes. With vectors per token, there always are
     queries and documents.
     """
     prompts = {"query": "", "document": ""} if per_token else {}
@@ -362,7 +362,7 @@ def read_layer_norm(folder: Path) -> LayerNorm:
 
 
 def read_layer(folder: Path, *names: str) -> Mapping[str, Tensor]:
-    """The weights of a module. FileNotFoundError, ValueError: they are missing."""
+    """A module's weights. FileNotFoundError, ValueError: they are missing."""
     path = next((folder / file for file in DENSE_WEIGHTS if (folder / file).exists()), None)
     if path is None:
         raise FileNotFoundError(

@@ -93,7 +93,7 @@ def fetch_json(url: str, params: Mapping[str, str], token: Token) -> bytes:
 
 
 def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> None:
-    """Append the missing bytes of a file at `url` to `partial`. Bytes beyond `size` are not read.
+    """Append a file's missing bytes at `url` to `partial`. Bytes beyond `size` are not read.
 
     Resumes after a response that does not end the file, except after three in succession with less
     than MIN_RATE.
@@ -142,7 +142,7 @@ def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> 
 
 
 def read_chunks(response: "httpx2.Response") -> Iterator[bytes]:
-    """The body of a response as sent. ConnectionError: it arrives at less than MIN_RATE."""
+    """A response's body as sent. ConnectionError: it arrives at less than MIN_RATE."""
     start, count = time.monotonic(), 0
     for chunk in response.iter_raw():
         yield chunk

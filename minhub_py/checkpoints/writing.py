@@ -150,7 +150,7 @@ def write_safetensors(
     all of them.
 
     planned: shapes and dtypes of the file.    tensors: source of the data.    progress: called with
-    the bytes of each tensor.    metadata: further texts in the header.
+    each tensor's bytes.    metadata: further texts in the header.
     """
     dtype_names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt", "layout": layout, **metadata}}

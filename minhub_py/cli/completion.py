@@ -12,7 +12,7 @@ from minhub_py.models.registry import ARCHITECTURES
 
 
 class ModelArgument(click.ParamType):  # type: ignore[type-arg]
-    """The identifier of a model. local: if False, completes repositories only, no built-in models
+    """A model's identifier. local: if False, completes repositories only, no built-in models
     or folders.
     """
 

@@ -173,7 +173,7 @@ def parse_labels(labels: str | None) -> list[str] | None:
 
 
 def head_of(model: str, revision: str) -> dict[str, object]:
-    """The settings of a job for a checkpoint's own labels. ValueError: it has no sequence
+    """A job's settings for a checkpoint's own labels. ValueError: it has no sequence
     classification head.
     """
     from minhub_py.analysis.classify import check_classifier

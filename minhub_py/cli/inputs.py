@@ -115,7 +115,7 @@ def is_file(text: str) -> bool:
 
 
 def require_files(arguments: Sequence[str], option: str) -> None:
-    """UsageError: the arguments of an option for the rows of files are missing, or are not names of
+    """UsageError: an option's arguments for the rows of files are missing, or are not names of
     files.
     """
     if not arguments:

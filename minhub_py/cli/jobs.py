@@ -209,7 +209,7 @@ def replay(manifest: Path, rows: int | None, as_json: bool) -> None:
 def computed_rows(job_of: "Callable[[Path], Job]", hidden: str) -> list[dict[str, object]]:
     """Run a job and return its rows, without the column `hidden`.
 
-    job_of: the job of an output file.
+    job_of: an output file's job.
     """
     from minhub_py.system.formats import read_jsonl
 
@@ -263,7 +263,7 @@ def run_with_progress(
 
 
 def note_interrupted(completed: int, total: int, folder: Path) -> None:
-    """Print the state of an interrupted job."""
+    """Print an interrupted job's state."""
     note(
         f"{completed:,} of {total:,} rows are complete, in {folder}. To continue, run the same"
         " command again."

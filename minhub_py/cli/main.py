@@ -50,7 +50,7 @@ def main() -> None:
 
       minhub generate minhub/shakespeare-gpt2 "ROMEO:"
 
-    Run `minhub COMMAND --help` for the options of a command.
+    Run `minhub COMMAND --help` for a command's options.
     """
     limit_spinning()
 

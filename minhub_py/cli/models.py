@@ -167,7 +167,7 @@ def delete(repo: str, revision: str | None, yes: bool, as_json: bool) -> None:
 @click.option("--tensors", is_flag=True, help="List the tensors of all layers instead of one.")
 @json_option
 def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
-    """Show the settings, sizes and tensors of MODEL, or of the folder of an adapter.
+    """Show the settings, sizes and tensors of MODEL, or of an adapter's folder.
 
     No weights are downloaded or read. Published sizes such as gpt2-xl need no network.
     """
@@ -419,7 +419,7 @@ def convert(
 @revision_option
 @json_option
 def verify(model: str, revision: str, as_json: bool) -> None:
-    """Check the files, tensors and values of MODEL, or of the folder of an adapter.
+    """Check the files, tensors and values of MODEL, or of an adapter's folder.
 
     Compares file sizes and SHA-256 hashes with those on the Hub, and every tensor with the weight
     table and the config. All values must be finite. The exit status is 1 if there is a problem.

@@ -86,7 +86,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
 
 def name_of(identifier: str) -> str:
-    """The display name of a model: a repository's name, a GGUF file's stem, or the last part of a
+    """A model's display name: a repository's name, a GGUF file's stem, or the last part of a
     local path.
     """
     path = Path(identifier)

@@ -120,7 +120,7 @@ def words(
     word.
 
     With --by, each row contains one word, in the column `word` unless --column is set, and gets the
-    last four of these columns. The words of a text must be adjacent and in order; a text ends at
+    last four of these columns. A text's words must be adjacent and in order; a text ends at
     the end of its file. A row without a value in a --by column belongs to no text. A row without a
     word is skipped. The measures of such rows are missing values.
 

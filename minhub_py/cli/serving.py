@@ -312,7 +312,7 @@ def check_aliases(aliases: Mapping[str, str], names: Sequence[str]) -> None:
 
 
 def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str]:
-    """The path of each adapter by its name. UsageError: a text is not NAME=PATH, or a name is not
+    """Each adapter's path by its name. UsageError: a text is not NAME=PATH, or a name is not
     unique.
     """
     if texts and len(models) != 1:

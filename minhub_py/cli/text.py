@@ -215,7 +215,7 @@ def searched(
     drafts: object,
     options: dict[str, Any],
 ) -> "list[Hypothesis] | None":
-    """The sequences of a beam search, in descending order of their scores; None without --beams.
+    """A beam search's sequences, in descending order of their scores; None without --beams.
 
     Removes its options.
     """

@@ -10,7 +10,7 @@ positions, router) is replicated. KV heads that are fewer than the ranks are rep
 Sources: Shoeybi et al. (2019), "Megatron-LM", section 3; Pope et al. (2022), "Efficiently Scaling
 Transformer Inference", for KV heads.
 
-Notation: as in the model files; H', V' and so on are the share of a rank.
+Notation: as in the model files; H', V' and so on are a rank's share.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,7 +136,7 @@ class ShardingPlan:
             child: module for module in model.modules() for child in module.children()
         }
         self.cached: Iterator[LayerCache] = iter(model.cache_layout())
-        self.heads = 0  # in the current value h; 0: the channels of an MLP
+        self.heads = 0  # in the current value h; 0: an MLP's channels
         listed = [
             *(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()),
             *model.steps(),
@@ -155,7 +155,7 @@ class ShardingPlan:
             )
 
     def divide(self, step: Step, consumer: Step | None) -> None:  # noqa: PLR0915  # one case per operation
-        """Divide the weights of a step. consumer: the step that reads its result."""
+        """Divide a step's weights. consumer: the step that reads its result."""
         match step:
             case steps.Embed():
                 rows = self.segment(len(step.tokens.weight))
@@ -360,14 +360,14 @@ class ShardingPlan:
             self.slices[id(parameter)] = dim, [part for part in ranges if part] or [range(0)]
 
     def sum_outputs(self, module: object, bias: Tensor | None) -> None:
-        """Add the outputs of a module over the ranks; its bias is added on rank 0."""
+        """Add a module's outputs over the ranks; its bias is added on rank 0."""
         assert isinstance(module, nn.Module)
         module.register_forward_hook(lambda module, args, output: self.group.sum(output))
         if bias is not None and self.group.rank > 0:
             self.biases.add(id(bias))
 
     def replace(self, module: object, kind: type[nn.Module], **attributes: object) -> None:
-        """Change the class of a module; its parameters stay."""
+        """Change a module's class; its parameters stay."""
         assert isinstance(module, nn.Module)
         module.__class__ = kind
         for name, value in {"group": self.group, **attributes}.items():

@@ -104,7 +104,7 @@ def companions_of(folder: Path, adapter: Path | None = None) -> dict[str, bytes]
 
     A character vocabulary, or the tokenizer of a GGUF file (`folder`), is converted to
     tokenizer.json.
-    adapter: the folder of a merged adapter. Its tokenizer, which may have added tokens, has
+    adapter: a merged adapter's folder. Its tokenizer, which may have added tokens, has
     precedence.
     """
     if adapter is not None and (adapter / "tokenizer.json").exists():

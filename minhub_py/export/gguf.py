@@ -150,7 +150,7 @@ def write_gguf(
 
 
 class HubNames:
-    """The settings of a config by their names in config.json, then by the names of its attributes."""
+    """A config's settings by their names in config.json, then by the names of its attributes."""
 
     def __init__(self, config: Any) -> None:
         self._config, self._settings = config, config.effective
@@ -430,7 +430,7 @@ def frequency_factors(config: Any) -> dict[str, Tensor]:
 
 
 def type_of(name: str, tensor: Tensor, type: str) -> str:
-    """The type of a tensor in a file of this type."""
+    """A tensor's type in a file of this type."""
     if name.endswith(PACKED):
         return "MXFP4"
     if (
@@ -447,7 +447,7 @@ def type_of(name: str, tensor: Tensor, type: str) -> str:
 
 
 def quantized(tensor: Tensor, type: str) -> "NDArray[np.float32] | NDArray[np.uint8]":
-    """The rows of a tensor in a type of the file."""
+    """A tensor's rows in a type of the file."""
     gguf = package()
     if type == "MXFP4":  # as stored
         return tensor.contiguous().numpy()

@@ -1,8 +1,8 @@
-"""The tokenizer of a GGUF file to write: the opposite direction of
+"""A GGUF file's tokenizer to write: the opposite direction of
 checkpoints/tokenizers/gguf_tokenizer.py.
 
 A byte-level BPE is written with the name of its word pattern, a SentencePiece model with pieces,
-scores and types, and Gemma 4's BPE of characters with its merges. The tokenizer of a GGUF file is
+scores and types, and Gemma 4's BPE of characters with its merges. A GGUF file's tokenizer is
 copied. A folder without a tokenizer is written without a vocabulary.
 """
 
@@ -60,7 +60,7 @@ PROBE = (
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer to write; None without a tokenizer, and for the copied keys of a GGUF file."""
+    """The tokenizer to write; None without a tokenizer, and for a GGUF file's copied keys."""
     folder = checkpoint.path
     names = (
         "tokenizer.model",
@@ -106,7 +106,7 @@ def tokenizer_pairs(
 
 
 def check_tokenizer(path: Path, tokenizer: Tokenizer, folder: Path) -> None:
-    """ValueError: the tokenizer of a written file, or its chat templates, differ from the folder's."""
+    """ValueError: a written file's tokenizer, or its chat templates, differ from the folder's."""
     written, metadata = read_gguf(path), read_header(path).metadata
     special = [
         token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
@@ -134,7 +134,7 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def templates_of(folder: Path) -> dict[str, str]:
-    """The chat templates of a folder by name."""
+    """A folder's chat templates by name."""
     return folder_templates(
         folder, read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
     )[0]
@@ -214,7 +214,7 @@ def bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, object]:
 
 
 def vocabulary_pairs(tokenizer: Tokenizer, vocab_size: int) -> JsonObject:
-    """The tokens of a BPE, their types, and merges."""
+    """A BPE's tokens, their types, and merges."""
     saved = json.loads(tokenizer.to_str())
     tokens = {id: token for token, id in tokenizer.get_vocab().items()}
     kinds = {

@@ -29,7 +29,7 @@ FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
 def type_in_mix(name: str, mix: str, layers: int, tied: bool) -> str:
-    """The type of a matrix by its name in the file."""
+    """A matrix's type by its name in the file."""
     base, head, precise, fused = MIXES[mix]
     if name == "output.weight" or (tied and name == "token_embd.weight"):
         return head

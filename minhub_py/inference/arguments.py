@@ -49,7 +49,7 @@ def model_of(model: object, call: str) -> Any:
 
 
 def type_name(value: object) -> str:
-    """The type of a wrong argument, for messages."""
+    """A wrong argument's type, for messages."""
     return "None" if value is None else type(value).__name__
 
 

@@ -437,7 +437,7 @@ class Batch:
         return len(ids)
 
     def _begin(self, row: BatchRow) -> int:
-        """Encode the prompt of an encoder-decoder, and copy the longest common prefix. Returns its
+        """Encode an encoder-decoder's prompt, and copy the longest common prefix. Returns its
         number of tokens.
         """
         if row.encoder_ids:
@@ -503,7 +503,7 @@ class Batch:
         return min(remaining, context_start(length, self.context) + self.context - length)
 
     def _continue(self, rows: list[BatchRow], logits: Tensor) -> list[Event]:
-        """Choose the next token of each row, and continue while it equals the next draft token.
+        """Choose each row's next token, and continue while it equals the next draft token.
 
         Each token is chosen from the logits after the accepted tokens, so that drafts do not change
         the output.
@@ -545,7 +545,7 @@ class Batch:
         return events
 
     def _search(self, rows: list[BatchRow], logits: Tensor) -> list[Event]:
-        """Extend the beams of a sequence, in their order, by logits (n, V)."""
+        """Extend a sequence's beams, in their order, by logits (n, V)."""
         first, beams = rows[0], rows[0].beams
         assert beams is not None
         begins = not first.forked
@@ -599,7 +599,7 @@ class Batch:
         ]
 
     def _leave(self, row: BatchRow) -> None:
-        """Free the slot of a row. The last row moves to this slot."""
+        """Free a row's slot. The last row moves to this slot."""
         if self.prefixes.size and row.stop_reason != "error" and not row.forked:
             self.sharing.store(row)
         self.cache.leave(row.slot)

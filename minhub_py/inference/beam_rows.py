@@ -14,7 +14,7 @@ from minhub_py.models.cache import Cache
 def searches_of(
     rows: Sequence[BatchRow], starts: Sequence[int]
 ) -> Iterator[tuple[list[BatchRow], list[int]]]:
-    """The rows of each search in the order of their beams, and their indices of logits, `starts`."""
+    """Each search's rows in the order of their beams, and their indices of logits, `starts`."""
     searches: dict[int, list[tuple[BatchRow, int]]] = {}
     for row, start in zip(rows, starts, strict=False):
         if row.beams is not None:
@@ -25,7 +25,7 @@ def searches_of(
 
 
 def extend_beams(rows: Sequence[BatchRow], logits: Tensor, cache: Cache) -> list[BatchRow]:
-    """Extend the beams of a sequence by logits (n, V). Returns the rows that are new.
+    """Extend a sequence's beams by logits (n, V). Returns the rows that are new.
 
     The first step has one row; the others then share its positions of the cache. At the end of the
     search, the rows get their `stop_reason`.

@@ -101,7 +101,7 @@ class Beams:
     def advance(self, logits: Tensor, texts: Sequence[list[int]]) -> list[Candidate]:
         """The next beams; none if the search is complete.
 
-        logits: (K, V), or (1, V) in the first step.    texts: the tokens of each beam.
+        logits: (K, V), or (1, V) in the first step.    texts: each beam's tokens.
         ValueError: logits that are NaN or infinite, or limits that allow no token.
         """
         count = self.settings.beams

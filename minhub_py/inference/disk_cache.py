@@ -189,7 +189,7 @@ class DiskCache:
         return None
 
     def _matches(self, ids: list[int], known: int) -> list[list[Path]]:
-        """The files of each prefix on disk with more than `known` tokens, the longest prefix first."""
+        """Each prefix's files on disk with more than `known` tokens, the longest prefix first."""
         try:
             names = set(os.listdir(self.folder))
         except OSError:
@@ -378,7 +378,7 @@ def packed(ids: Sequence[int]) -> bytes:
 
 
 def end_of(path: Path) -> int:
-    """The END in the name of a file."""
+    """The END in a file's name."""
     return int(path.name.split("-")[1])
 
 
@@ -413,7 +413,7 @@ def read(path: Path, size: int) -> bytearray | None:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor on a CPU."""
+    """A tensor's bytes on a CPU."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -456,7 +456,7 @@ def key_of(model: LanguageModel, kernels: str, cache: Cache) -> str:
 
 
 def settings_of(module: nn.Module) -> list[str]:
-    """The quantization of a module, the dtype of its unpacked weight, and the rounding of its
+    """A module's quantization, the dtype of its unpacked weight, and the rounding of its
     activations.
     """
     return [str(getattr(module, name, "")) for name in ("kind", "dtype", "rounds_activations")]

@@ -34,14 +34,14 @@ class EncoderRunner(Protocol):
         """The hidden states of the last layer (tokens, C), float32 on the CPU, for the tokens of
         all texts in order.
 
-        texts: token IDs, at least one per text.    types: the token types of each text; default: 0.
+        texts: token IDs, at least one per text.    types: each text's token types; default: 0.
         ValueError: a text has more tokens than the model has positions, or an invalid token ID or
         type.
         """
 
 
 class NativeEncoder(NativeRunner):
-    """The steps of an encoder in C. Results are bitwise identical to single texts."""
+    """An encoder's steps in C. Results are bitwise identical to single texts."""
 
     def __init__(self, model: Encoder) -> None:
         """UnsupportedError: the reason why only `forward` can compute."""
@@ -206,7 +206,7 @@ def check_texts(
 
 
 def encoder_runner(model: Encoder) -> EncoderRunner:
-    """The runner of an encoder: its steps in C if possible, otherwise its `forward`."""
+    """An encoder's runner: its steps in C if possible, otherwise its `forward`."""
     try:
         return NativeEncoder(model)
     except UnsupportedError:
@@ -219,7 +219,7 @@ _idle: WeakKeyDictionary[Encoder, NativeEncoder] = WeakKeyDictionary()
 
 @contextmanager
 def borrowed_runner(model: Encoder) -> Iterator[EncoderRunner]:
-    """The runner of an encoder, which the next call uses again if the model is unchanged.
+    """An encoder's runner, which the next call uses again if the model is unchanged.
 
     A runner serves one call at a time: concurrent calls get separate runners.
     """

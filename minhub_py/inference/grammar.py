@@ -55,7 +55,7 @@ class GrammarError(ValueError):
 
 
 class AnyMatcher(Protocol):
-    """The state of a grammar in one sequence, which may apply to parts of it only."""
+    """A grammar's state in one sequence, which may apply to parts of it only."""
 
     @property
     def restricts(self) -> bool:
@@ -69,7 +69,7 @@ class AnyMatcher(Protocol):
 
 
 class AnyGrammar(Protocol):
-    """Creates the state of a sequence."""
+    """Creates a sequence's state."""
 
     def matcher(self, prefix: Iterable[int] = ()) -> AnyMatcher:
         """The state of a new sequence, after the token IDs of `prefix`."""
@@ -120,7 +120,7 @@ def _escape_in_regex(match: "re.Match[str]") -> str:
 
 
 class Matcher:
-    """The state of a grammar in one sequence. Methods raise GrammarError if the sequence becomes
+    """A grammar's state in one sequence. Methods raise GrammarError if the sequence becomes
     too complex.
     """
 

@@ -194,7 +194,7 @@ def children(schema: JsonMapping) -> Iterator[Any]:
 
 
 def target(root: object, reference: str) -> Any:
-    """The target of a local reference such as `#/$defs/A`; None if there is none."""
+    """A local reference's target such as `#/$defs/A`; None if there is none."""
     if not reference.startswith("#"):
         return None
     for escaped in filter(None, reference[1:].split("/")):
@@ -222,7 +222,7 @@ def closed(schema: Mapping[str, object]) -> dict[str, object]:
 
 
 class _Closing:
-    """Closes the objects of a schema in place.
+    """Closes a schema's objects in place.
 
     Several schemas can apply to one object (`allOf`, `anyOf`, `oneOf`, `$ref`). The object has the
     properties of all of them, so that only their combination is closed. Its references are replaced
@@ -264,7 +264,7 @@ class _Closing:
         return result
 
     def names(self, schema: object) -> list[str] | None:
-        """The properties of an object in all schemas that apply to it; None if it is not to be
+        """An object's properties in all schemas that apply to it; None if it is not to be
         closed.
         """
         parts = self.combined(schema)

@@ -121,7 +121,7 @@ def parse_logit_bias(pairs: Sequence[str]) -> dict[int, float]:
 
 
 def stop_strings(value: str | Sequence[str]) -> tuple[str, ...]:
-    """The stop strings of an argument: one string, or several.
+    """An argument's stop strings: one string, or several.
 
     Raises:
         ValueError: a wrong type, an empty string, or strings beyond MAX_STOPS and MAX_STOP_LENGTH.

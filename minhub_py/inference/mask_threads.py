@@ -24,7 +24,7 @@ class MaskThreads:
         self._numbers, self._lock = count(), Lock()
 
     def submit(self, matcher: "ThreadedMatcher") -> None:
-        """Queue the mask of a sequence."""
+        """Queue a sequence's mask."""
         with self._lock:
             heappush(self._waiting, (matcher.seconds, next(self._numbers), matcher))
         self._pool.submit(self._compute)

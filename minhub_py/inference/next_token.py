@@ -37,7 +37,7 @@ class NextToken(NamedTuple):
 
 
 def choose_tokens(rows: Sequence[SamplingState], logits: Tensor) -> list[NextToken | ValueError]:
-    """The next token of each row from logits (R, V), or the error that ends the row."""
+    """Each row's next token from logits (R, V), or the error that ends the row."""
     results: dict[int, int | ValueError] = {}
     with one_thread(logits):
         masked = logits

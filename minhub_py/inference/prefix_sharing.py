@@ -103,7 +103,7 @@ class PrefixSharing:
         )
 
     def store(self, row: BatchRow) -> None:
-        """Add the tokens of a finished row to the prefix cache."""
+        """Add a finished row's tokens to the prefix cache."""
         ids = row.text[: self.cache.lengths[row.slot]]
         if not ids or row.encoder_ids or context_start(len(row.text), self.context) > 0:
             return

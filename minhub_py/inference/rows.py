@@ -1,4 +1,4 @@
-"""The rows of a batch: sequences in progress, and the part of a long sequence that is attended."""
+"""A batch's rows: sequences in progress, and the part of a long sequence that is attended."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field

@@ -179,7 +179,7 @@ class DraftSequence(Drafter):
 
 
 class PredictionHead(DraftSource):
-    """The head of a model for multi-token prediction."""
+    """A model's head for multi-token prediction."""
 
     MOST = 3
 

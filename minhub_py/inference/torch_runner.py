@@ -35,7 +35,7 @@ class Runner(Protocol):
         """
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
-        """Run the encoder of an encoder-decoder and fill the encoder cache of a row, before its
+        """Run the encoder of an encoder-decoder and fill a row's encoder cache, before its
         first `forward`.
         """
 

@@ -20,7 +20,7 @@ from minhub_py.models.skeleton import skeleton
 
 
 def is_of_this_package(model: nn.Module) -> bool:
-    """Whether the class of a model belongs to this package. A subclass in another package does not."""
+    """Whether a model's class belongs to this package. A subclass in another package does not."""
     return type(model).__module__.startswith("minhub_py.") and hasattr(model, "steps")
 
 
@@ -86,7 +86,7 @@ def shapes(module: nn.Module) -> dict[str, torch.Size | None]:
 
 
 def settings(module: nn.Module) -> dict[str, object]:
-    """The public attributes of a module."""
+    """A module's public attributes."""
     return {
         name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"
     }

@@ -4,7 +4,7 @@ as columns.
     formats        reading and writing of each file format, in batches of rows
     sources        input files: expansion of patterns, validation, texts and group keys
     tasks          operations on texts: score, generate, words, embed
-    chunks         durable storage of the results of each chunk
+    chunks         durable storage of each chunk's results
     executors      computation in this process or in several processes
     ray_executor   computation on a Ray cluster
     job            planning, resuming, writing the output

@@ -1,4 +1,4 @@
-"""The arguments of a job."""
+"""A job's arguments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from minhub_py.system.json_text import JsonMapping
 
 @dataclass(frozen=True)
 class Job:
-    """The arguments of a job.
+    """A job's arguments.
 
     out: a file, or a folder that receives one file per input.
     column: the column of the texts.

@@ -115,7 +115,7 @@ class Parts:
         return record
 
     def contents(self, outputs: Sequence[Path]) -> dict[Path, Path]:
-        """The joined file of each output, before `finish`."""
+        """Each output's joined file, before `finish`."""
         return {
             path: self.joined if path == self.out else self.joined_files / path.name
             for path in outputs

@@ -182,7 +182,7 @@ def supports_npy(task: Task) -> bool:
 
 
 def output_format_of(path: Path, task: Task) -> str | None:
-    """The format of an output file."""
+    """An output file's format."""
     if path.suffix.lower() == ".npy" and supports_npy(task):
         return "npy"
     return format_of(path)
@@ -205,7 +205,7 @@ def check_outputs(job: Job, outputs: Sequence[Path]) -> None:
 
 
 def check_manifest(manifest: Path, paths: Sequence[Path]) -> None:
-    """Check the name of a manifest. click.UsageError: it names another file of the job, or a
+    """Check a manifest's name. click.UsageError: it names another file of the job, or a
     missing folder.
     """
     if manifest.suffix != ".json":
@@ -455,7 +455,7 @@ def vector_width(column: Column, job: Job, parts: Parts, count: int) -> int:
 def open_writers(
     job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Column]
 ) -> Iterator[tuple[Sequence[Source], TextWriter | ParquetWriter | NpyWriter]]:
-    """The inputs of each output file, with its writer."""
+    """Each output file's inputs, with its writer."""
     for path in (parts.joined, parts.joined_files):
         if path.exists():
             remove(path)

@@ -1,4 +1,4 @@
-"""The manifest of a job: one file that states the job's arguments, files, software and machine.
+"""A job's manifest: one file that states the job's arguments, files, software and machine.
 
 A manifest is an in-toto Statement v1 in JSON, whose predicate follows SLSA provenance v1:
 
@@ -71,7 +71,7 @@ Threads = Annotated[int, Within(1, 2**16)]
 
 
 class Digest(TypedDict):
-    """The digest of a resource."""
+    """A resource's digest."""
 
     sha256: str
 
@@ -98,7 +98,7 @@ class ManifestLoading(TypedDict, total=False):
 
 
 class RequiredArguments(TypedDict):
-    """The arguments of a job in all versions."""
+    """A job's arguments in all versions."""
 
     task: str
     model: str
@@ -112,7 +112,7 @@ class RequiredArguments(TypedDict):
 
 
 class Arguments(RequiredArguments, total=False):
-    """The arguments of a job."""
+    """A job's arguments."""
 
     na: list[str]
 
@@ -245,9 +245,9 @@ def write_manifest(
     computed: Sequence[Mapping[str, object]],
     started: datetime,
 ) -> None:
-    """Write the manifest of a job.
+    """Write a job's manifest.
 
-    outputs: the file with the content of each output.    computed: the different results of
+    outputs: the file with each output's content.    computed: the different results of
     `computation`.
     """
     folder = path.absolute().parent
@@ -356,7 +356,7 @@ def relative(path: Path, folder: Path) -> str:
 
 
 def relative_model(model: str, folder: Path) -> str:
-    """The identifier of a model. A local path is relative to the folder and begins with a dot."""
+    """A model's identifier. A local path is relative to the folder and begins with a dot."""
     if not Path(model).exists():
         return model
     path = relative(Path(model), folder)

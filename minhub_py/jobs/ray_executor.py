@@ -58,7 +58,7 @@ def run_on_ray(
             {"number": pa.int64(), "first_row": pa.int64(), "texts": strings, "extras": strings}
         )
         blocks = [ray.put(pa.Table.from_pylist([vars(chunk)], schema)) for chunk in chunks]
-        # num_cpus=1 regardless of the threads, so that the actors of a failed node fit on the
+        # num_cpus=1 regardless of the threads, so that a failed node's actors fit on the
         # remaining nodes.
         results = ray.data.from_arrow_refs(blocks).map_batches(
             Actor,

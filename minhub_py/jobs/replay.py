@@ -158,7 +158,7 @@ def replay(
         progress: Called with the number of computed rows and the total.
 
     Returns:
-        The comparison of each repetition. `str()` describes it.
+        Each repetition's comparison. `str()` describes it.
 
     Raises:
         ValueError: The manifest is corrupt, or the model or an input file has changed.
@@ -210,7 +210,7 @@ def replay(
 
 
 def job_of(definition: Definition, folder: Path) -> Job:
-    """The job of a manifest in a folder."""
+    """A manifest's job in a folder."""
     parameters = definition["externalParameters"]
     model, loading = (
         parameters["model"],
@@ -371,7 +371,7 @@ def stored_rows(
 
 
 def stored_value(row: Mapping[str, object], column: Column) -> str | bytes | None:
-    """A result of a row of a table: the text of a cell, the bytes of a vector, or None."""
+    """A result of a row of a table: a cell's text, the bytes of a vector, or None."""
     if column.type != "vector":
         return format_cell(row.get(column.name))
     vector = row.get(column.name)

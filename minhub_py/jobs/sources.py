@@ -109,7 +109,7 @@ def scan(
 def read_texts(
     path: Path, column: str, option: str = "column", na: Sequence[str] = NA
 ) -> Iterator[str | None]:
-    """Read the texts of a column; None for missing values and empty texts.
+    """Read a column's texts; None for missing values and empty texts.
 
     option: the option that names the column, for messages.    na: see `read_batches`.
     """

@@ -1,6 +1,6 @@
-"""Operations on the texts of a table. `TASKS` has one entry per operation.
+"""Operations on a table's texts. `TASKS` has one entry per operation.
 
-A task receives the texts of a chunk and returns the results of each text: one row or, for words,
+A task receives the texts of a chunk and returns each text's results: one row or, for words,
 several rows. Rows without a text, or without a value in the task's additional column, are not
 passed to the task; all their results are missing.
 """
@@ -101,7 +101,7 @@ def measures(tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[floa
 def score(
     model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText]
 ) -> list[Results]:
-    """The measures of each text. They are missing for a text of one token, which has no predicted
+    """Each text's measures. They are missing for a text of one token, which has no predicted
     token.
     """
     from minhub_py.inference.generate import score as log_probabilities
@@ -153,11 +153,11 @@ def generate(
     draft: str | None = None,
     **settings: Any,
 ) -> list[Results]:
-    """The continuation of each text. Row n has the seed `seed` + n, so its result does not depend
+    """Each text's continuation. Row n has the seed `seed` + n, so its result does not depend
     on the chunk.
 
     settings: of `generate`. By default, the model's own.
-    draft: the identifier of a draft model, or "mtp" for the model's head for multi-token
+    draft: a draft model's identifier, or "mtp" for the model's head for multi-token
     prediction.
     """
     from minhub_py.chat.defaults import completion_settings
@@ -205,7 +205,7 @@ def translate(
     target: str | None,
     **settings: object,
 ) -> list[Results]:
-    """The translation of each text."""
+    """Each text's translation."""
     from minhub_py.analysis.translation import divided_warning, translations
 
     translated = translations(
@@ -223,7 +223,7 @@ def translate(
 def summarize(
     model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: object
 ) -> list[Results]:
-    """The summary of each text."""
+    """Each text's summary."""
     from minhub_py.analysis.summaries import summaries_of
 
     summaries, problems = summaries_of(
@@ -539,7 +539,7 @@ def rerank(
     raw_scores: bool,
     instruction: str | None,
 ) -> list[Results]:
-    """The relevance of each text for the query."""
+    """Each text's relevance for the query."""
     from minhub_py.analysis.classify import rerank as rerank_texts
 
     columns = rerank_texts(
@@ -584,7 +584,7 @@ def masked(
 def masked_targets(
     model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[RowText]
 ) -> list[Results]:
-    """The log-probability of each target in place of the mask of its text."""
+    """Each target's log-probability in place of the mask of its text."""
     from minhub_py.analysis.masked import limit_of, score_targets
 
     results: list[Results] = [[] for _ in texts]
@@ -657,7 +657,7 @@ def entities(
     ignore: Sequence[str],
     stride: int | None = None,
 ) -> list[Results]:
-    """The entities of each text, one row per entity."""
+    """Each text's entities, one row per entity."""
     from minhub_py.analysis.token_labels import classify_tokens
 
     columns = classify_tokens(

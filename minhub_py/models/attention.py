@@ -139,14 +139,14 @@ def local_attention(
     computing other scores.
 
     q (B, H, T, D); k, v (B, G, P + T, D), the last T of them at the positions of the queries;
-    starts (B,), the position of the first query of each row. Blocks of W queries attend to the keys
+    starts (B,), the position of each row's first query. Blocks of W queries attend to the keys
     in their windows: T * 2W scores in all.
     """
     B, H, T, D = q.shape
     P = k.size(2) - T
     block = min(T, window)
     N = -(-T // block)
-    lookback = P if N == 1 else window  # keys before the first query of each block
+    lookback = P if N == 1 else window  # keys before each block's first query
     pad = N * block - T
     q = F.pad(q, (0, 0, 0, pad))
     k = F.pad(k, (0, 0, lookback - P, pad))
@@ -373,11 +373,11 @@ class Past:
         return k, v, None if self.attended_tokens is None else self.attended_tokens[:, None, None]
 
     def state(self, layer: int) -> list[Tensor] | None:
-        """The state of a recurrent layer, (B, …) each; None without a cache, which means zeros."""
+        """A recurrent layer's state, (B, …) each; None without a cache, which means zeros."""
         return None if self.cache is None else self.cache.state(layer)
 
     def set_state(self, layer: int, tensors: Sequence[Tensor]) -> None:
-        """Store the state of a recurrent layer."""
+        """Store a recurrent layer's state."""
         if self.cache is not None:
             self.cache.set_state(layer, tensors, self.length)
 

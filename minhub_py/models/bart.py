@@ -142,7 +142,7 @@ class Block(nn.Module):
         return self.fc2(self.activation_dropout(self.act(self.fc1(x))))
 
     def clamped(self, x: Tensor) -> Tensor:
-        """The residual stream of an encoder can exceed float16: it is clamped, as in transformers."""
+        """An encoder's residual stream can exceed float16: it is clamped, as in transformers."""
         clamps = x.dtype == torch.float16 and not self.is_decoder
         return x.clamp(-64504, 64504) if clamps else x
 
@@ -486,7 +486,7 @@ class BartConfig(HeadSettings, Positions):
     def with_tensors(self, names: Collection[str]) -> "BartConfig":
         """The config for a checkpoint with tensors of these names.
 
-        The files of a body have no bias of the logits, which is then zero. A model without tied
+        A body's files have no bias of the logits, which is then zero. A model without tied
         embeddings has one for the encoder and one for the decoder, as in transformers.
         """
         names = {name.removeprefix("model.") for name in names}

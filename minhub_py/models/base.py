@@ -91,7 +91,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def cache_layout(self) -> Layout:
-        """The cache of each layer."""
+        """Each layer's cache."""
         raise NotImplementedError
 
     def steps(self) -> Iterator[Step]:

@@ -135,7 +135,7 @@ class Bert(Encoder):
 
     @property
     def blocks(self) -> list[Any]:
-        """The block of each layer."""
+        """Each layer's block."""
         if self.config.model_type != "albert":
             return list(self.layers)
         count = self.config.num_hidden_layers

@@ -1,6 +1,6 @@
-"""The cache of a model: keys and values, recurrent states, and the keys and values of an encoder.
+"""A model's cache: keys and values, recurrent states, and the keys and values of an encoder.
 
-A model declares the cache of each layer in `cache_layout()`: `KeyValues`, `State` or
+A model declares each layer's cache in `cache_layout()`: `KeyValues`, `State` or
 `EncoderKeyValues`. `Cache` allocates the buffers once, and attention.py updates them.
 
 A layer with a window caches the window only, in a ring buffer: position p is in slot p % size. The
@@ -9,7 +9,7 @@ rings have `lookahead` additional slots. A recurrent layer has a ring of states 
 state after n positions is in slot n % size. One slot is sufficient without draft tokens; each
 additional slot allows one more position to be removed.
 
-The beams of a sequence are rows that share positions: `sources` contains, for each row and position,
+A sequence's beams are rows that share positions: `sources` contains, for each row and position,
 the row whose buffers have its keys and values. A step of beam search changes this table and writes
 each new position to its own row; keys and values are not copied.
 """
@@ -85,7 +85,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 class Cache:
     """Buffers for several rows, which may contain different numbers of positions.
 
-    layers: the tensors of each layer: keys and values (rows, G, size, D), or the recurrent states
+    layers: each layer's tensors: keys and values (rows, G, size, D), or the recurrent states
     (rows, slots, …).
     removable: number of positions that `truncate` can remove from a row.
     dtype: dtype of keys and values, and of a state without its own dtype.
@@ -95,7 +95,7 @@ class Cache:
     None: not known.
     sources: (rows, max_length) int64, the row that contains each position; None if no rows share
     positions.
-    encoder_rows: the row that contains the encoder cache of each row.
+    encoder_rows: the row that contains each row's encoder cache.
     buffers: the tensors of `layers` with all rows, also in a cache of one row (`row`).
 
     The buffers start as zeros: a masked key that is NaN would make the softmax NaN. They are
@@ -326,7 +326,7 @@ class Cache:
     # Updates by a forward call
 
     def advance(self, counts: Sequence[int]) -> None:
-        """Count the new positions of each row."""
+        """Count each row's new positions."""
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def update(
@@ -415,11 +415,11 @@ class Cache:
         return k, v, (torch.arange(E, device=k.device) < lengths.unsqueeze(1))[:, None, None]
 
     def state(self, layer: int) -> list[Tensor]:
-        """The state of a recurrent layer after the cached positions, (B, …) each."""
+        """A recurrent layer's state after the cached positions, (B, …) each."""
         return [tensor[self.slots(tensor)] for tensor in self.layers[layer]]
 
     def set_state(self, layer: int, tensors: Sequence[Tensor], count: int) -> None:
-        """Store the state of a recurrent layer after `count` new positions.
+        """Store a recurrent layer's state after `count` new positions.
 
         It is detached: backpropagation is truncated between calls.
         """

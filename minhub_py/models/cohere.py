@@ -96,7 +96,7 @@ class Cohere2Config(CohereConfig):
 
     @property
     def types(self) -> list[str]:
-        """The type of each layer."""
+        """Each layer's type."""
         if self.layer_types is not None:
             return list(self.layer_types)
         slides = [

@@ -19,7 +19,7 @@ from minhub_py.models.steps import HiddenStates, Logits, Step
 
 
 class EncoderConfig(ModelConfig, Protocol):
-    """The additional attributes of an encoder."""
+    """An encoder's additional attributes."""
 
     @property
     def architectures(self) -> list[str] | None:
@@ -31,11 +31,11 @@ class EncoderConfig(ModelConfig, Protocol):
 
     @property
     def labels(self) -> list[str]:
-        """The labels of a classification head."""
+        """A classification head's labels."""
 
 
 class EncoderDecoderConfig(ModelConfig, Protocol):
-    """The additional attributes of an encoder-decoder."""
+    """An encoder-decoder's additional attributes."""
 
     @property
     def decoder_start_token_id(self) -> int | None:
@@ -127,7 +127,7 @@ class Encoder(LanguageModel):
 
 
 class Classifier(Encoder):
-    """A decoder with a sequence classification head: the labels of a text, from the hidden state of
+    """A decoder with a sequence classification head: a text's labels, from the hidden state of
     its last token.
 
     `classifier_of` combines it with a decoder. Attention remains causal.

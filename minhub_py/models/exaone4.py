@@ -41,7 +41,7 @@ class Exaone4Config(DecoderConfig):
 
     @property
     def types(self) -> list[str]:
-        """The type of each layer. With letters, the last layer has no window."""
+        """Each layer's type. With letters, the last layer has no window."""
         count, pattern = self.num_hidden_layers, self.sliding_window_pattern
         if self.layer_types is not None:
             return list(self.layer_types)

@@ -154,7 +154,7 @@ def mixture(
 ) -> Tensor:
     """The weighted sum (n, C) of the outputs of the chosen experts (n, K) for x (n, C).
 
-    experts: called with the tokens of an expert, (m, C), and its number.
+    experts: called with an expert's tokens, (m, C), and its number.
     """
     y = torch.zeros_like(x)
     for expert in chosen.unique().tolist():

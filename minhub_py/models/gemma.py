@@ -347,7 +347,7 @@ class GemmaConfig(HeadSettings, Positions):
 
     @property
     def kinds(self) -> list[str]:
-        """The type of each layer."""
+        """Each layer's type."""
         count = self.num_hidden_layers
         if self.layer_types is not None:
             check_layer_types("Gemma", self.layer_types, (FULL, SLIDING), count)
@@ -357,7 +357,7 @@ class GemmaConfig(HeadSettings, Positions):
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer, in positions; None for all previous positions."""
+        """Each layer's window, in positions; None for all previous positions."""
         window = self.sliding_window
         # the number counts the positions on both sides
         if self.bidirectional and window is not None:

@@ -184,7 +184,7 @@ class GPTNeoConfig(HeadSettings, Positions):
 
     @property
     def attention_layers(self) -> list[str]:
-        """The attention type of each layer: attention_types expanded, so [[["local"], 2]] is local,
+        """Each layer's attention type: attention_types expanded, so [[["local"], 2]] is local,
         local.
         """
         if self.attention_types is None:

@@ -304,7 +304,7 @@ class GPTOSSConfig(HeadSettings, GroupedHeads):
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer, in positions; None for all previous positions."""
+        """Each layer's window, in positions; None for all previous positions."""
         kinds = {"sliding_attention": self.sliding_window, "full_attention": None}
         if self.layer_types is None:
             return [list(kinds.values())[layer % 2] for layer in range(self.num_hidden_layers)]

@@ -138,7 +138,7 @@ class LastTokenHead(nn.Module):
 
 @dataclass(frozen=True)
 class DecisionHead:
-    """The settings of a decision head, JevForDecision of transformers: a linear layer whose rows
+    """A decision head's settings, JevForDecision of transformers: a linear layer whose rows
     are scores of labels, at the token before each mark of a prompt.
 
     num_verbalizers: rows of the layer.    offsets: row of the first label of each type of question.
@@ -170,7 +170,7 @@ class DecisionHead:
 
 
 class TokenHead(nn.Module):
-    """Scores (B, T, L) of the labels of each token; for question answering (B, T, 2), of an
+    """Scores (B, T, L) of each token's labels; for question answering (B, T, 2), of an
     answer's start and end.
 
     act, norm: of an additional layer without bias, or None.
@@ -213,7 +213,7 @@ def last_of(x: Tensor, mask: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class HeadSettings(Effective):
-    """The settings of config.json that determine the head. The config of each encoder contains
+    """The settings of config.json that determine the head. Each encoder's config contains
     them.
     """
 
@@ -243,7 +243,7 @@ class HeadSettings(Effective):
 
     @property
     def labels(self) -> list[str]:
-        """The labels of a classification head. transformers' default is LABEL_0 and LABEL_1."""
+        """A classification head's labels. transformers' default is LABEL_0 and LABEL_1."""
         if self.id2label is not None:
             return [str(self.id2label[key]) for key in sorted(self.id2label, key=int)]
         return [f"LABEL_{number}" for number in range(self.num_labels or 2)]

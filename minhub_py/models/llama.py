@@ -285,7 +285,7 @@ class LlamaConfig(HeadSettings, GroupedHeads):
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer, in positions; None for all previous positions."""
+        """Each layer's window, in positions; None for all previous positions."""
         count, kind = self.num_hidden_layers, self.model_type
         qwen = kind.startswith("qwen")
         window = self.sliding_window if self.use_sliding_window or not qwen else None

@@ -3,7 +3,7 @@
 Sources
     Hu et al. (2022), "LoRA": y = W x + s B A x, with s = alpha / r.
     Kalajdzievski (2023), rsLoRA: s = alpha / sqrt(r).
-    Liu et al. (2024), "DoRA": W' = m / ‖W + s B A‖ · (W + s B A), with the norm of each row, a
+    Liu et al. (2024), "DoRA": W' = m / ‖W + s B A‖ · (W + s B A), with each row's norm, a
         constant for gradients.
     Greenewald et al. (2025), "Activated LoRA": y = W x for the tokens before the invocation, a
         sequence of tokens.
@@ -56,7 +56,7 @@ class LoRAFactors(nn.Module):
 
 
 class Invocation:
-    """Where an activated adapter starts: at the last invocation in the prompt of each text, as in
+    """Where an activated adapter starts: at the last invocation in each text's prompt, as in
     PEFT's `generate`.
 
     tokens: the invocation, at least one token ID. A text without it is computed by the base.
@@ -133,7 +133,7 @@ class Invocation:
         self._thread.active = self._latest = past.positions >= first
 
     def _cached_starts(self, idx: Tensor, cache: Cache) -> list[int | None]:
-        """The starts of the rows of a cache: of an earlier call, or of the new tokens."""
+        """The starts of a cache's rows: of an earlier call, or of the new tokens."""
         for row, start in enumerate(cache.adapter_starts):
             if start is None and (offset := self.start(idx[row].tolist())) != NEVER:
                 cache.adapter_starts[row] = cache.lengths[row] + offset

@@ -245,7 +245,7 @@ class ModernBertConfig(HeadSettings, Positions):
 
     @property
     def kinds(self) -> list[str]:
-        """The type of each layer."""
+        """Each layer's type."""
         count = self.num_hidden_layers
         if self.layer_types is None:
             return [
@@ -260,7 +260,7 @@ class ModernBertConfig(HeadSettings, Positions):
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer, on both sides and with the current position; None for all
+        """Each layer's window, on both sides and with the current position; None for all
         positions.
         """
         return [self.local_attention // 2 + 1 if kind == SLIDING else None for kind in self.kinds]

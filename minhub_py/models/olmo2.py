@@ -76,7 +76,7 @@ class Olmo3Config(Olmo2Config):
 
     @property
     def types(self) -> list[str]:
-        """The type of each layer."""
+        """Each layer's type."""
         if self.layer_types is not None:
             return list(self.layer_types)
         return [FULL if layer % 4 == 3 else SLIDING for layer in range(self.num_hidden_layers)]

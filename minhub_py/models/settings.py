@@ -19,7 +19,7 @@ SUMMARY = frozenset(
 )
 
 
-# The settings of a classification head, which every architecture inherits: heads.HeadSettings.
+# A classification head's settings, which every architecture inherits: heads.HeadSettings.
 HEAD_SETTINGS = ("architectures", "id2label", "num_labels", "problem_type")
 
 
@@ -112,7 +112,7 @@ class GroupedHeads(Positions):
 
 
 def unavailable(config: "ModelConfig | type[ModelConfig]", model_type: str) -> JsonObject:
-    """Defaults of the settings of a config, or its class, that a model type does not have (metadata
+    """Defaults of a config's settings, or its class, that a model type does not have (metadata
     "model_types").
     """
     return {

@@ -36,7 +36,7 @@ NO_FACTORS = Factors()
 
 
 def biases(qkv: bool = False, output: bool = False, mlp: bool = False) -> tuple[str, ...]:
-    """`Structure.biases` from the settings of a config."""
+    """`Structure.biases` from a config's settings."""
     return tuple(
         name for name, has_bias in {"qkv": qkv, "output": output, "mlp": mlp}.items() if has_bias
     )
@@ -46,7 +46,7 @@ def biases(qkv: bool = False, output: bool = False, mlp: bool = False) -> tuple[
 class Structure:
     """What distinguishes the decoders that models/decoder.py computes. The defaults are Llama's.
 
-    windows: the window of each layer, in positions; None for all previous positions.
+    windows: each layer's window, in positions; None for all previous positions.
     ropes: the `rotary.completed` settings of each layer; None for a layer without rotary embedding.
     interleaved: see `layers.rotate`.    exact_rotation: cosine and sine are not rounded to 16 bits.
     biases: the linear layers with a bias: "qkv", "output" (of attention), "mlp".
@@ -173,7 +173,7 @@ class DecoderConfig(HeadSettings, Positions):
         return rope if self.ROTATED == 1 else {"partial_rotary_factor": self.ROTATED, **rope}
 
     def windows_of(self, types: Sequence[str] | None, window: int | None) -> list[int | None]:
-        """The window of each layer. types: layer_types of config.json; None if all layers have the
+        """Each layer's window. types: layer_types of config.json; None if all layers have the
         window.
         """
         if types is None:

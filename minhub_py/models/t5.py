@@ -394,7 +394,7 @@ class T5Config(HeadSettings):
 
     @property
     def effective(self) -> dict[str, object]:
-        """See `Effective.effective`; without the settings of an absent decoder."""
+        """See `Effective.effective`; without an absent decoder's settings."""
         decoder = (
             "tie_word_embeddings",
             "scale_decoder_outputs",

@@ -120,7 +120,7 @@ class MinhubEmbeddingModel(llm.EmbeddingModel):
 
 
 def model_id(identifier: str) -> str:
-    """The name of a model: "minhub/" and its identifier, or the name of its folder or GGUF file."""
+    """A model's name: "minhub/" and its identifier, or the name of its folder or GGUF file."""
     path = Path(identifier)
     if path.is_absolute():
         return PREFIX + (path.stem if path.suffix == ".gguf" else path.name)

@@ -141,7 +141,7 @@ async def count_tokens(request: HTTPRequest) -> Response:
 
 
 def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
-    """The conversation of a request."""
+    """A request's conversation."""
     limit = served.engine.max_length
     values = fields.get("messages")
     if not isinstance(values, list):
@@ -219,7 +219,7 @@ def parse_turn(message: Fields, limit: int) -> list[dict[str, object]]:
 
 
 class ContentBlocks:
-    """The blocks of a reply. `add` returns the events of a stream."""
+    """The blocks of a reply. `add` returns a stream's events."""
 
     def __init__(self) -> None:
         self.content: list[JsonObject] = []

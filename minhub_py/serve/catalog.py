@@ -1,4 +1,4 @@
-"""The models of a server: loaded at the start or on demand, unloaded when they are idle or a limit
+"""A server's models: loaded at the start or on demand, unloaded when they are idle or a limit
 requires it.
 
 Sources: Ollama's `keep_alive` and OLLAMA_MAX_LOADED_MODELS, and the states of llama.cpp's router.
@@ -89,7 +89,7 @@ class CatalogEntry:
 
 
 class Models:
-    """The models of a server. Requests without a model use the first.
+    """A server's models. Requests without a model use the first.
 
     models: loaded models, which are unloaded only if they have a source.
     cached: lists further models by name, for example the ones in the Hub cache. Runs in a thread.

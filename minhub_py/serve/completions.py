@@ -232,7 +232,7 @@ def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
 def completion_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[GeneratedToken], top: int
 ) -> dict[str, object]:
-    """Log-probabilities in the format of completions. The first token of an echoed prompt has none."""
+    """Log-probabilities in the format of completions. An echoed prompt's first token has none."""
 
     def label(id: int, text: str) -> str:
         return token_label(token_bytes(tokenizer, id, text))

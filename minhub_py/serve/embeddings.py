@@ -99,7 +99,7 @@ async def encode_texts(
     truncate: bool = False,
     field: str = "input",
 ) -> list[Input]:
-    """The input of each text. Token IDs are used without prompt and special tokens.
+    """Each text's input. Token IDs are used without prompt and special tokens.
 
     truncate: shorten texts that are too long; otherwise they are rejected.    field: the name of
     the texts in the request.
@@ -252,7 +252,7 @@ def finite(x: Tensor) -> np.ndarray:  # type: ignore[type-arg]
 async def run_encoder(
     served: ServedModel, inputs: Sequence[Input], finish: Callable[[Tensor, Input], T]
 ) -> list[T]:
-    """The results of `finish` for the hidden states of each text. RequestError: the engine is busy,
+    """The results of `finish` for each text's hidden states. RequestError: the engine is busy,
     or it fails.
     """
     if not inputs:  # all texts are empty
@@ -296,7 +296,7 @@ async def respond_json(served: ServedModel, content: Callable[[], object]) -> Re
 
 
 def numbers(vector: np.ndarray) -> list[float]:  # type: ignore[type-arg]
-    """The components of a vector, with the fewest digits that identify a float32 value."""
+    """A vector's components, with the fewest digits that identify a float32 value."""
     return [float(str(number)) for number in vector]
 
 
@@ -406,7 +406,7 @@ def parse_documents(fields: Fields, name: str) -> tuple[str, list[str]]:
 async def relevance(
     served: ServedModel, query: str, documents: Sequence[str], name: str, raw: bool
 ) -> tuple[list[float], int]:
-    """The score of each document, and the number of tokens. Long pairs are truncated, as in
+    """Each document's score, and the number of tokens. Long pairs are truncated, as in
     `rerank`.
 
     raw: scores before the sigmoid.

@@ -56,7 +56,7 @@ CLASSES = {
 
 
 async def model_with_head(request: HTTPRequest, *heads: str) -> tuple[ServedModel, Fields]:
-    """The body of a request, and the model that it names; by default the first one with such a head.
+    """A request's body, and the model that it names; by default the first one with such a head.
 
     RequestError: the model has another head.
     """
@@ -175,7 +175,7 @@ async def labels_of(
 async def entities_of(
     served: ServedModel, texts: Sequence[str], aggregation: Any
 ) -> list[list[JsonObject]]:
-    """The entities of each text, as transformers' pipeline returns them."""
+    """Each text's entities, as transformers' pipeline returns them."""
     model: Any = served.model
     for number, text in enumerate(texts):
         served.check_characters(len(text), input_name(number, len(texts)))
@@ -290,7 +290,7 @@ async def fill_mask(request: HTTPRequest) -> Response:
 async def masks_of(
     served: ServedModel, texts: Sequence[str], count: int, targets: Sequence[str] | None
 ) -> list[list[JsonObject] | list[list[JsonObject]]]:
-    """The tokens at the mask of each text; with several masks, a list for each."""
+    """The tokens at each text's mask; with several masks, a list for each."""
     model: Any = served.model
     tokenizer = served.tokenizer
     try:
@@ -356,7 +356,7 @@ def finish_fields(fields: Fields) -> None:
 
 
 def input_name(number: int, count: int) -> str:
-    """The location of an input in a request."""
+    """An input's location in a request."""
     return "inputs" if count == 1 else f"inputs[{number}]"
 
 

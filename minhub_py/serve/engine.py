@@ -1,7 +1,7 @@
 """Continuous batching for one model: requests join and leave its batch between steps, in one
 thread.
 
-The output of a request is bitwise identical to its single run (see Determinism in
+A request's output is bitwise identical to its single run (see Determinism in
 inference/batch.py). Prompts share cached prefixes. If a step raises, the engine runs the requests
 one by one in a new batch to find the cause: only that request fails. After a change of the model's
 weights (R's load_state_dict()), new requests wait until the batch is empty, and a new batch starts
@@ -70,7 +70,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class StopRules:
-    """The stop strings of a request, and the text of its end.
+    """A request's stop strings, and the text of its end.
 
     stops: stop strings.
     include: those that are a part of the reply that they end.
@@ -408,7 +408,7 @@ class Engine(EngineThread[Request]):
         request.send(delta)
 
     def _finish_search(self, request: Request, batch: Batch, event: Event) -> None:
-        """Send the results of a beam search."""
+        """Send a beam search's results."""
         self._count_prompt(request, batch, event.row)
         replies = []
         for receiver, hypothesis in zip((request, *request.others), event.hypotheses, strict=False):
@@ -430,7 +430,7 @@ class Engine(EngineThread[Request]):
                 receiver.send(delta)
 
     def _count_prompt(self, request: Request, batch: Batch, row: int) -> None:
-        """Count the tokens of a prompt at the first result."""
+        """Count a prompt's tokens at the first result."""
         request.first_token_at = time.monotonic()
         request.cached_tokens = batch.cached_tokens.get(row, 0)
         self.counts["prompt"] += len(request.ids)

@@ -157,7 +157,7 @@ FIXED: dict[str, tuple[object, ...]] = {
 
 
 def reject_unsupported(fields: Fields, *groups: dict[str, tuple[object, ...]]) -> None:
-    """Reject the unsupported fields of a request, except those that have been read. groups: of this
+    """Reject a request's unsupported fields, except those that have been read. groups: of this
     module.
     """
     for group in groups:

@@ -99,7 +99,7 @@ def engine_for(
     cache_dir: str | None = None,
     cache_size: int = 10**10,
 ) -> EngineThread[Any]:
-    """The engine of a model. Encoders do not use `context` and `cache_dir`.
+    """A model's engine. Encoders do not use `context` and `cache_dir`.
 
     prefix_cache: size of the prefix cache in bytes.    prefixes: a prefix cache to share instead.
     ValueError: `context` exceeds the model's context length, or `cache_dir` cannot be written.

@@ -195,7 +195,7 @@ def repository_in(fields: Fields, server: Server) -> str:
 
 
 def public_message(error: Exception) -> str:
-    """The message of an error for clients, who must not see paths of this machine."""
+    """An error's message for clients, who must not see paths of this machine."""
     message = reason_of(error)
     if not PATH.search(message):
         return message

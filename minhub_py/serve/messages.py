@@ -212,7 +212,7 @@ def parse_messages(
 
 
 def parse_calls(message: Fields, max_length: int) -> list[dict[str, object]]:
-    """The calls of an assistant message. Calls without a name are dropped."""
+    """An assistant message's calls. Calls without a name are dropped."""
     values = message.get("tool_calls")
     values = values if isinstance(values, list) else []
     check_count(values, max_length, f"{message.path}.tool_calls")
@@ -251,7 +251,7 @@ def check_count(values: Sequence[object], max_length: int, name: str) -> None:
 def parse_content(
     value: object, max_length: int, name: str, *, omit: bool = False
 ) -> str | list[dict[str, str]]:
-    """The content of a message, a string or a list of text parts. omit: as a string, with notes for
+    """A message's content, a string or a list of text parts. omit: as a string, with notes for
     other parts.
     """
     if value is None:
@@ -323,7 +323,7 @@ def add_tool(
 def choose_tools(
     chat: ChatInput, value: object, parallel: bool = True, name: str = "tool_choice"
 ) -> None:
-    """Apply the tool choice of the OpenAI APIs to the tools of a request."""
+    """Apply the tool choice of the OpenAI APIs to a request's tools."""
     names = [tool["function"]["name"] for tool in chat.tools]
     chat.allowed, chat.parallel = names, parallel
     chat.choice = "auto" if names else "none"

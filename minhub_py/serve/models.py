@@ -1,4 +1,4 @@
-"""The models of a server."""
+"""A server's models."""
 
 import json
 import time
@@ -51,7 +51,7 @@ class ServedModel:
 
     parent: the name of the model without the adapter, for a model with an adapter.
 
-    The engine of a text encoder is an `EncoderEngine`; of other models, an `Engine`.
+    A text encoder's engine is an `EncoderEngine`; of other models, an `Engine`.
 
     ValueError: the model's generation_config.json has a value outside its range.
     """

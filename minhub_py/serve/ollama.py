@@ -127,7 +127,7 @@ async def show(request: HTTPRequest) -> Response:
 
 
 def capabilities(served: ServedModel) -> list[str]:
-    """The abilities of a model in Ollama's terms."""
+    """A model's abilities in Ollama's terms."""
     if served.task != "completion":
         return [served.task]
     return ["completion", "tools", *(["thinking"] if served.template.markup.reasons else [])]

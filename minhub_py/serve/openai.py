@@ -180,7 +180,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
 
 
 def choose(chat: ChatInput, fields: Fields) -> bool:
-    """Apply the tool choice of a request. Returns whether it has `functions`, the previous form of
+    """Apply a request's tool choice. Returns whether it has `functions`, the previous form of
     `tools`.
     """
     if chat.tools or fields.get("functions") is None:
@@ -350,7 +350,7 @@ def chat_logprobs(
 
 
 def head_of(prefix: str, served: ServedModel) -> JsonObject:
-    """The first fields of a response. prefix: of its ID."""
+    """A response's first fields. prefix: of its ID."""
     return {
         "id": f"{prefix}-{secrets.token_hex(12)}",
         "created": int(time.time()),

@@ -137,7 +137,7 @@ async def responses(request: HTTPRequest) -> Response:
 
 
 def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
-    """The conversation of a request."""
+    """A request's conversation."""
     fields.reject("previous_response_id", "conversation", "prompt", "context_management")
     value = fields.get("input")
     values = [{"role": "user", "content": value}] if isinstance(value, str) else value
@@ -200,7 +200,7 @@ def messages_of(items: list[object]) -> list[JsonObject]:
 
 
 class OutputItems:
-    """The items of a reply. `add` returns the events of a stream."""
+    """The items of a reply. `add` returns a stream's events."""
 
     def __init__(self) -> None:
         self.output: list[JsonObject] = []

@@ -77,7 +77,7 @@ class Server:
     async def read_with_model(
         self, request: HTTPRequest, task: Task | None = None
     ) -> tuple[ServedModel, Fields]:
-        """The body of a request, and the model that it names. RequestError: as in `read` and
+        """A request's body, and the model that it names. RequestError: as in `read` and
         `model_for`.
         """
         fields = await self.read(request)
@@ -95,7 +95,7 @@ class Server:
         return entry.served
 
     def release_models(self, scope: Scope) -> None:
-        """Release the models of a request after its response."""
+        """Release a request's models after its response."""
         entries: list[CatalogEntry] = scope.pop(ACQUIRED, [])
         for entry in entries:
             self.models.release(entry)
@@ -151,7 +151,7 @@ class Server:
 
 
 def server_of(request: HTTPRequest) -> Server:
-    """The server of a request."""
+    """A request's server."""
     server: Server = request.scope["app"].server
     return server
 

@@ -77,7 +77,7 @@ def parse_search_or_sampling(
     chat: bool = True,
     defaults: Mapping[str, object] | None = None,
 ) -> JsonObject:
-    """As `parse_settings`, with the settings of a beam search. count: number of choices."""
+    """As `parse_settings`, with a beam search's settings. count: number of choices."""
     search = parse_search(fields, served, count, stream)
     settings = parse_settings(fields, served, chat=chat, defaults=defaults)
     if search is None:
@@ -100,7 +100,7 @@ def parse_search_or_sampling(
 def parse_search(
     fields: Fields, served: ServedModel, count: int, stream: bool
 ) -> BeamSearch | None:
-    """The settings of a beam search. As in vLLM, `use_beam_search` searches with `n` beams."""
+    """A beam search's settings. As in vLLM, `use_beam_search` searches with `n` beams."""
     beams = fields.integer("beams", 1, MAX_BEAMS)
     if fields.boolean("use_beam_search"):
         beams = beams or count
@@ -270,7 +270,7 @@ def parse_stop_rules(
 
 
 def parse_bias(fields: Fields) -> dict[int, float]:
-    """The logit_bias by token ID. As in the OpenAI API, IDs are the keys of a JSON object."""
+    """The logit_bias by token ID. As in the OpenAI API, IDs are a JSON object's keys."""
     biases = fields.object("logit_bias")
     if unreadable := [key for key in biases.values if not re.fullmatch("[0-9]{1,9}", key)]:
         raise invalid(
@@ -352,7 +352,7 @@ def parse_truncation(fields: Fields) -> int | None:
 
 
 def parse_schema(fields: Fields, name: str) -> JsonObject | None:
-    """The schema of a response format, in `schema` or nested in `json_schema`; by default, of any
+    """A response format's schema, in `schema` or nested in `json_schema`; by default, of any
     object.
     """
     form = fields.object(name)

@@ -103,7 +103,7 @@ async def respond(
 
 
 def warning_header(generation: Generation) -> dict[str, str]:
-    """The header with the warnings of a generation, if any, in ASCII as HTTP requires."""
+    """The header with a generation's warnings, if any, in ASCII as HTTP requires."""
     text = "; ".join(generation.warnings)[:MAX_WARNING].encode("ascii", "backslashreplace").decode()
     return {"X-Minhub-Warning": text} if text else {}
 

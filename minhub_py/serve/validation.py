@@ -88,7 +88,7 @@ class Fields:
     def get(self, name: str, shape: object = Any) -> Any: ...
 
     def get(self, name: str, shape: object = Any) -> Any:
-        """The value of a field in the types of a shape; see system/shapes.py."""
+        """A field's value in a shape's types; see system/shapes.py."""
         self.read.add(name)
         value = self.values.get(name)
         return None if value is None else shaped(value, shape, self._name(name))
@@ -191,7 +191,7 @@ def shaped(value: object, shape: object, name: str) -> Any: ...
 
 
 def shaped(value: object, shape: object, name: str) -> Any:
-    """A value in the types of a shape. RequestError: it has another one; the message begins with
+    """A value in a shape's types. RequestError: it has another one; the message begins with
     its location.
     """
     try:

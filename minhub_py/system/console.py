@@ -54,7 +54,7 @@ def note(text: str, **style: Any) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an exception on one line; system errors without their number."""
+    """An exception's message on one line; system errors without their number."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         name = (
             os.fsdecode(error.filename)

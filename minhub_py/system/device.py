@@ -75,7 +75,7 @@ def devices() -> Devices:
     """Probe all devices.
 
     Returns:
-        A report with the probe of each device, the device that "auto" selects, and the reason. A
+        A report with each device's probe, the device that "auto" selects, and the reason. A
         device that does not work is reported with its error; the function itself raises none.
     """
     by_type = [probe() for probe in PROBES.values()]

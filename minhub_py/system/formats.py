@@ -117,7 +117,7 @@ def read_batches(
 
 
 def read_rows(path: Path, na: Sequence[str] = NA) -> Iterator[tuple[int, Row]]:
-    """Read the rows of a text file, with the number of each row's last line. na: see
+    """Read a text file's rows, with the number of each row's last line. na: see
     `read_batches`.
     """
     file_format = input_format_of(path)
@@ -153,7 +153,7 @@ def read_columns(path: Path) -> dict[str, object]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Read the numbered lines of a UTF-8 file, including line breaks and without a byte order mark."""
+    """Read a UTF-8 file's numbered lines, including line breaks and without a byte order mark."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -182,7 +182,7 @@ def read_csv(path: Path, na: Sequence[str] = NA) -> Iterator[tuple[int, Row]]:
 
 
 def read_csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Read the header, then the values of each row in the form of `mark_quoted`, without empty
+    """Read the header, then each row's values in the form of `mark_quoted`, without empty
     lines.
     """
     csv.field_size_limit(2**31 - 1)
@@ -337,7 +337,7 @@ def check_separator(path: Path, header: str, separator: str, quote: str = "") ->
 
 
 def json_type(value: object) -> str:
-    """The column type of a JSON value."""
+    """A JSON value's column type."""
     if value is None:
         return "null"
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -131,7 +131,7 @@ def read_json(path: Path, shape: object, *, limit: int | None = ..., advice: str
 
 
 def read_json(path: Path, shape: object, *, limit: int | None = None, advice: str = ADVICE) -> Any:
-    """The content of a JSON file. NaN and infinity, which Python writes, are allowed in values
+    """A JSON file's content. NaN and infinity, which Python writes, are allowed in values
     without a shape.
 
     limit: in bytes.    advice: the next step, for the message.
@@ -146,7 +146,7 @@ def read_json(path: Path, shape: object, *, limit: int | None = None, advice: st
 
 
 def parse_json(content: bytes, shape: object, where: str = "", advice: str = "") -> Any:
-    """As `read_json`, for the content of a file. where: its name in messages."""
+    """As `read_json`, for a file's content. where: its name in messages."""
     try:
         text = content.decode()
         check_depth(text)
@@ -158,7 +158,7 @@ def parse_json(content: bytes, shape: object, where: str = "", advice: str = "")
 
 
 def convert(value: object, shape: object, where: str = "", advice: str = "", path: str = "") -> Any:
-    """The value in the types of a shape. path: the value's location.
+    """The value in a shape's types. path: the value's location.
 
     ShapeError: it has another shape; the message contains where, the location and the advice.
     """
@@ -179,7 +179,7 @@ def fits(value: object, shape: object) -> bool:
 
 @cache
 def reader(shape: object) -> Reader:
-    """A function that returns a value in the types of a shape, or raises ShapeError."""
+    """A function that returns a value in a shape's types, or raises ShapeError."""
     origin, arguments = get_origin(shape), get_args(shape)
     if shape in (Any, object):
         return lambda value: value

@@ -71,7 +71,7 @@ class ShellSpelling(Spelling):
 
 
 def option(name: str, value: object = None) -> list[str]:
-    """A setting as the words of a shell option, with its value if there is one."""
+    """A setting as a shell option's words, with its value if there is one."""
     flag = "--" + {"start": "from", "config": "set"}.get(name, name.replace("_", "-"))
     if isinstance(value, Mapping):
         return [word for key, item in value.items() for word in (flag, f"{key}={json.dumps(item)}")]

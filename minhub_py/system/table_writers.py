@@ -1,6 +1,6 @@
 """Writing of tables: rows of a file with columns of results.
 
-The type of a result column may also be `vector`, a list of floats. For the other types see
+A result column's type may also be `vector`, a list of floats. For the other types see
 formats.py.
 """
 

@@ -210,12 +210,12 @@ def _run(
 
 
 class Run(Result):
-    """The results of a training run.
+    """A training run's results.
 
     Attributes:
         folder: Path of the run.
         settings: The current `Settings`.
-        history: Changes of settings by `resume`, with the step of each change.
+        history: Changes of settings by `resume`, with each change's step.
 
     Raises:
         FileNotFoundError: The folder is not a run.

@@ -152,7 +152,7 @@ def adapted_model(
 def invocation_of(
     lora: Mapping[str, object], start: ModelFiles | None, tokenizer: Tokenizer | None
 ) -> Invocation | None:
-    """The tokens that activate the adapter of a run; None if it is always active. ValueError: a
+    """The tokens that activate a run's adapter; None if it is always active. ValueError: a
     setting is invalid.
 
     start, tokenizer: see `adapter_config`; the run continues the adapter of `start`, if it has one.

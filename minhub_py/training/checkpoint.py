@@ -1,4 +1,4 @@
-"""The folder of a run. Its files are written atomically, so that a crash loses nothing.
+"""A run's folder. Its files are written atomically, so that a crash loses nothing.
 
     RUN/
       config.json model.safetensors tokenizer.json README.md    the best model so far, in Hub layout
@@ -85,7 +85,7 @@ def columns_of(rows: Sequence[Mapping[str, object]]) -> tuple[Literal[LossColumn
 
 @dataclass
 class Progress:
-    """The progress of a run, stored in a checkpoint's progress.json."""
+    """A run's progress, stored in a checkpoint's progress.json."""
 
     step: int = 0
     seconds: float = 0.0  # of training, over all resumes
@@ -98,7 +98,7 @@ class Progress:
 
 
 class RunFolder:
-    """The files of a run: their paths, and methods to read and write them."""
+    """A run's files: their paths, and methods to read and write them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

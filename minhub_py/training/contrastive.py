@@ -2,7 +2,7 @@
 
 Sources
     Henderson et al. (2017), "Efficient Natural Language Response Suggestion for Smart Reply", for
-        the other texts of a batch as negatives; sentence-transformers'
+        a batch's other texts as negatives; sentence-transformers'
         MultipleNegativesRankingLoss.
     Schroff, Kalenichenko & Philbin (2015), "FaceNet", for the margin of triplets; its TripletLoss.
 
@@ -83,7 +83,7 @@ def settings_of(start: ModelFiles) -> EmbeddingSettings:
 
 
 def write_settings(folder: RunFolder, start: ModelFiles, context: int) -> int:
-    """Store the settings of the embeddings with the tokens of a run. Returns the maximum length of
+    """Store the settings of the embeddings with a run's tokens. Returns the maximum length of
     its texts.
     """
     settings = settings_of(start)

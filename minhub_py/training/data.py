@@ -1,4 +1,4 @@
-"""Data loading: tokenize text files into files of token IDs, and read the batch of each step.
+"""Data loading: tokenize text files into files of token IDs, and read each step's batch.
 
 Texts are read in chunks and token IDs are memory-mapped, so neither has to fit into memory. The
 batch of a step depends only on the seed and the step number, so a resumed run needs no saved
@@ -52,7 +52,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokenized data of a run: the training text and the held-out text."""
+    """A run's tokenized data: the training text and the held-out text."""
 
     train: Tokens
     held_out: Tokens
@@ -87,7 +87,7 @@ class Corpus:
 
 
 def read_corpus(folder: Path) -> Corpus | ExampleCorpus:
-    """The tokenized data of a run. CorruptError: a file is missing or corrupt."""
+    """A run's tokenized data. CorruptError: a file is missing or corrupt."""
     metadata = read_object(folder / "tokens.json")
     if "objective" not in metadata:
         return Corpus.read(folder)
@@ -158,7 +158,7 @@ def _write(
 
 
 def split_at_words(chunks: Iterable[str]) -> Iterator[str]:
-    """The same text in chunks of similar length that end before the white space of a word.
+    """The same text in chunks of similar length that end before a word's white space.
 
     GPT-2's tokenizer splits there too (Radford et al. 2019: a word includes the preceding space),
     so encoding the chunks gives the token IDs of the entire text. The text is not split before
@@ -259,7 +259,7 @@ def random_integers(seed: int, step: int, high: int, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class DataLoader:
-    """Loads the batch of each step.
+    """Loads each step's batch.
 
     carry: False for sequences at random positions, as in nanoGPT. True for consecutive sequences:
     the text is divided into one stream per sequence of the batch, so that an LSTM carries its state
@@ -306,7 +306,7 @@ class DataLoader:
 
 
 class EvaluationBatch(NamedTuple):
-    """Start positions and length of the sequences of a batch, and whether an LSTM's state is reset
+    """Start positions and length of a batch's sequences, and whether an LSTM's state is reset
     before it.
     """
 

@@ -20,7 +20,7 @@ from minhub_py.system.spelling import setting
 
 @dataclass(frozen=True)
 class DataParallelGroup:
-    """The processes of a run, from the view of one rank. strategy: "ddp" or "fsdp"."""
+    """A run's processes, from the view of one rank. strategy: "ddp" or "fsdp"."""
 
     rank: int = 0
     world_size: int = 1

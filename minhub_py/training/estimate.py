@@ -1,4 +1,4 @@
-"""The duration of a run, estimated from a batch of its first evaluation."""
+"""A run's duration, estimated from a batch of its first evaluation."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ WARMUP_SECONDS = 10.0
 
 
 class Estimate(NamedTuple):
-    """The duration of a run in seconds, its remaining steps and evaluations, and the duration of a
+    """A run's duration in seconds, its remaining steps and evaluations, and the duration of a
     step.
     """
 

@@ -7,7 +7,7 @@ The columns of a file decide the objective, and rows are converted to its column
     prompt, chosen, rejected        preference: two sequences per example; without `prompt`, lists of messages
     text, label                     labels: classification, or regression if the labels are numbers with a decimal point
     anchor, positive                pairs: text embeddings; with negative, triplets (contrastive.py)
-    state, question, answer         decision: loss on the options of a typed question only
+    state, question, answer         decision: loss on a typed question's options only
     text                            text: loss on all tokens; masked words with an encoder
 
 With a column `keep`, the rows whose value is true keep the answers of the model: their loss is the
@@ -57,7 +57,7 @@ MESSAGE_KEYS = {"role", "content", "weight", "name", "tool_calls", "tool_call_id
 
 @dataclass(frozen=True)
 class Decision:
-    """The options of a decision: the logit of each, the number of the right one, and the
+    """A decision's options: the logit of each, the number of the right one, and the
     temperature of the question's type.
     """
 
@@ -205,7 +205,7 @@ def read_examples(
 
     na: the missing values of .csv and .tsv files. Missing values are None.
 
-    ValueError: the columns of a file, or a row, do not fit the objective.
+    ValueError: a file's columns, or a row, do not fit the objective.
     """
     for path in paths:
         form = form_of(list(read_columns(path)), path, objective)
@@ -221,7 +221,7 @@ def read_examples(
 
 @contextmanager
 def describing(path: Path, number: int) -> Iterator[None]:
-    """Add the location of a row to an error."""
+    """Add a row's location to an error."""
     try:
         yield
     except (ValueError, TypeError, KeyError) as error:
@@ -298,7 +298,7 @@ class ExampleEncoder:
         )
 
     def encode(self, objective: str, row: Row) -> list[Encoded]:
-        """The sequences of a row. ValueError: a value is missing or has another type."""
+        """A row's sequences. ValueError: a value is missing or has another type."""
         if objective == "chat":
             self.note_unused(row, "messages", *VARIABLES)
             return [self.chat(value(row, "messages"), row)]
@@ -445,7 +445,7 @@ def prepare_examples(
     values: list[float] = []
     keep_flags: list[bool] = []
     size = sum(path.stat().st_size for path in paths)
-    # nothing predicts the first token of a text
+    # nothing predicts a text's first token
     first = 0 if objective in ("labels", "masked", *EMBEDDING) else 1
     dropped = empty = 0
     for path, number, row in read_examples(paths, objective, na):
@@ -542,7 +542,7 @@ def labels_in(paths: Sequence[Path], na: Sequence[str] = NA) -> list[str]:
 
 
 def stack(rows: Sequence[Sequence[Encoded]]) -> dict[str, Tensor]:
-    """The tensors of a file, from the sequences of each example."""
+    """A file's tensors, from each example's sequences."""
     sequences = [sequence for row in rows for sequence in row]
     lengths = [len(sequence.ids) for sequence in sequences]
     return {

@@ -83,7 +83,7 @@ def load_base(files: ModelFiles, settings: Settings) -> tuple[Architecture, Lang
 def load_files(
     files: ModelFiles, settings: Settings | None = None
 ) -> tuple[Architecture, LanguageModel]:
-    """The model of a checkpoint in float32, with the dropout of `settings`."""
+    """A checkpoint's model in float32, with the dropout of `settings`."""
     facts = collect(files)
     architecture, model = facts.architecture, fit(facts)
     if files.adapter is not None and not (settings and settings.lora):

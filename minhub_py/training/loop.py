@@ -261,7 +261,7 @@ class Trainer:
         self.model.train(self.corpus.objective != "preference")
 
     def micro_batches(self, step: int) -> tuple[Sequence[Tensor] | Sequence[ExampleBatch], bool]:
-        """The micro-batches of a step, and whether an LSTM's state is reset before it."""
+        """A step's micro-batches, and whether an LSTM's state is reset before it."""
         if self.task is not None:
             return [
                 batch.to(self.device) for batch in self.task.step_batches(step, self.shard)
@@ -270,7 +270,7 @@ class Trainer:
         return batch.to(self.device).split(self.micro_batch), reset
 
     def micro_loss(self, micro_batch: Any, index: int, count: int) -> Tensor:
-        """The part of a micro-batch in the mean loss of a step."""
+        """The part of a micro-batch in a step's mean loss."""
         if self.task is None:
             return self.loss(self.compiled, micro_batch, self.states[index]) / count
         with self.autocast(), self.kernels():
@@ -512,7 +512,7 @@ class Trainer:
         self.group.barrier()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint except those of the model, gathered on the main process."""
+        """A checkpoint's tensors except those of the model, gathered on the main process."""
         tensors = (
             trainer_state.moment_tensors(self.optimizer, self.trained) if self.progress.step else {}
         )

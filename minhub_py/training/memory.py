@@ -40,7 +40,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
 
 
 def checkpointed(forward: Callable[P, T]) -> Callable[P, T]:
-    """The forward pass of a block, with checkpointing if there are gradients."""
+    """A block's forward pass, with checkpointing if there are gradients."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         if not torch.is_grad_enabled():
@@ -63,7 +63,7 @@ def recomputed(function: Callable[..., T], *args: object, **kwargs: Any) -> T:
 
 
 def activation_memory() -> int:
-    """Bytes for the activations of a micro-batch."""
+    """Bytes for a micro-batch's activations."""
     return min(ACTIVATION_BYTES, free_memory() // 4)
 
 

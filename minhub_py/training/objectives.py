@@ -1,4 +1,4 @@
-"""The loss of a step for data with examples: completions, preference pairs, labels, and masked
+"""A step's loss for data with examples: completions, preference pairs, labels, and masked
 words.
 
 Sources
@@ -9,7 +9,7 @@ Rows with `keep` have another loss: the Kullback-Leibler divergence of each targ
 from the base model's distribution, times `keep_weight`. It is 0 at the start, and preserves answers
 that the other rows would change.
 
-The loss of a step is the mean over all of its targets, for any number of micro-batches. The head is
+A step's loss is the mean over all of its targets, for any number of micro-batches. The head is
 computed for the targets only, in slices of `HEAD_ROWS`, so that the logits of a batch never exist
 at the same time.
 """
@@ -47,7 +47,7 @@ from minhub_py.training.pairs import hidden_of_pairs
 from minhub_py.training.settings import Settings
 
 HEAD_ROWS = 64
-MASKED = 0.15  # fraction of the tokens of a text
+MASKED = 0.15  # fraction of a text's tokens
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class ExampleTask:
         ]
 
     def step_batches(self, step: int, shard: slice) -> list[ExampleBatch]:
-        """The micro-batches of a step. Examples of similar lengths share one, which needs less
+        """A step's micro-batches. Examples of similar lengths share one, which needs less
         padding.
         """
         numbers = sorted(self.numbers(step)[shard], key=self.train.length)
@@ -333,7 +333,7 @@ class ExampleTask:
         return {"accuracy": float((pair[0] == pair[1]).mean()), "f1_macro": float(np.nanmean(f1))}
 
     def logprobs(self, model: LanguageModel, batch: ExampleBatch) -> Tensor:
-        """The log-probability of each target after the first token, (B, T - 1); 0 for other tokens.
+        """Each target's log-probability after the first token, (B, T - 1); 0 for other tokens.
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
         """

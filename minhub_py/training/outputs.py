@@ -1,4 +1,4 @@
-"""The outputs of a run: the model in Hub layout, or its adapter, and generated samples."""
+"""A run's outputs: the model in Hub layout, or its adapter, and generated samples."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -22,7 +22,7 @@ from minhub_py.models.steps import Attend
 
 
 def supports_packing(model: LanguageModel) -> bool:
-    """Whether only attention without a bias connects the positions of a text, as in most decoders."""
+    """Whether only attention without a bias connects a text's positions, as in most decoders."""
     if model.encoder_only or model.encoder_decoder:
         return False
     if any(type(layer) is not KeyValues for layer in model.cache_layout()):

@@ -17,7 +17,7 @@ from minhub_py.training.settings import Settings
 
 @dataclass(frozen=True)
 class Preparation:
-    """The settings of a run, and its text files, each with its size and modification time in
+    """A run's settings, and its text files, each with its size and modification time in
     nanoseconds.
     """
 

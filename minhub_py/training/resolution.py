@@ -1,4 +1,4 @@
-"""The settings of a run in full: values for None and "auto", which depend on the model, the data
+"""A run's settings in full: values for None and "auto", which depend on the model, the data
 and the machine.
 """
 
@@ -167,7 +167,7 @@ def tokens_in_memory(settings: Settings, start: ModelFiles, size: int, *, sliced
 
 
 def tokenizer_of(settings: Settings, start: ModelFiles | None, text: CorpusText) -> Tokenizer:
-    """The tokenizer of a run. Raises the errors of `tokenizer_from_pretrained`."""
+    """A run's tokenizer. Raises the errors of `tokenizer_from_pretrained`."""
     if settings.tokenizer == "characters":
         return characters(text.alphabet)
     if settings.tokenizer == "bpe":

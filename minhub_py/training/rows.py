@@ -1,4 +1,4 @@
-"""Rows of training data in the common forms, and their conversion to the columns of an objective.
+"""Rows of training data in the common forms, and their conversion to an objective's columns.
 
     messages                        OpenAI's and TRL's form of chats; also tools, and weight 0 for a reply as context
     prompt, completion              texts, or TRL's lists of messages

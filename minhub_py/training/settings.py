@@ -1,4 +1,4 @@
-"""The settings of a training run, shared by Python, the shell and R, and the model config that they
+"""A training run's settings, shared by Python, the shell and R, and the model config that they
 define.
 
 The default sizes train on a CPU within minutes.
@@ -216,7 +216,7 @@ class Settings:
         return entry.config(values | dict(self.config))
 
     def tuned_config(self, architecture: Architecture, config: "ModelConfig") -> "ModelConfig":
-        """The config of a model to fine-tune. Only dropout can change. ValueError: another setting
+        """A model's config to fine-tune. Only dropout can change. ValueError: another setting
         is set.
         """
         self._check_architecture(architecture)
@@ -276,7 +276,7 @@ class Settings:
             )
 
     def changed(self, changes: JsonMapping) -> "Settings":
-        """The settings of a resumed run. ValueError: a setting cannot change when a run is resumed."""
+        """A resumed run's settings. ValueError: a setting cannot change when a run is resumed."""
         if fixed := sorted(set(changes) - CHANGEABLE):
             names = [item.name for item in fields(self)]
             if invalid := sorted(set(fixed) - set(names)):

@@ -159,7 +159,7 @@ def facts(path: Path, settings: Settings) -> tuple[str, int, int]:
 
 
 def base_parameters(settings: Settings) -> int | None:
-    """The number of parameters of the base of an adapter; None without one, or if its config is not
+    """The number of parameters of an adapter's base; None without one, or if its config is not
     available.
     """
     if not settings.lora or settings.start is None:

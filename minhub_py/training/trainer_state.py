@@ -1,4 +1,4 @@
-"""The tensors of a trainer in a checkpoint, in addition to the model: AdamW's moments, and an
+"""A trainer's tensors in a checkpoint, in addition to the model: AdamW's moments, and an
 LSTM's state.
 """
 

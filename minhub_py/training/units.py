@@ -35,7 +35,7 @@ UNITS = {
 
 
 def loss_unit(objective: str, *, classes: int = 0, kept: bool = False) -> LossUnit:
-    """The unit of an objective. classes: of labels; 0 for regression.    kept: whether rows have
+    """An objective's unit. classes: of labels; 0 for regression.    kept: whether rows have
     `keep`.
     """
     unit = UNITS["regression" if objective == "labels" and not classes else objective]

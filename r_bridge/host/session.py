@@ -39,7 +39,7 @@ class RWarning(UserWarning):
 
 
 def format_condition(message: str, call: str) -> str:
-    """The message of a condition, with its call."""
+    """A condition's message, with its call."""
     return f"{message} (in {call})" if call else message
 
 

@@ -47,7 +47,7 @@ def apply_chat_template(
     add_generation_prompt: bool,
     tokenize: bool,
 ) -> object:
-    """The text of each conversation, or its token IDs. conversations: lists of messages, whose
+    """Each conversation's text, or its token IDs. conversations: lists of messages, whose
     fields are strings.
     """
     from minhub_py.chat.templates import chat_template_of

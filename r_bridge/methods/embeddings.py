@@ -28,7 +28,7 @@ def embed(
     """A matrix with one row per text, NA for a missing text; with pool "none" and of ColBERT models,
     one matrix per text; of SPLADE models, the weights for each text.
 
-    With one matrix per text, `tokens` contains the text of each token for each text; with weights,
+    With one matrix per text, `tokens` contains each token's text for each text; with weights,
     the tokens of the vocabulary.
     """
     from minhub_py.analysis.embeddings import embed as embed_texts
@@ -63,7 +63,7 @@ def embed(
 def weights_of_tokens(
     matrix: "Tensor", tokenizer: "tokenizers.Tokenizer | None"
 ) -> dict[str, object]:
-    """The weights of each text, the largest first, and their tokens; NA for a missing text."""
+    """Each text's weights, the largest first, and their tokens; NA for a missing text."""
     vectors, tokens = [], list[list[str | None]]()
     for vector in matrix:
         row = vector.coalesce()

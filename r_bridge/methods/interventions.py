@@ -24,7 +24,7 @@ def activations(
     pool: str,
     targets: object = None,
 ) -> dict[str, object]:
-    """The matrices of each point, and a frame that describes their rows."""
+    """Each point's matrices, and a frame that describes their rows."""
     from minhub_py.analysis.activations import activations as compute
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts) or is_text(targets))

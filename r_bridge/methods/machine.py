@@ -25,7 +25,7 @@ def hello(session: Session) -> dict[str, object]:
 
 
 def nothing(session: Session) -> None:
-    """Do nothing, to measure the overhead of a request."""
+    """Do nothing, to measure a request's overhead."""
 
 
 def warm_up(session: Session) -> str:

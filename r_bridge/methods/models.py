@@ -234,7 +234,7 @@ def adapter_weights(session: Session, model: Model) -> Character | Numeric:
 
 
 def save_adapter(session: Session, model: Model, folder: str, weights: StateDict | None) -> None:
-    """Save the adapter of a model in PEFT's format. weights: new values of its weights, which the
+    """Save a model's adapter in PEFT's format. weights: new values of its weights, which the
     model receives.
     """
     import torch

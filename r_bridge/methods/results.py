@@ -84,7 +84,7 @@ def model_fingerprint(session: Session, model: Model) -> str:
 
 
 def tokenizer_fingerprint(session: Session, tokenizer: Tokenizer) -> str:
-    """The hash of a tokenizer."""
+    """A tokenizer's hash."""
     import hashlib
 
     return hashlib.sha256(tokenizer.tokenizer.to_str().encode()).hexdigest()

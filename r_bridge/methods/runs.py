@@ -65,7 +65,7 @@ def resume_training(
 
 
 def read_run(session: Session, out: str) -> dict[str, object]:
-    """The current results of a run."""
+    """A run's current results."""
     from r_bridge import training
 
     return training.describe_run(Path(out))

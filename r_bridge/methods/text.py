@@ -32,7 +32,7 @@ def biases(columns: Mapping[str, Numeric] | None) -> dict[int, float] | None:
 
 
 def search_settings(values: Mapping[str, object] | None) -> dict[str, Any]:
-    """The settings of a beam search, whose values in R are vectors of one element."""
+    """A beam search's settings, whose values in R are vectors of one element."""
     kinds = {"length_penalty": float, "early_stopping": bool}
     return {
         name: "never" if value == ["never"] else scalar(value, kinds.get(name, int))
@@ -302,7 +302,7 @@ def score(
 def perplexity(
     session: Session, model: Model, texts: object, tokenizer: Tokenizer | None
 ) -> object:
-    """The perplexity of each text: exp of the mean surprisal (nats) of its tokens after the first,
+    """Each text's perplexity: exp of the mean surprisal (nats) of its tokens after the first,
     or NA.
     """
     from minhub_py.inference.arguments import decoder_of
@@ -402,7 +402,7 @@ def nonempty(rows: list[list[int]]) -> list[list[int]]:
 
 
 def token_texts(tokenizer: "tokenizers.Tokenizer | None", ids: list[int]) -> Character | Numeric:
-    """The text of each token; NA without a tokenizer."""
+    """Each token's text; NA without a tokenizer."""
     if tokenizer is None:
         return [None] * len(ids) or character(())
     return character(tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False))

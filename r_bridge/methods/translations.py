@@ -19,7 +19,7 @@ def translate(
     settings: Mapping[str, object] | None,
     tokenizer: Tokenizer | None,
 ) -> dict[str, object]:
-    """The translation of each text. numbers: of the texts, for messages."""
+    """Each text's translation. numbers: of the texts, for messages."""
     from minhub_py.analysis.translation import divided_warning, translations
 
     tok = find_tokenizer(model, tokenizer, needed=True)
@@ -47,7 +47,7 @@ def summarize(
     settings: Mapping[str, object] | None,
     tokenizer: Tokenizer | None,
 ) -> dict[str, object]:
-    """The summary of each text. numbers: of the texts, for messages."""
+    """Each text's summary. numbers: of the texts, for messages."""
     from minhub_py.analysis.summaries import summaries_of
 
     tok = find_tokenizer(model, tokenizer, needed=True)

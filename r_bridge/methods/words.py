@@ -94,7 +94,7 @@ def target_logprobs(
 
 
 def vocabulary(session: Session, model: Model, tokenizer: Tokenizer | None) -> Frame:
-    """The text of each token, for R's regular expressions."""
+    """Each token's text, for R's regular expressions."""
     tok = find_tokenizer(model, tokenizer, needed=True)
     ids = sorted(tok.get_vocab().values())
     return Frame({"id": np.array(ids, np.int32), "text": token_texts(tok, ids)})

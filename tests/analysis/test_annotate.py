@@ -43,7 +43,7 @@ def softmax(scores: Any) -> Any:
 
 
 def alone(model: Any, tok: Any, prompt: str, answers: list[str]) -> list[float]:
-    """The log-probability of each answer after a prompt, one call per answer."""
+    """Each answer's log-probability after a prompt, one call per answer."""
     ids = tok.encode(prompt).ids
     return [
         float(score(model, [ids], targets=[tok.encode(answer).ids])[0].double().sum())

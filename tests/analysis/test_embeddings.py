@@ -64,7 +64,7 @@ def assert_close(
 
 
 def assert_embeds(model: Any, texts: list[list[int]], expected: list[list[torch.Tensor]]) -> None:
-    """Compare every layer and pooling. expected: the hidden states of each text, by layer."""
+    """Compare every layer and pooling. expected: each text's hidden states, by layer."""
     layers = len(expected[0])
     for layer in range(-layers, layers):
         mean, last = (

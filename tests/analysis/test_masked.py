@@ -1,4 +1,4 @@
-"""Masked tokens, targets and pseudo-log-likelihoods beyond the maximum length of a model, and
+"""Masked tokens, targets and pseudo-log-likelihoods beyond a model's maximum length, and
 missing texts.
 """
 

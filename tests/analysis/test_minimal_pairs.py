@@ -144,7 +144,7 @@ def test_suites_compare_the_surprisal_of_regions(model, tmp_path: Path) -> None:
     assert result.columns["phenomenon"] == ["number, 1", "number, 2"]
     assert result.columns["correct"] == [verb["sleep"] < verb["sleeps"], True]
     assert result.accuracy["n"] == [1, 1, 2]
-    # The mean over the tokens of a region.
+    # The mean over a region's tokens.
     tokens = len(TOKENIZER.encode(" sleeps").ids)
     bits = (verb["sleeps"] / tokens) / math.log(2)
     for limit, expected in ((bits - 1e-3, True), (bits + 1e-3, False)):

@@ -1,4 +1,4 @@
-"""Surprisal, compared with a simple reference: `forward` on the complete context of each token,
+"""Surprisal, compared with a simple reference: `forward` on each token's complete context,
 without a cache.
 """
 
@@ -559,7 +559,7 @@ def test_special_tokens_of_the_tokenizer_belong_to_no_word() -> None:
 
 
 # Results of pangoling 1.0.3 (with transformers 4.57 and reticulate 1.28) for the model of the test
-# below, saved with GPT-2's tokenizer: causal_words_pred() of the words of each text, with these
+# below, saved with GPT-2's tokenizer: causal_words_pred() of each text's words, with these
 # arguments, and causal_targets_pred(). The cases are from the package's tests and help pages.
 NA = math.nan
 PROVERB = "The apple doesn't fall far from the tree."
@@ -590,7 +590,7 @@ PANGOLING = [
 
 
 def test_white_space_is_allowed_unless_sep_doubles_it() -> None:
-    """At the ends of a text, with another separator, and for an encoder-decoder, which does not use
+    """At a text's ends, with another separator, and for an encoder-decoder, which does not use
     `sep`.
     """
     edges = word_logprobs(GPT2, TOKENIZER, [" far", "tree "])

@@ -269,7 +269,7 @@ def test_a_hostile_template_is_an_error_of_one_line(hasty: Sandbox, name: str) -
 
 
 def test_filters_that_import_modules_render_in_the_sandbox(hasty: Sandbox) -> None:
-    """Jinja imports some modules in the first call of a filter, when the process cannot open files
+    """Jinja imports some modules in a filter's first call, when the process cannot open files
     any more.
     """
     environment, text = jinja2.Environment(), "one <b>two</b> &amp; http://three.org/a"

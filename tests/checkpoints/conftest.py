@@ -22,7 +22,7 @@ def folder(family: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bounded_memory() -> Iterator[None]:
-    """Limit the memory of each test to 300 MB, independent of the sizes that files declare."""
+    """Limit each test's memory to 300 MB, independent of the sizes that files declare."""
     reset_peak()
     before = peak()
     yield

@@ -129,7 +129,7 @@ def test_a_cache_that_cannot_be_written_is_not_needed(
 
 
 def test_blobs_of_the_hub_are_named_by_their_hash(model: Path) -> None:
-    """The name of a blob is its SHA-256, which the download has verified."""
+    """A blob's name is its SHA-256, which the download has verified."""
     file, before = model / "model.safetensors", fingerprint(model)
     blob = model.parent / "blobs" / sha256(file)
     blob.parent.mkdir()

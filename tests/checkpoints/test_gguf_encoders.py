@@ -59,7 +59,7 @@ def write(
     tokenizer: Callable[[GGUFWriter], object] = lambda writer: None,
     change: Callable[[GGUFWriter], object] = lambda writer: None,
 ) -> Path:
-    """The file of an encoder. A RoBERTa's positions begin with its first token."""
+    """An encoder's file. A RoBERTa's positions begin with its first token."""
     config = model.config
     offset = 0 if config.model_type == "bert" else config.pad_token_id + 1
     writer = GGUFWriter(path, "bert")

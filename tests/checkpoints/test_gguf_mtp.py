@@ -72,7 +72,7 @@ def head_tensors(model: Any, block: int) -> dict[str, torch.Tensor]:
 
 
 def with_head(source: Path, target: Path, model: Any, heads: int = 1) -> Path:
-    """A copy of a file with the head of a model as its last block."""
+    """A copy of a file with a model's head as its last block."""
     reader = gguf.GGUFReader(source)
     name = reader.fields["general.architecture"].contents()
     layers = model.config.num_hidden_layers

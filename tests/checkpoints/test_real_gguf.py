@@ -124,7 +124,7 @@ def llama_cpp_of(file: Path) -> Iterator[Any]:
 
 
 def last_logits(theirs: Any, ids: list[int]) -> torch.Tensor:
-    """llama.cpp's logits after the last tokens of a text, in one call."""
+    """llama.cpp's logits after a text's last tokens, in one call."""
     context = theirs.context(1, 1024)
     theirs.api.llama_memory_clear(theirs.api.llama_get_memory(context), True)
     batch = theirs.api.llama_batch_init(len(ids), 0, 1)

@@ -138,7 +138,7 @@ TEKKEN_WORDS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|
 
 @pytest.fixture(scope="module")
 def ranks(bpe_folder: Path) -> list[bytes]:
-    """The tokens of a byte-level BPE, as bytes, in the order of training."""
+    """A byte-level BPE's tokens, as bytes, in the order of training."""
     vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
     byte_of = {letter: byte for byte, letter in alphabet().items()}
     learnt = [

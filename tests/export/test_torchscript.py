@@ -81,7 +81,7 @@ OPERATORS = """
 
 
 def make(name: str, **changes: object) -> nn.Module:
-    """The model of a case in eval mode, with large random weights, and without dropout unless
+    """A case's model in eval mode, with large random weights, and without dropout unless
     `changes` sets it.
     """
     family = name.partition("-")[0]

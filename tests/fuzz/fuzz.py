@@ -141,7 +141,7 @@ def fuzz(name: str, seconds: float, current: str) -> None:
 
 
 def corpus(name: str) -> list[bytes]:
-    """The stored inputs of a target."""
+    """A target's stored inputs."""
     return [path.read_bytes() for path in sorted((CORPUS / name).glob("*.bin"))]
 
 

@@ -1,4 +1,4 @@
-"""`Batch`: the output of a row does not depend on other rows, on its time of admission, or on the
+"""`Batch`: a row's output does not depend on other rows, on its time of admission, or on the
 row of its prefix.
 
 One architecture for each kind of cache: keys and values of all positions (GPT-2), rings (GPT-Neo,
@@ -61,7 +61,7 @@ def text(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(V), k=length)
 
 
-# Prompts with the arguments of `admit`: as different as the rows of a server.
+# Prompts with the arguments of `admit`: as different as a server's rows.
 ROWS = [
     (text(1, 3), {"max_new_tokens": 60, "sampling": Sampling(temperature=0)}),
     (text(2, 40), {"max_new_tokens": 30, "sampling": Sampling(temperature=0.8, top_k=20)}),
@@ -95,7 +95,7 @@ def comparable(events: list[Event]) -> list[tuple]:
 
 @pytest.fixture(scope="module")
 def alone():
-    """alone(model name, dtype): the events of each row in a separate batch."""
+    """alone(model name, dtype): each row's events in a separate batch."""
     results = {}
 
     def alone(name: str, dtype: str):

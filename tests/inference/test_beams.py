@@ -130,7 +130,7 @@ def test_forced_and_banned_tokens_of_encoder_decoders(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4"])
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_are_the_log_probabilities_of_the_sequences(name: str, dtype: str) -> None:
-    """The shared positions of a cache have the keys, values and states of the sequence's tokens."""
+    """A cache's shared positions have the keys, values and states of the sequence's tokens."""
     model = in_dtype(new(name), dtype)
     ids = text(1, 9)
     found = beam_search(model, [ids], 40, beams=4, length_penalty=0.0)[0]

@@ -1,4 +1,4 @@
-"""Products with the blocks of a GGUF file: each type, each instruction set."""
+"""Products with a GGUF file's blocks: each type, each instruction set."""
 
 import copy
 from functools import partial

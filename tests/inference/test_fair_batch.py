@@ -35,7 +35,7 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def steps_until_first(batch: Batch, row: int) -> int:
-    """The number of steps until the first token of a row."""
+    """The number of steps until a row's first token."""
     for step in range(1, 1000):
         if any(event.row == row for event in batch.step()):
             return step

@@ -331,7 +331,7 @@ def test_batched_scores_match_single_scores(model) -> None:
         alone = score(model, [prompt])[0]
         if isinstance(runner_of(model), NativeRunner):
             assert torch.equal(scores, alone)
-        else:  # PyTorch's sums depend on the other tokens of a call
+        else:  # PyTorch's sums depend on a call's other tokens
             torch.testing.assert_close(scores, alone, rtol=0, atol=2e-5)
 
 

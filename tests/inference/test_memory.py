@@ -54,7 +54,7 @@ report()
 def test_verifying_needs_one_tensor_and_loading_makes_no_copy(gpt2_124m: Path) -> None:
     """`verify` reads every value, one tensor at a time: the largest has 154 MB. Measured: 250 MB.
 
-    The weights of a model are the file's pages. Measured: 526 MB for a file of 498 MB, 19 MB of
+    A model's weights are the file's pages. Measured: 526 MB for a file of 498 MB, 19 MB of
     them private.
     """
     size = (gpt2_124m / "model.safetensors").stat().st_size

@@ -86,7 +86,7 @@ def test_values_are_copied_with_their_meaning(tmp_path: Path, words_model: str) 
 
 
 def test_the_option_na_replaces_the_missing_values(tmp_path: Path, words_model: str) -> None:
-    """Also in the record of a job, and in its replay."""
+    """Also in a job's record, and in its replay."""
     table, out, manifest = tmp_path / "in.csv", tmp_path / "out.jsonl", tmp_path / "job.json"
     table.write_text("text\nNA\n.\nab\n", encoding="utf-8")
     done("score", words_model, table, "--na", ".", "--out", out, "--manifest", manifest)

@@ -224,7 +224,7 @@ def test_texts_with_a_common_prefix_and_different_starts(tmp_path: Path) -> None
     alone = torch.cat(
         [torch.as_tensor(logprob_matrix(activated, None, [text])[1]) for text in texts]
     )
-    assert_close(together.nan_to_num(), alone.nan_to_num())  # the first token of a text has none
+    assert_close(together.nan_to_num(), alone.nan_to_num())  # a text's first token has none
 
 
 def test_hidden_states_of_a_text_in_several_calls(tmp_path: Path) -> None:

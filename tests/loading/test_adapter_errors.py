@@ -39,7 +39,7 @@ def file_of(bases: Path, case: Case, tied: bool) -> tuple[Path, PeftFile]:
 def error(
     bases: Path, folder: Path, name: str, change: Change, tied: bool = True, **settings: Any
 ) -> str:
-    """The message for the file of a case after a change of its tensors and settings."""
+    """The message for a case's file after a change of its tensors and settings."""
     case = CASES[name]
     base, file = file_of(bases, case, tied)
     file.tensors |= change(file.tensors)

@@ -1,4 +1,4 @@
-"""`minhub inspect` and `minhub verify` of the folder of an adapter."""
+"""`minhub inspect` and `minhub verify` of an adapter's folder."""
 
 import json
 import shutil

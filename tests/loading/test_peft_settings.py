@@ -33,7 +33,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def peft_file(bases: Path, name: str, tied: bool) -> tuple[Path, PeftFile]:
-    """The base of a case, and its file."""
+    """A case's base, and its file."""
     case = CASES[name]
     base = bases / (case.base + " tied" * tied)
     return base, PeftFile(case, tied, load_file(base / "model.safetensors"))

@@ -69,7 +69,7 @@ def expected_logits(reference: Any, source: torch.Tensor, ids: torch.Tensor) -> 
 def read(
     model: Any, source: torch.Tensor, ids: torch.Tensor, sizes: list[int], cache: Any
 ) -> torch.Tensor:
-    """The logits of a text in chunks of `sizes`, which are repeated until its end."""
+    """A text's logits in chunks of `sizes`, which are repeated until its end."""
     logits: list[torch.Tensor] = []
     position = 0
     for size in cycle(sizes):

@@ -137,7 +137,7 @@ def test_classify_equals_transformers(pair: Pair) -> None:
 
 @torch.no_grad()
 def test_zero_shot_classification_equals_transformers(pair: Pair) -> None:
-    """The probability of a label is that of entailment among all labels, as in transformers'
+    """A label's probability is that of entailment among all labels, as in transformers'
     pipeline.
     """
     reference, model, _ = pair

@@ -88,7 +88,7 @@ def load(tmp_path_factory):
 
 
 def settings_of(name: str, head: str | None) -> dict[str, Any]:
-    """The settings of a case. The two outputs for an answer's start and end are labels in
+    """A case's settings. The two outputs for an answer's start and end are labels in
     transformers.
     """
     settings = CASES[name].settings(name)

@@ -1,4 +1,4 @@
-"""Packed texts: the hidden states of each text are those of the text alone, for each architecture."""
+"""Packed texts: each text's hidden states are those of the text alone, for each architecture."""
 
 from typing import Any
 

@@ -142,7 +142,7 @@ def wanted_of(reference: Any, source: torch.Tensor, ids: torch.Tensor) -> torch.
 def read(
     model: Any, source: torch.Tensor, ids: torch.Tensor, pieces: list[int], cache: Any
 ) -> torch.Tensor:
-    """The logits of a text in chunks of `sizes`, which are repeated until its end."""
+    """A text's logits in chunks of `sizes`, which are repeated until its end."""
     logits: list[torch.Tensor] = []
     position = 0
     for size in cycle(pieces):

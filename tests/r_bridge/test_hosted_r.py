@@ -340,7 +340,7 @@ os.kill(os.getpid(), signal.SIGINT)
 
 
 def interrupted(environment: dict[str, str], program: str) -> list[str]:
-    """The output of a program after Ctrl-C, which is sent when the program is ready. A second one
+    """A program's output after Ctrl-C, which is sent when the program is ready. A second one
     ends the program.
     """
     process = subprocess.Popen(

@@ -64,7 +64,7 @@ def address(main_model: ServedModel, recurrent: Path):
 
 @pytest.fixture(scope="module")
 def hermes() -> Iterator[tuple[str, Script]]:
-    """The address of a server whose model writes the replies of a script."""
+    """The address of a server whose model writes a script's replies."""
     model, script = scripted_model("hermes")
     with serving(model) as address:
         yield address, script

@@ -32,7 +32,7 @@ def base_url(hermes: tuple[str, Script]) -> str:
 
 
 def get_weather(city: str, days: int = 1) -> str:
-    """The weather forecast of a city.
+    """A city's weather forecast.
 
     Args:
         city: Name of the city.

@@ -222,7 +222,7 @@ def test_stop_strings_end_replies_and_choices_have_consecutive_seeds(
 
 
 def test_completions_echo_the_prompt_with_its_scores(client, main_model: ServedModel) -> None:
-    """lm-eval requests the log-probability of each prompt token."""
+    """lm-eval requests each prompt token's log-probability."""
     text = "To be or not to be, that is the question."
     ids = main_model.tokenizer.encode(text).ids
     scores = score(main_model.model, [ids])[0]

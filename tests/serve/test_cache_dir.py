@@ -48,7 +48,7 @@ def server(folder: Path, *options: object) -> Iterator[tuple[subprocess.Popen, h
 
 
 def complete(http: httpx2.Client, prompt: object, seed: int = 1) -> tuple[str, int]:
-    """The text of a completion, and the number of cached tokens."""
+    """A completion's text, and the number of cached tokens."""
     body = {"prompt": prompt, "seed": seed, "max_tokens": 12}
     result = http.post("/v1/completions", json=body).raise_for_status().json()
     return result["choices"][0]["text"], result["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -91,7 +91,7 @@ def alone(model: ServedModel, text: str, **settings: object) -> list[float]:
 
 
 def vectors(answer: httpx2.Response) -> list[list[float]]:
-    """The embeddings of a response, rounded to float32 as clients do."""
+    """A response's embeddings, rounded to float32 as clients do."""
     assert answer.status_code == 200, answer.text
     data = answer.json()["data"]
     assert [entry["index"] for entry in data] == list(range(len(data)))
@@ -99,7 +99,7 @@ def vectors(answer: httpx2.Response) -> list[list[float]]:
 
 
 def message(answer: httpx2.Response, status: int = 400) -> str:
-    """The error message of a response: one line."""
+    """A response's error message: one line."""
     assert answer.status_code == status, answer.text
     body = answer.json()
     error = (
@@ -592,7 +592,7 @@ def test_a_failing_text_ends_its_own_request_only(encoder: ServedModel) -> None:
 
 
 def test_changed_weights_are_used(tmp_path: Path) -> None:
-    """R's load_state_dict() replaces the weights of a served model."""
+    """R's load_state_dict() replaces a served model's weights."""
     model = from_pretrained(write_sentence_encoder(tmp_path / "mini", MAX_LENGTH))
     engine, results = EncoderEngine(model, MAX_LENGTH), SimpleQueue[list[torch.Tensor]]()
 

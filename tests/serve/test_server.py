@@ -144,7 +144,7 @@ def test_a_model_that_raises_fails_only_the_request_that_causes_it(folder: Path)
 
 
 def test_changed_weights_are_used_without_the_cached_prefixes(folder: Path) -> None:
-    """R's load_state_dict() replaces the weights of a served model, and PyTorch changes weights in
+    """R's load_state_dict() replaces a served model's weights, and PyTorch changes weights in
     place.
     """
     one = served("one", folder)
@@ -261,7 +261,7 @@ def test_invalid_options_of_the_command_are_rejected(tmp_path: Path, folder: Pat
 
 
 def wide(count: int) -> dict:
-    """A schema that exceeds the limits of a grammar after the first token."""
+    """A schema that exceeds a grammar's limits after the first token."""
     return {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(count)}}
 
 

@@ -35,7 +35,7 @@ def whole(text: str, most: int = 10**6) -> Any:
 
 
 def outcome(read: Callable[[str], Any], text: str) -> Any:
-    """The value of a JSON text, or the type of the error."""
+    """A JSON text's value, or the type of the error."""
     try:
         return read(text)
     except ValueError as error:

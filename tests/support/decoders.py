@@ -193,7 +193,7 @@ def assert_close(actual, expected, tolerance=TOLERANCE):
 
 
 def product(layer, x):
-    """The outputs of a layer for inputs (tokens, columns), at most 128 tokens."""
+    """A layer's outputs for inputs (tokens, columns), at most 128 tokens."""
     tokens, columns = x.shape
     runner = NativeRunner(new("gpt2"))
     runner.program.width = -(-max(columns, layer.weight.size(0)) // 128) * 128

@@ -61,7 +61,7 @@ def write(
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
-    """Write the file of a writer."""
+    """Write a writer's file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -365,7 +365,7 @@ class Handler(BaseHTTPRequestHandler):
                     return self.send_json(307, "Moved", {"Location": location})
         try:
             answer, file = self.route(path, query, token)
-            # The content of an LFS file is at the other origin; here is a redirect.
+            # An LFS file's content is at the other origin; here is a redirect.
             sends = (
                 self.command == "GET"
                 and file is not None

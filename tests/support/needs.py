@@ -163,7 +163,7 @@ def need(*names: str) -> None:
 
 
 def package(name: str) -> Any:
-    """The module of an optional package."""
+    """An optional package's module."""
     need(name.partition(".")[0])
     return importlib.import_module(name)
 

@@ -247,13 +247,13 @@ TABLE = [
 
 @torch.no_grad()
 def logits(model: Any, ids: Tensor) -> Tensor:
-    """The logits of a model, ours or transformers'."""
+    """A model's logits, ours or transformers'."""
     result = model(ids)
     return result if isinstance(result, Tensor) else result.logits  # type: ignore[no-any-return]
 
 
 class PeftFile:
-    """The tensors of a case by PEFT's names without their prefix, and the weights of the model with
+    """A case's tensors by PEFT's names without their prefix, and the weights of the model with
     the adapter.
 
     state: the tensors of the base in transformers' layout.

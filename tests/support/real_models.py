@@ -68,7 +68,7 @@ def content(package: str, file: str) -> bytes:
 
 
 def path_of(real: Real) -> Path:
-    """The file of a model, downloaded if it is missing."""
+    """A model's file, downloaded if it is missing."""
     path = CACHE / real.name
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)

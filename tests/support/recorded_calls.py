@@ -57,7 +57,7 @@ class RecordingRunner(NativeRunner):
         self.live: list[Tensor] = []  # of the cache
         self.used: Tensor | None = None
         self.memory = bytearray()
-        # by address: the offset of a tensor in the memory
+        # by address: a tensor's offset in the memory
         self.offsets: dict[int, tuple[int, Tensor]] = {}
         self.pointers: list[int] = []
         self.calls: list[tuple[int, int, int, int, int]] = []
@@ -110,7 +110,7 @@ class RecordingRunner(NativeRunner):
         self.point(at + getattr(DecoderCall, name).offset, where, inside=True)
 
     def point_at_parameters(self, at: int, parameters: Any) -> None:
-        """The pointers of a structure at offset `at`, and of the structures in it."""
+        """A structure's pointers at offset `at`, and of the structures in it."""
         for name, kind in parameters._fields_ if parameters is not None else ():
             where, value = at + getattr(type(parameters), name).offset, getattr(parameters, name)
             if issubclass(kind, ctypes.Structure):
@@ -160,7 +160,7 @@ class RecordingRunner(NativeRunner):
         raise AssertionError("a pointer to unknown memory")
 
     def case(self, name: str, equals: list[tuple[int, int, int]]) -> bytes:
-        """The bytes of a case. equals: identical ranges of the logits, as (first, first of the
+        """A case's bytes. equals: identical ranges of the logits, as (first, first of the
         other range, count).
         """
         logits = torch.cat(self.found)

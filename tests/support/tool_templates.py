@@ -138,7 +138,7 @@ TEMPLATES = {
 
 
 def marked_tokenizer(template: str, *, markers: bool = True) -> Tokenizer:
-    """A byte-level BPE of 400 tokens, with the markers of a template as special tokens."""
+    """A byte-level BPE of 400 tokens, with a template's markers as special tokens."""
     tokenizer = train_byte_level_bpe([TEXT.read_text(encoding="utf-8")], 400)
     matches = (
         {*MARKER.findall(template), *(() if markers else TOKENS.values())}

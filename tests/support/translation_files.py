@@ -29,7 +29,7 @@ def pieces(lines: list[str], **settings: Any) -> bytes:
 
 
 def of(model: bytes) -> list[str]:
-    """The pieces of a model."""
+    """A model's pieces."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     return [processor.id_to_piece(id) for id in range(processor.get_piece_size())]
 

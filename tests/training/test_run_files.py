@@ -1,4 +1,4 @@
-"""The files of a run: missing and corrupt ones, full disks, read-only folders, and loss curves."""
+"""A run's files: missing and corrupt ones, full disks, read-only folders, and loss curves."""
 
 import dataclasses
 import json
@@ -302,7 +302,7 @@ def test_existing_files_are_never_overwritten(tmp_path: Path, text: Path) -> Non
     assert not (tmp_path / "none").exists()
 
 
-# --- The folder of a run
+# --- A run's folder
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)

@@ -1,4 +1,4 @@
-"""The tokens of a training text: files, tokenizers, windows and streams."""
+"""A training text's tokens: files, tokenizers, windows and streams."""
 
 import json
 import os

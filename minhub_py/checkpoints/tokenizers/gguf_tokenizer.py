@@ -189,7 +189,7 @@ def gguf_tokenizer(metadata: JsonMapping) -> Tokenizer:
 def encoder_tokenizer(
     metadata: Mapping[str, object], family: str, tokens: list[str], kinds: list[int]
 ) -> Tokenizer:
-    """Build the tokenizer of an encoder, with special tokens around a text and a pair."""
+    """Build an encoder's tokenizer, with special tokens around a text and a pair."""
     names = {**FAMILIES[family].tokens, **special_tokens(metadata, {})}
     mask = names["mask_token"]
     names["mask_token"] = mask if isinstance(mask, str) else mask["content"]
@@ -374,7 +374,7 @@ def hub_files(metadata: Mapping[str, object]) -> dict[str, bytes]:
     return files | template_files(gguf_templates(metadata))
 
 
-# tokenizer.ggml.model -> the tokenizer of a decoder, and the IDs of special tokens that llama.cpp
+# tokenizer.ggml.model -> a decoder's tokenizer, and the IDs of special tokens that llama.cpp
 # assumes.
 BUILDERS = {"gpt2": byte_bpe, "llama": sentencepiece, "t5": sentencepiece, "gemma4": character_bpe}
 DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unk": 0}, "t5": {"eos": 1, "unk": 2, "pad": 0}}

@@ -1,4 +1,4 @@
-"""The languages of a translation model, and how its tokenizer marks them.
+"""A translation model's languages, and how its tokenizer marks them.
 
     style      token of a language    source text                    decoder starts with    first token
     nllb       eng_Latn               language, text, </s>           the model's            language
@@ -51,7 +51,7 @@ MBART_COUNT = 25  # languages of mBART; mBART-50 has more
 
 @dataclass(frozen=True)
 class Languages:
-    """The languages of a translation model.
+    """A translation model's languages.
 
     style: see above.    ids: the token ID of each language, by its code.    end: of </s>.
     """
@@ -91,7 +91,7 @@ class Languages:
         return self._around(text, self.tokenizer, code)
 
     def first_id(self, target: str) -> int | None:
-        """The first token of a translation, which is forced; None if it is free."""
+        """A translation's first token, which is forced; None if it is free."""
         return None if self.style in ("mbart", "marian") else self.id_of(target)
 
     def start_id(self, target: str) -> int | None:
@@ -116,7 +116,7 @@ class Languages:
 
 
 def languages_of(tokenizer: Tokenizer) -> Languages | None:
-    """The languages of a tokenizer; None if it has no tokens of languages."""
+    """A tokenizer's languages; None if it has no tokens of languages."""
     settings = stored_settings(tokenizer)
     name = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
     added = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}

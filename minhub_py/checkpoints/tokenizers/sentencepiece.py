@@ -59,7 +59,7 @@ class SentencePiece:
     remove_extra_whitespaces: bool = True
 
     def token(self, id: int) -> str | None:
-        """The text of a piece; None for an invalid ID."""
+        """A piece's text; None for an invalid ID."""
         return self.pieces[id].text if 0 <= id < len(self.pieces) else None
 
     def of_kind(self, kind: int) -> list[str]:
@@ -191,7 +191,7 @@ def check_pieces(model: SentencePiece) -> None:
 def sentencepiece_tokenizer(
     model: SentencePiece, ids: Mapping[str, int] | None = None
 ) -> Tokenizer:
-    """The tokenizer of a model file, without bos and eos.    ids: of the tokens, for BPE; default:
+    """A model file's tokenizer, without bos and eos.    ids: of the tokens, for BPE; default:
     the numbers of the pieces.
     """
     [unknown] = model.of_kind(UNKNOWN)

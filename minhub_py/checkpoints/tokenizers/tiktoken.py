@@ -54,7 +54,7 @@ TEKKEN = """<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [
 
 @dataclass(frozen=True)
 class Ranks:
-    """The content of a file.
+    """A file's content.
 
     Attributes:
         tokens: as bytes, ordered by rank.
@@ -181,7 +181,7 @@ def check_tokens(tokens: Sequence[bytes]) -> None:
 
 
 def byte_bpe(ranks: Ranks, special: Sequence[str] | None = None) -> Tokenizer:
-    """The tokenizer of a file, without bos and eos. special: replaces the names of the special
+    """A file's tokenizer, without bos and eos. special: replaces the names of the special
     tokens.
     """
     special = ranks.special if special is None else special
@@ -207,7 +207,7 @@ def byte_bpe(ranks: Ranks, special: Sequence[str] | None = None) -> Tokenizer:
 
 @cache
 def alphabet() -> dict[int, str]:
-    """The character of each byte in byte-level BPE: Latin-1's if printable, otherwise one from
+    """Each byte's character in byte-level BPE: Latin-1's if printable, otherwise one from
     U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

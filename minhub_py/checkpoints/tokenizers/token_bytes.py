@@ -1,4 +1,4 @@
-"""The bytes of a token, which can be a part of a character."""
+"""A token's bytes, which can be a part of a character."""
 
 import re
 
@@ -12,7 +12,7 @@ BYTES = {char: byte for byte, char in alphabet().items()}
 
 
 def token_bytes(tokenizer: Tokenizer, id: int, text: str) -> bytes:
-    """The bytes of a token. text: its decoded text."""
+    """A token's bytes. text: its decoded text."""
     if REPLACEMENT not in text:
         return text.encode()
     token = tokenizer.id_to_token(id) or ""
@@ -24,7 +24,7 @@ def token_bytes(tokenizer: Tokenizer, id: int, text: str) -> bytes:
 
 
 def token_label(data: bytes) -> str:
-    r"""The text of a token, or its bytes in OpenAI's notation, `bytes:\xe2\x80`, if they are not
+    r"""A token's text, or its bytes in OpenAI's notation, `bytes:\xe2\x80`, if they are not
     UTF-8.
     """
     try:

@@ -4,7 +4,7 @@ process.
     continuing_subword_prefix   BPE removes as many bytes as the prefix has from the right side of each merge. If the
                                 cut is inside a character, its error message is not UTF-8, and printing it aborts
                                 (tokenizers 0.23, pull request 2398)
-    precompiled_charsmap        the first number is the size of a table, and memory is reserved for it
+    precompiled_charsmap        the first number is a table's size, and memory is reserved for it
     a long token of a unigram   its trie is freed recursively: the stack overflows
 
 Other corrupt content raises an exception of the library.

@@ -1,4 +1,4 @@
-"""Limits on the tokens of a vocabulary, and the merges that follow from them.
+"""Limits on a vocabulary's tokens, and the merges that follow from them.
 
 SentencePiece and tiktoken files have tokens without merges: each cut of a token into two other
 tokens is a merge. Time and memory for them grow with the square of a token's length, so both the

@@ -50,7 +50,7 @@ def read_word_bpe(path: Path) -> Tokenizer:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file. ValueError: the file is empty or not text."""
+    """A text file's lines. ValueError: the file is empty or not text."""
     try:
         lines = read_text(path).removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:

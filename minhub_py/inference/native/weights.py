@@ -1,6 +1,6 @@
 """Pointers to a model's weights for the C decoder.
 
-Weights remain where PyTorch stores them: in floats, quantized, or in the blocks of a mapped file.
+Weights remain where PyTorch stores them: in floats, quantized, or in a mapped file's blocks.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ class Weights:
         self.width = 0
 
     def factor(self, norm: RMSNorm | None) -> int | None:
-        """A pointer to the factor of an RMS norm."""
+        """A pointer to an RMS norm's factor."""
         return None if norm is None else self.floats(norm.weight.float() + norm.offset)
 
     def head_factor(self, norm: RMSNorm | HeadLayerNorm | nn.LayerNorm | None) -> int | None:
@@ -51,7 +51,7 @@ class Weights:
         return self.floats(F.pad(norm.weight.float().flatten(), (0, norm.weight.size(1))))
 
     def matrix(self, source: Any) -> Matrix:
-        """The weight of a layer, or a weight. The adapter of a layer is merged."""
+        """A layer's weight, or a weight. A layer's adapter is merged."""
         if isinstance(source, LoRALinear):
             if source.invocation is not None:
                 raise UnsupportedError("an activated adapter of this layer")

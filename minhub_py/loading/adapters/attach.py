@@ -190,7 +190,7 @@ def norms(tensors: BaseTensors, target: Target) -> Tensor:
 
 
 def save_adapter(model: LanguageModel, folder: str | Path) -> None:
-    """Save the adapter of a model in PEFT's format: adapter_config.json and
+    """Save a model's adapter in PEFT's format: adapter_config.json and
     adapter_model.safetensors.
 
     Args:

@@ -1,4 +1,4 @@
-"""The settings of an adapter: PEFT's adapter_config.json.
+"""An adapter's settings: PEFT's adapter_config.json.
 
 Every setting that changes the result is supported or rejected by name. Defaults are PEFT's (0.21).
 """
@@ -74,7 +74,7 @@ class AdapterFile(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The settings of a LoRA adapter, by their names in adapter_config.json.
+    """A LoRA adapter's settings, by their names in adapter_config.json.
 
     target_modules: names or endings of names; a text is a regular expression for the full name, or
     "all-linear".
@@ -163,11 +163,11 @@ class AdapterConfig:
             )
 
     def rank(self, module: str) -> int:
-        """The rank of a module, by its Hub name."""
+        """A module's rank, by its Hub name."""
         return int(pattern_value(self.rank_pattern, module, self.r))
 
     def scale(self, module: str) -> float:
-        """The factor s of a module: alpha / r, or alpha / √r."""
+        """A module's factor s: alpha / r, or alpha / √r."""
         rank, alpha = self.rank(module), pattern_value(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 

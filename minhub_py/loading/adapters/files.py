@@ -84,7 +84,7 @@ class Adapter:
 
 
 def stored_adapter(folder: Path) -> tuple[AdapterConfig, dict[str, Tensor]]:
-    """The settings of an adapter, and its tensors under PEFT's names.
+    """An adapter's settings, and its tensors under PEFT's names.
 
     FileNotFoundError: the folder is not an adapter. ValueError: a file is corrupt, or a setting is
     not supported.
@@ -107,7 +107,7 @@ def read_file(folder: Path) -> AdapterFile:
 def stored_tensors(
     folder: Path, weights: str = WEIGHTS
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of an adapter, memory-mapped, and the metadata of their file.
+    """An adapter's tensors, memory-mapped, and the metadata of their file.
 
     FileNotFoundError: the folder has no such file. ValueError: the file is corrupt.
     """
@@ -120,7 +120,7 @@ def stored_tensors(
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder contains the tensors of an adapter in PEFT's format."""
+    """Whether a folder contains an adapter's tensors in PEFT's format."""
     return (folder / WEIGHTS).exists() or (folder / PICKLE).exists()
 
 

@@ -1,4 +1,4 @@
-"""The adapter of a file for a model: each tensor is used, or named in one error with all other
+"""A file's adapter for a model: each tensor is used, or named in one error with all other
 problems.
 
 PEFT ignores unexpected names and warns about missing ones. Names are described in `files.py`.
@@ -56,7 +56,7 @@ WRAPPERS = {
 
 @dataclass
 class Stored:
-    """The tensors of a file.
+    """A file's tensors.
 
     factors: by Hub module and part.    copies: by kind ("plain" or a value of WRAPPERS) and Hub
     name.
@@ -127,7 +127,7 @@ def build_adapter(
 def sort_tensors(
     tensors: Mapping[str, Tensor], table: Table, config: AdapterConfig, problems: Problems
 ) -> Stored:
-    """Sort the tensors of a file by the forms of their names. ValueError: a form that is not
+    """Sort a file's tensors by the forms of their names. ValueError: a form that is not
     supported.
     """
     stored = Stored()
@@ -272,7 +272,7 @@ def add_factors(
 def factors_of(
     parts: Sequence[Tensor], scale: float, dropout: float, *, is_embedding: bool
 ) -> LoRAFactors:
-    """The factors of a module from the tensors of the file: the two matrices, and for DoRA the
+    """A module's factors from the tensors of the file: the two matrices, and for DoRA the
     magnitude.
     """
     dtype = torch.promote_types(parts[0].dtype, torch.float32)  # as PEFT: factors are float32

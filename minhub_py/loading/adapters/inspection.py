@@ -1,4 +1,4 @@
-"""Reports of `minhub inspect` and `minhub verify` about the folder of an adapter, as plain data."""
+"""Reports of `minhub inspect` and `minhub verify` about an adapter's folder, as plain data."""
 
 from dataclasses import asdict
 from pathlib import Path

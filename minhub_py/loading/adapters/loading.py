@@ -23,7 +23,7 @@ def adapter_folders(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> dict[str, Path]:
-    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of
+    """Each adapter's local folder by its name, downloaded if necessary. Raises the errors of
     `hub.fetch`.
 
     TypeError: `adapter` has another type.
@@ -48,7 +48,7 @@ def adapter_folders(
 
 
 def fetch(identifier: str | os.PathLike[str], revision: str, **access: Any) -> Path:
-    """The local folder of an adapter, downloaded if necessary. Raises the errors of `hub.fetch`."""
+    """An adapter's local folder, downloaded if necessary. Raises the errors of `hub.fetch`."""
     errors: list[FileNotFoundError] = []
     for weights in (WEIGHTS, PICKLE, MLX_WEIGHTS):
         try:
@@ -64,7 +64,7 @@ def is_adapter(path: Path) -> bool:
 
 
 def base_in(folder: Path) -> tuple[str, str]:
-    """The identifier and revision of the base of an adapter. ValueError: the adapter does not name
+    """The identifier and revision of an adapter's base. ValueError: the adapter does not name
     its base.
     """
     values = read_file(folder)

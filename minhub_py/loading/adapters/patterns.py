@@ -42,7 +42,7 @@ def full_match(pattern: str, name: str) -> bool:
 
 @cache
 def parse(pattern: str) -> Any:
-    """The syntax tree of a pattern. ValueError: see `full_match`."""
+    """A pattern's syntax tree. ValueError: see `full_match`."""
     if len(pattern) > MAX_LENGTH:
         raise ValueError(
             f"a regular expression has {len(pattern)} characters: the maximum is {MAX_LENGTH}"
@@ -72,7 +72,7 @@ def operations(tree: Any) -> Iterator[object]:
 
 
 def subtrees(argument: object) -> Iterator[object]:
-    """The syntax trees in the argument of an operation."""
+    """The syntax trees in an operation's argument."""
     if isinstance(argument, parser.SubPattern):
         yield argument
     elif isinstance(argument, list | tuple):

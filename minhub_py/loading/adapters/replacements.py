@@ -19,7 +19,7 @@ from minhub_py.models.registry import architecture_of
 
 
 class BaseTensors:
-    """The native tensors of a base by the names of a model with an adapter, whose head may be
+    """A base's native tensors by the names of a model with an adapter, whose head may be
     untied.
 
     tensors: of a checkpoint; None: of the model.

@@ -46,7 +46,7 @@ def bare_model(model: LanguageModel, config: ModelConfig | None = None) -> Langu
 
 
 def conversions_of(bare: LanguageModel) -> list[Conversion]:
-    """The conversions from native to Hub tensors, for the names of an unmodified model."""
+    """The conversions from native to Hub tensors, for an unmodified model's names."""
     return hub_tensors(bare).conversions
 
 
@@ -104,7 +104,7 @@ def targets_of(bare: LanguageModel) -> dict[str, Target]:
 
 
 def native_rows(conversion: Conversion, tensor: Tensor) -> list[Tensor]:
-    """The native parts of a tensor whose rows are the outputs of a Hub module."""
+    """The native parts of a tensor whose rows are a Hub module's outputs."""
     if conversion.operation is transpose:
         return [tensor]
     return list(conversion.operation.to_native([tensor], *conversion.values))

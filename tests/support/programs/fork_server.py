@@ -4,7 +4,7 @@ MODULE...`.
 A test starts start_python.py, which sends its arguments, environment, working directory and
 standard streams, forwards signals, and exits with the fork's status. REAL is the reply to a program
 that requires a new Python, for example for another locale: start_python.py then executes Python.
-SOCKET is the file descriptor of a listening socket.
+SOCKET is a listening socket's file descriptor.
 """
 
 import atexit
