@@ -1,6 +1,6 @@
 #' Compute activations at named points of a model
 #'
-#' Returns the values of a model at named points of its computation. The model's
+#' Returns a model's values at named points of its computation. The model's
 #' own computation is recorded, and the model does not change.
 #'
 #' Layers and heads count from 1, as in [attention_weights()] and [logit_lens()].
@@ -12,7 +12,7 @@
 #' | `layers.3.attn` | the output of the attention of layer 3, as added to the residual stream |
 #' | `layers.3.mlp` | the output of the MLP, as added to the residual stream |
 #' | `layers.3.resid` | the output of layer 3, the input of layer 4; in an LSTM, its hidden state |
-#' | `layers.3.heads.2` | the output of a head, before the output projection; `layers.3.heads` for all heads |
+#' | `layers.3.heads.2` | a head's output, before the output projection; `layers.3.heads` for all heads |
 #' | `layers.3.neurons.17` | an activation of the MLP; `layers.3.neurons` for all |
 #' | `final` | the input of the head, after the final norm |
 #'
@@ -26,8 +26,8 @@
 #' @param at The names of points. By default, the embeddings and the output of
 #'   each layer.
 #' @param pool `"none"` for a row per token, `"last"` for the last token of each
-#'   text, `"mean"` for the mean over the tokens of each text.
-#' @param targets For points in the decoder of an encoder-decoder: the
+#'   text, `"mean"` for the mean over each text's tokens.
+#' @param targets For points in an encoder-decoder's decoder: the
 #'   decoder's output for each text.
 #' @returns An object of class `minhub_activations`: a named list with a matrix
 #'   for each point, and the attribute `rows`, a data frame with the `text`,
@@ -85,7 +85,7 @@ print.minhub_activations <- function(x, ...) print_format(x, ...)
 
 #' @rdname activations
 #' @param x The result of `activations()`.
-#' @param main The title of each panel.
+#' @param main Each panel's title.
 #' @param col The darkest color.
 #' @param ... Graphical parameters for [graphics::par()].
 #' @export
@@ -113,7 +113,7 @@ draw_norms <- function(norms, labels, xlab, shade) {
   legend_of_colors(shade, c("0", paste(signif(top, 2L), "or more")))
 }
 
-# The layer and the head in the name of a point: 0 for the embeddings, NA without a number.
+# The layer and the head in a point's name: 0 for the embeddings, NA without a number.
 place_of <- function(point) {
   number <- function(pattern) {
     if (grepl(pattern, point)) as.integer(sub(paste0(".*", pattern, ".*"), "\\1", point)) else NA_integer_
@@ -129,12 +129,12 @@ place_of <- function(point) {
 #'
 #' @inheritParams activations
 #' @param positive,negative Character vectors, or token IDs.
-#' @param at The name of a point, see [activations()].
+#' @param at A point's name, see [activations()].
 #' @param method `"mean"`: the difference of the means. `"pca"`: the first
 #'   principal component of the differences of pairs, with length 1.
-#'   `"logistic"`: the weights of a logistic regression, with length 1; requires
+#'   `"logistic"`: a logistic regression's weights, with length 1; requires
 #'   the Python package scikit-learn.
-#' @param pool The activation of a text: of its `"last"` token or the `"mean"`.
+#' @param pool A text's activation: of its `"last"` token or the `"mean"`.
 #' @returns A list of class `minhub_direction` with the numeric `vector`, and
 #'   `texts`, a data frame with the `group` and the `projection` of each text onto
 #'   the vector with length 1.
@@ -193,7 +193,7 @@ print.minhub_direction <- function(x, ...) print_format(x, ...)
 #'
 #' @param x A numeric matrix, such as `activations(...)[["layers.3.resid"]]`.
 #' @param y A label (factor, character or logical) or a number for each row.
-#' @param groups The group of each row. By default, each row is a group.
+#' @param groups Each row's group. By default, each row is a group.
 #' @param folds The number of folds.
 #' @param penalty The strength of the L2 penalty.
 #' @param bootstrap The number of bootstrap samples.

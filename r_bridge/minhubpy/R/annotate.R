@@ -1,10 +1,10 @@
 #' Label texts with a language model
 #'
-#' Computes the probability of each label as the answer to a prompt, which
+#' Computes each label's probability as the answer to a prompt, which
 #' consists of an instruction, examples and the text. A model with a chat template
 #' receives the prompt as messages.
 #'
-#' The score of a label is the log-probability of its complete token sequence;
+#' A label's score is the log-probability of its complete token sequence;
 #' the probabilities are a softmax of the scores over the labels. `length` divides
 #' the score by the number of tokens or of characters. If one label's tokens are the
 #' beginning of another label, the end token is added to every label.
@@ -21,12 +21,12 @@
 #' @param texts A character vector or a factor, or a data frame with a column
 #'   `text`. The result of a text that is `NA` is `NA`.
 #' @param labels Labels: a character vector. Its names, if any, are the labels, and
-#'   its values their definitions. Or the path of a codebook in YAML.
+#'   its values their definitions. Or a codebook's path in YAML.
 #' @param instruction The task. `NULL`: the codebook's, or a list of the labels.
 #' @param examples Coded examples: a data frame with the columns `text` and `label`.
 #' @param calibrate `NULL`, `"contextual"` or `"pmi"`.
 #' @param length `"sum"`, `"tokens"` or `"characters"`.
-#' @param template The prompt of a text, with `{text}`.
+#' @param template A text's prompt, with `{text}`.
 #' @param premise For `"pmi"`: the prompt without a text. `NULL`: `template`
 #'   without the text.
 #' @param chat Whether to use the chat template. `NULL`: if the model has one.
@@ -101,7 +101,7 @@ annotate_texts <- function(model, texts, labels, instruction = NULL, examples = 
 #' frequencies of the labels; AC2 counts partial agreement and requires another
 #' `level` than `"nominal"`. Macro F1 leaves out categories that no rater uses.
 #'
-#' @param ... Vectors with the labels of each rater, one value per unit, or a data
+#' @param ... Vectors with each rater's labels, one value per unit, or a data
 #'   frame with one column per rater. Names are the names of the raters. `NA` is a
 #'   missing label.
 #' @param level The level of measurement: `"nominal"`, `"ordinal"`, `"interval"`

@@ -31,7 +31,7 @@ ARCHITECTURES <- c("gpt2", "gptneo", "lstm", "llama", "gptneox", "gptbigcode", "
 #'     is faster and results differ more; `"auto"` is float32 on a CPU. A
 #'     quantized model has no float weights, cannot be saved, and cannot become an
 #'     R torch module.
-#'   * `"auto"` computes with the quantized weights of a GGUF file, without
+#'   * `"auto"` computes with a GGUF file's quantized weights, without
 #'     further loss.
 #'   * `"none"` converts them to floating point.
 #'   * `NULL` is `"auto"` for a GGUF file on a CPU with `dtype = "auto"`, and
@@ -105,7 +105,7 @@ path_or_name <- function(identifier) {
 #' @param ... Further settings, such as `n_positions = 512` or
 #'   `resid_pdrop = 0` (GPT-2) or `hidden_size = 64` (other architectures). In
 #'   `from_config()` and similar functions, they replace values of the config.json.
-#'   The setting `architectures` selects the head of a text encoder, such as
+#'   The setting `architectures` selects a text encoder's head, such as
 #'   `"BertForMaskedLM"` or `"BertForSequenceClassification"`.
 #' @param max_pos,pdrop The names in the R package minhub for `n_positions`, and
 #'   for `embd_pdrop`, `attn_pdrop` and `resid_pdrop`.

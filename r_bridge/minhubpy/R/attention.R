@@ -67,7 +67,7 @@ format.minhub_attention <- function(x, ...) {
 #' with `layer` only the heads of that layer, and with `layer` and `head` one
 #' head with its tokens. Rows are queries and columns are keys, from the first
 #' token on; darker cells are larger weights. If the panels of all heads would be
-#' too small for the device, the plot shows the mean over the heads of each layer.
+#' too small for the device, the plot shows the mean over each layer's heads.
 #'
 #' @param x The result of [attention_weights()] or [logit_lens()].
 #' @param layer,head The numbers of the layer and the head. By default, all.
@@ -230,7 +230,7 @@ head_scores <- function(model, length = 50, samples = 4, seed = 0) {
 
 #' @rdname head_scores
 #' @param x The result of `head_scores()`.
-#' @param main The title of each panel.
+#' @param main Each panel's title.
 #' @param col The darkest color.
 #' @param ... Graphical parameters for [graphics::par()].
 #' @export

@@ -113,7 +113,7 @@ CHAT_SETTINGS <- c(
   "presence_penalty", "frequency_penalty", "logit_bias", "tool_choice"
 )
 
-# Checks the settings of a chat. "auto" selects the value in `defaults`. `seed` and `stream` are not sent to Python.
+# Checks a chat's settings. "auto" selects the value in `defaults`. `seed` and `stream` are not sent to Python.
 chat_settings <- function(x, defaults) {
   for (name in c("temperature", "top_k", "top_p", "repetition_penalty", "min_p")) {
     if (identical(x[[name]], "auto")) x[name] <- list(defaults[[name]])

@@ -32,7 +32,7 @@ from_integer64 <- function(x, what) {
 
 is_plain_number <- function(x) is.numeric(x) && !is.object(x)
 
-# The columns of a data frame as plain values. Keeps dates and times, which formulas and groups support.
+# A data frame's columns as plain values. Keeps dates and times, which formulas and groups support.
 plain_columns <- function(data) {
   for (name in names(data)) if (inherits(data[[name]], "integer64")) data[[name]] <- plain(data[[name]], name)
   data

@@ -1,10 +1,10 @@
 #' Classify texts
 #'
-#' Computes the probability of each label for each text, with a model that has a
+#' Computes each label's probability for each text, with a model that has a
 #' classification head.
 #'
 #' With `labels`, a model trained on natural language inference (NLI) classifies
-#' texts without further training: the probability of a label follows from the
+#' texts without further training: a label's probability follows from the
 #' entailment of `hypothesis` with the label, given the text (zero-shot
 #' classification).
 #'
@@ -24,7 +24,7 @@
 #' @returns A data frame with one row per text and the columns
 #'   * `label`: the most likely label, a factor with all labels as levels;
 #'   * `prob`: its probability;
-#'   * `prob_LABEL` for each label: its probability. The probabilities of a text
+#'   * `prob_LABEL` for each label: its probability. A text's probabilities
 #'     sum to 1, except with `multi_label`, for a single label, and for models with
 #'     the `problem_type` `"multi_label_classification"`.
 #'
@@ -99,7 +99,7 @@ with_labels <- function(input, result) {
 #' @param ignore Labels to leave out. `"O"` is the label of tokens outside of all
 #'   entities.
 #' @param stride The number of tokens that two windows of a long text share. `NULL`:
-#'   half of the tokens of a window.
+#'   half of a window's tokens.
 #' @returns A data frame with one row per entity, in the order of the texts, and
 #'   the columns
 #'   * `text`: the number of the text, or a factor of the names of `texts`;

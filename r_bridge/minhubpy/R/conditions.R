@@ -14,7 +14,7 @@ warn <- function(text, call = users_call()) {
 # The user's call of an exported function. Errors show it instead of an internal call.
 users_call <- function() {
   for (number in seq_len(sys.nframe())) {
-    # Compares names, because the namespace of an older model may be unloaded.
+    # Compares names, because an older model's namespace may be unloaded.
     if (environmentName(topenv(environment(sys.function(number)))) == "minhubpy") return(as_written(sys.call(number)))
   }
   NULL

@@ -29,7 +29,7 @@ member_name <- function(i, what, fields) {
   string(i)
 }
 
-# Settings as the arguments of a call.
+# Settings as a call's arguments.
 as_call <- function(settings) {
   settings <- Filter(Negate(is.null), settings)
   shown <- vapply(settings, function(value) {

@@ -1,7 +1,7 @@
 #' Answer typed questions about texts
 #'
 #' Answers questions with a chat model, with a probability for every answer. Nothing
-#' is generated: the options of a question have labels of one token (Yes and No, or A,
+#' is generated: a question's options have labels of one token (Yes and No, or A,
 #' B, C, and so on), and their probabilities after the prompt are the result. Questions
 #' about a text share its computation.
 #'
@@ -9,7 +9,7 @@
 #' (`decision.json` and `decision_template.jinja`, as in the Python package
 #' transformers), which are then used.
 #'
-#' The position of an option in the prompt affects its probability. `orders` averages
+#' An option's position in the prompt affects its probability. `orders` averages
 #' over several orders of the options (Pezeshkpour and Hruschka 2024).
 #'
 #' @inheritParams generate
@@ -28,9 +28,9 @@
 #'     first; for `"noul"`, optional descriptions with the names `true` and `false`.
 #'     `NA` is no description.
 #' @param orders The number of orders of the options whose mean is the result.
-#'   Options are rotated; the levels of a score are reversed in every second order.
+#'   Options are rotated; a score's levels are reversed in every second order.
 #' @param seed The seed of the permutations after a full rotation.
-#' @param options Whether to add the probability of each option.
+#' @param options Whether to add each option's probability.
 #' @returns A data frame with one row per text and question, and the columns
 #'   * `text`: the number of the text, or a factor of the names of `texts`;
 #'   * `question`: a factor;
@@ -114,14 +114,14 @@ check_questions <- function(questions) {
 #'   hand-coded answers.
 #'
 #' @param decisions The result of [decide_texts()] with the columns of all options.
-#' @param truth The hand-coded answers: the name of a column, or a vector with one
+#' @param truth The hand-coded answers: a column's name, or a vector with one
 #'   element for each row, `NA` for rows that were not coded. Answers are options, levels from
 #'   0, or `TRUE` and `FALSE`.
 #' @param method The method.
 #' @param folds The number of folds.
 #' @param bins The number of bins of the expected calibration error.
 #' @param seed The seed of the division into folds.
-#' @param save The folder of a model, see [save_pretrained()], in whose
+#' @param save A model's folder, see [save_pretrained()], in whose
 #'   `decision.json` the temperatures are stored. [decide_texts()], [minhub_serve()]
 #'   and the Python package transformers use them. `NULL`: they are not stored.
 #' @param object,x The result.

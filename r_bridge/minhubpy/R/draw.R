@@ -151,7 +151,7 @@ legend_of_colors <- function(shade, labels, up = 1.9, share = 0.2, most = 10) {
 # Estimates with intervals
 
 # series: data frames with the columns estimate, lower and upper, and one row per label. col: for each series a color, or
-# one color per row. reference: the position of a dashed line.
+# one color per row. reference: a dashed line's position.
 draw_intervals <- function(labels, series, col, limits, reference) {
   n <- length(labels)
   set_margins(left = text_width(labels, 1, "") + 0.25, bottom = lines_high(3.6), right = 0.3)

@@ -1,6 +1,6 @@
 #' Compute text embeddings
 #'
-#' Computes one vector per text from the hidden states of a layer. Texts with
+#' Computes one vector per text from a layer's hidden states. Texts with
 #' similar meanings have vectors with similar directions. The resulting matrix is
 #' suitable for [text_similarity()], [stats::lm()], [stats::prcomp()],
 #' [stats::hclust()] and any classifier.
@@ -30,7 +30,7 @@
 #'   last layer, -2 for the layer before it. Middle layers often represent the
 #'   meaning of a text better than the last layer, which is trained to predict
 #'   the next token. For an encoder-decoder such as T5, the layers of the encoder.
-#' @param pool How to pool the tokens of a text: `"mean"`; `"last"`, in a decoder
+#' @param pool How to pool a text's tokens: `"mean"`; `"last"`, in a decoder
 #'   the only token whose hidden state depends on the complete text; `"cls"`, the
 #'   first token; `"max"`; `"splade"`, for models with a masked-LM head; or
 #'   `"none"`, which returns one vector per token. Decoders support `"mean"`, `"last"` and `"none"`. `NULL`: the repository's
@@ -106,7 +106,7 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
 #' Compute embeddings of words in context
 #'
 #' Computes one vector per word: the mean of the hidden states of its tokens in a
-#' layer, or in several. The vector of a word differs between contexts.
+#' layer, or in several. A word's vector differs between contexts.
 #'
 #' Words are separated by white space. A token belongs to the word of its last
 #' character, so that the space before a word belongs to the word. A text longer
@@ -154,7 +154,7 @@ word_embeddings <- function(model, texts, layer = -1, combine = c("join", "mean"
   if (length(vectors)) cbind(words, as.data.frame(vectors)) else words
 }
 
-# Joins the words of the parts, whose texts count from the first text of each part.
+# Joins the words of the parts, whose texts count from each part's first text.
 join_word_vectors <- function(result, rows) {
   kept <- lengths(lapply(result, `[[`, "word")) > 0
   list(
@@ -184,7 +184,7 @@ join_vectors <- function(result, rows) {
 #' @inheritParams text_embeddings
 #' @param x A character vector, or a data frame with a column `text`. Without `x`,
 #'   the result is a function of `x` with the other arguments.
-#' @param model The name of a model, see [from_pretrained()], or a model.
+#' @param model A model's name, see [from_pretrained()], or a model.
 #' @param ... Arguments of [from_pretrained()] for a model that is given by its
 #'   name, such as `revision` and `device`.
 #' @returns For a character vector, a numeric matrix with one row per text, or

@@ -3,7 +3,7 @@
 #' Chooses texts for human coding, uncertain ones more often, each with a known
 #' probability, which [corrected_estimate()] requires.
 #'
-#' The probability of a text is `n / N * (minimum + (1 - minimum) * u / mean(u))`,
+#' A text's probability is `n / N * (minimum + (1 - minimum) * u / mean(u))`,
 #' at most 1, with `u = sqrt((1 - margin) / 2)`. Exactly `n` texts are chosen, by
 #' systematic sampling in random order.
 #'
@@ -12,7 +12,7 @@
 #' @param n The number of texts.
 #' @param minimum The share of the probability that does not depend on the margin.
 #'   1 is a simple random sample.
-#' @param uncertainty The expected root of the squared error of each text, instead of
+#' @param uncertainty The expected root of each text's squared error, instead of
 #'   `u`.
 #' @param seed The seed. `NULL`: drawn from R's generator, so that `set.seed()`
 #'   applies.
@@ -57,16 +57,16 @@ choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NU
 #' @param data A data frame with one row per text, or the result of [decide_texts()]
 #'   with the columns of all options, and columns of hand-coded answers and covariates.
 #' @param prediction The model's labels as numbers or logical values, such as a column
-#'   of probabilities: the name of a column, or a vector. `NULL`, for decisions: the
+#'   of probabilities: a column's name, or a vector. `NULL`, for decisions: the
 #'   probability of `true`, or the score.
 #' @param question For decisions, the question whose rows are used.
-#' @param probability Each text's probability of being chosen: the name of a column,
+#' @param probability Each text's probability of being chosen: a column's name,
 #'   or a vector. `NULL`: a simple random sample.
 #' @param family `"linear"` or `"logistic"`.
 #' @param method The method.
 #' @param confidence The confidence of the intervals.
-#' @param cluster The cluster of each text, such as its author, for standard errors
-#'   that allow for dependent texts: the name of a column, or a vector.
+#' @param cluster Each text's cluster, such as its author, for standard errors
+#'   that allow for dependent texts: a column's name, or a vector.
 #' @param cross_fit The number of folds of cross-fitting: the labels of a fold are
 #'   predicted from the model's labels, the covariates and the human labels of the
 #'   other folds, for shorter intervals. 0: the model's labels.

@@ -32,7 +32,7 @@
 #'   0-based token IDs: `c("42" = -100)`.
 #' @param seed An integer for all prompts, or one per prompt. By default, seeds
 #'   are drawn from R's random numbers, so `set.seed()` makes the text
-#'   reproducible. The text of a prompt does not depend on the other prompts:
+#'   reproducible. A prompt's text does not depend on the other prompts:
 #'   equal prompts with equal seeds have equal texts. For three different texts,
 #'   use `generate(model, rep("ROMEO:", 3), seed = 1:3)`.
 #' @param eos_id The end-of-sequence token IDs. `"auto"` uses the model's token
@@ -348,7 +348,7 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
   structure(result, class = c("minhub_next_tokens", "data.frame"))
 }
 
-#' Compute the log-probability of each token
+#' Compute each token's log-probability
 #'
 #' `token_logprobs()` computes the log-probability of each token of a text, given
 #' the preceding tokens. With `targets`, it computes the log-probability of each
@@ -409,7 +409,7 @@ token_logprobs <- function(model, texts, tokenizer = NULL, targets = NULL, sep =
   settings <- list(tokenizer = check_tokenizer(tokenizer), bits = flag(bits), sep = string(sep, "sep"))
   result <- ask_in_parts("score", model, list(texts = texts[kept], targets = targets[kept]), settings, resume, join = join_tokens)
   result$text <- text_of_row(kept[result$text], labels)
-  # The attribute contains the first token of each text, which has no row, for plot().
+  # The attribute contains each text's first token, which has no row, for plot().
   structure(result, class = c("minhub_token_logprobs", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
 }
 

@@ -12,7 +12,7 @@
 #'
 #' * `gguf`: GGUF files.
 #' * `json`: replies that follow a `schema`.
-#' * `plot`: the picture of the losses in the folder of a run.
+#' * `plot`: the picture of the losses in a run's folder.
 #' * `probe`: [linear_probe()], and [steering_direction()] with
 #'   `method = "logistic"`.
 #' * `serve`: [minhub_serve()].
@@ -206,7 +206,7 @@ folder_size <- function(folder) {
   sum(file.size(files[startsWith(files, normalizePath(folder))]), na.rm = TRUE)
 }
 
-# Installs extras into the virtual environment of an earlier call. A running worker finds their modules.
+# Installs extras into an earlier call's virtual environment. A running worker finds their modules.
 add_extras <- function(extras, uv, python, pip_args, ask) {
   new <- python_in(private_virtualenv())
   if (ask) confirm(private_virtualenv(), paste0("for ", with_extras(extras)))

@@ -107,7 +107,7 @@ activation_patching <- function(model, clean, corrupted, answers, kinds = c("res
 
 #' @rdname activation_patching
 #' @param x The result of `activation_patching()`.
-#' @param main The title of each panel.
+#' @param main Each panel's title.
 #' @param ... Graphical parameters for [graphics::par()].
 #' @export
 plot.minhub_patching <- function(x, main = NULL, ...) {
@@ -144,7 +144,7 @@ draw_effects <- function(x, corrupted, shade) {
 #' Split a logit into the parts of a model's components
 #'
 #' Direct logit attribution: the parts that the embeddings and the attention and MLP of
-#' each layer add to the logit of a token, with the scale of the final norm held fixed.
+#' each layer add to a token's logit, with the scale of the final norm held fixed.
 #'
 #' @inheritParams attention_weights
 #' @param token The token whose logit is split: a string of one token, or a

@@ -1,6 +1,6 @@
 #' Apply the logit lens
 #'
-#' Applies the output layer of a model to the hidden states of each layer (the
+#' Applies a model's output layer to the hidden states of each layer (the
 #' logit lens), or to their image under trained maps ([tuned_lens()]). The result
 #' shows how the prediction of the next token develops from layer to layer.
 #'

@@ -107,7 +107,7 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 
 #' Plot training losses
 #'
-#' Draws the losses of a run: the loss on held-out data as a solid line, with a
+#' Draws a run's losses: the loss on held-out data as a solid line, with a
 #' point at the best model, and the loss on training data as a dotted line. A
 #' training loss is the mean since the last evaluation, so it is drawn between
 #' the two evaluations. For the result of [minhub_compare()], the plot has one

@@ -84,7 +84,7 @@ summary.minhub_masked_tokens <- function(object, ...) {
   if (is.null(object$text)) shown else cbind(text = object$text[first], shown)
 }
 
-# A label for the mask of each row.
+# A label for each row's mask.
 mask_labels <- function(x) {
   mask <- paste("mask", x$mask)
   if (is.null(x$text)) mask else paste0(if (is.factor(x$text)) x$text else paste("text", x$text), ", ", mask)
@@ -126,7 +126,7 @@ mask_labels <- function(x) {
 #'   one row per token (without special tokens) and the columns `text`,
 #'   `position`, `token`, `id` and `logprob`, see [token_logprobs()]. Its
 #'   [plot()][plot.minhub()] method draws the tokens. In its `summary()`, `nats` is
-#'   the negative PLL and `perplexity` the pseudo-perplexity of each text.
+#'   the negative PLL and `perplexity` each text's pseudo-perplexity.
 #' @references
 #' Salazar, J., Liang, D., Nguyen, T. Q. and Kirchhoff, K. (2020). Masked language
 #' model scoring. *Proceedings of ACL*.

@@ -22,7 +22,7 @@
 #' (batch, position, channel). Two further arguments have the shape of `idx`:
 #' * `attention_mask`: 1 or `TRUE` for tokens, 0 or `FALSE` for padding. The
 #'   results at padding are meaningless.
-#' * `token_type_ids`: the segment of each token in a pair of texts, 0 or 1.
+#' * `token_type_ids`: each token's segment in a pair of texts, 0 or 1.
 #'
 #' @section Fields:
 #' * `model$config`: the settings, with the names of config.json.

@@ -1,7 +1,7 @@
 #' Measure the accuracy on minimal pairs
 #'
 #' Computes how often a model prefers the acceptable sentence of a minimal pair, or
-#' fulfills the predictions of a test suite.
+#' fulfills a test suite's predictions.
 #'
 #' A pair is correct if the log-probability of the complete first sentence is
 #' larger, as in BLiMP (Warstadt et al. 2020); a tie is not correct. For the suites

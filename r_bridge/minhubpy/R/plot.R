@@ -3,7 +3,7 @@
 #' The methods for [next_tokens()] and [masked_tokens()] draw the probability of
 #' each token as a bar, with one panel per prompt or mask.
 #'
-#' The method for [token_logprobs()] draws the surprisal of each token, which is
+#' The method for [token_logprobs()] draws each token's surprisal, which is
 #' `-log2` of its probability, in bits. A token with a probability of 1 has a
 #' surprisal of 0 bits, 1/2 of 1 bit, and 1/1000 of 10 bits. It has one panel per
 #' text and three types:
@@ -17,7 +17,7 @@
 #' `"auto"` draws bars for up to 60 tokens, text for up to 2,000, and a line for
 #' longer texts.
 #'
-#' The method for replies of [minhub_chat()] draws the probability of each token
+#' The method for replies of [minhub_chat()] draws each token's probability
 #' as a bar, with the most likely alternatives.
 #'
 #' Bars and points show a space as a raised dot, a line end as `\n`, and a token

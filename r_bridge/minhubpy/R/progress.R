@@ -123,7 +123,7 @@ show_event <- function(screen, event) {
   )
 }
 
-# Prints the state of a run in the status line or, without a status line, at most once a minute.
+# Prints a run's state in the status line or, without a status line, at most once a minute.
 show_state <- function(screen, ...) {
   if (screen$moves) move_line(screen, ...) else if (seconds_now() - screen$printed >= 60) say_line(screen, ...)
 }

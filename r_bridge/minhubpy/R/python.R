@@ -32,7 +32,7 @@
 #' `future::plan("multisession")` and `parallel::makeCluster()` are separate R
 #' sessions: set the option in each of them.
 #'
-#' @param python The path of a Python, which overrides the list.
+#' @param python A Python's path, which overrides the list.
 #' @param threads The number of threads of the worker. Restarts a running worker.
 #'   Applies until `minhub_stop()`. `NULL`: see below.
 #' @returns `minhub_start()` returns a list, invisibly: `python` (the path),
@@ -134,7 +134,7 @@ installer <- function() {
   if (nzchar(file)) readLines(file, n = 1L, encoding = "UTF-8")
 }
 
-# The path of a program, or NULL.
+# A program's path, or NULL.
 on_path <- function(name) {
   programs <- programs_on_path(name)
   if (length(programs)) programs[[1L]]

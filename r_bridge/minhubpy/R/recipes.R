@@ -10,7 +10,7 @@
 #' @inheritParams text_embeddings
 #' @param recipe A recipe, as `recipes::recipe()` returns.
 #' @param ... Selectors of the columns with texts, as in other steps.
-#' @param model The name of a model, see [from_pretrained()], or a model.
+#' @param model A model's name, see [from_pretrained()], or a model.
 #' @param prefix The beginning of the names of the new columns, before the name of
 #'   the column and a number.
 #' @param keep_original_cols Whether the columns with texts remain.
@@ -74,7 +74,7 @@ bake.step_minhub_embedding <- function(object, new_data, ...) {
   new_data
 }
 
-# The embeddings of a step, one row per text.
+# A step's embeddings, one row per text.
 embedded <- function(step, texts) {
   vectors <- do.call(text_embeddings, c(list(loaded_model(step$model, list()), unname(texts)), step$settings))
   if (!is.matrix(vectors)) fail("step_minhub_embedding() requires one vector per text: use a model other than SPLADE or ColBERT")

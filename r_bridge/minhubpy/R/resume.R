@@ -4,7 +4,7 @@
 # order. `value` is the serialized result, and `size` its number of bytes. The worker locks the file and appends to it
 # (r_bridge/methods/results.py), so that neither a second session nor a killed process can corrupt it.
 
-# The size of a part: a few seconds of work, which an interrupt loses.
+# A part's size: a few seconds of work, which an interrupt loses.
 ROWS_OF_PART <- 1000L
 TEXTS_OF_PART <- 256L
 PROMPTS_OF_PART <- 64L
@@ -25,7 +25,7 @@ in_parts <- function(texts, file, job, work, size = ROWS_OF_PART, join = join_ro
 }
 
 # Calls a method of Python with `columns`, named vectors with an element for each text, and `settings`, for parts of
-# the texts as in_parts(). `texts` contains the text of each element if several belong to one text, and `record` values
+# the texts as in_parts(). `texts` contains each element's text if several belong to one text, and `record` values
 # that identify the job beyond the arguments.
 ask_in_parts <- function(method, model, columns, settings, file, texts = seq_along(columns[[1L]]), record = NULL,
                          size = TEXTS_OF_PART, join = join_rows) {
@@ -90,16 +90,16 @@ read_results <- function(file, record) {
   }
 }
 
-# Whether a file contains only the first bytes of a record, because its session was killed.
+# Whether a file contains only a record's first bytes, because its session was killed.
 is_beginning <- function(file, record) {
   size <- file.size(file)
   size < length(record) && identical(readBin(file, "raw", size), record[seq_len(size)])
 }
 
-# The next object of a connection, in a list; NULL at the end or for a truncated object.
+# A connection's next object, in a list; NULL at the end or for a truncated object.
 next_object <- function(opened) tryCatch(list(unserialize(opened)), error = function(e) NULL)
 
-# The result in the record of a part, in a list; NULL for the record of another part or a corrupt record.
+# The result in a part's record, in a list; NULL for the record of another part or a corrupt record.
 value_of_part <- function(object, part) {
   if (!is.list(object) || !identical(names(object), c("part", "size", "value"))) return(NULL)
   if (!identical(object$part, part) || !is.raw(object$value) || !identical(object$size, length(object$value))) return(NULL)

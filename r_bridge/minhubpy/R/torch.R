@@ -1,6 +1,6 @@
 #' Convert a model to an R torch module
 #'
-#' Creates an `nn_module` of R torch with a copy of the weights of a model. The
+#' Creates an `nn_module` of R torch with a copy of a model's weights. The
 #' module runs in R without Python and supports training.
 #'
 #' The input is an R torch tensor of 1-based token IDs, as everywhere in R torch:
@@ -135,7 +135,7 @@ script_as_module <- function() {
         private$parameters_[names(parameters)] <- private$weights
       }
     ),
-    # trained: the names of the weights of an adapter; the others are constant. adapted: its model.
+    # trained: the names of an adapter's weights; the others are constant. adapted: its model.
     initialize = function(script, vocab_size, context, trained = character(), adapted = NULL) {
       self$vocab_size <- vocab_size
       self$context <- context

@@ -2,7 +2,7 @@
 #'
 #' `minhub_train()` trains a new model on text or, with `from`, fine-tunes an
 #' existing model on text or on examples of a task. `minhub_resume()` continues an interrupted run, or a finished
-#' run with more steps. `minhub_run()` reads the folder of a run.
+#' run with more steps. `minhub_run()` reads a run's folder.
 #'
 #' The last tenth of the text is held out for evaluation. The run stores the model
 #' with the lowest loss on it. Losses on text are in nats per token (natural log),
@@ -65,7 +65,7 @@
 #' defaults: `revision` (branch, tag or commit of `from`), `vocab_size` (of a
 #' `"bpe"` tokenizer), `held_out` (0.1, the held-out part: the end of the text, or
 #' examples drawn by `seed`),
-#' `accumulate` (the number of parts into which the rows of a step are split to
+#' `accumulate` (the number of parts into which a step's rows are split to
 #' reduce memory; at most this number for examples), `warm_up` (100, the number of
 #' steps until the maximum learning rate; with `from`, at most a tenth of `steps`),
 #' `epochs`, `objective`, `na`, `beta`, `scale`, `margin`, `keep_weight`, `checkpointing` (`TRUE` saves memory),
@@ -139,7 +139,7 @@
 #'   * `folder`: the folder of the run;
 #'   * `settings`: the settings of the run.
 #'
-#'   [plot()][plot.minhub_losses] draws the losses of a run, and
+#'   [plot()][plot.minhub_losses] draws a run's losses, and
 #'   [minhub_compare()] compares runs.
 #' @family functions for training
 #' @examplesIf minhubpy:::is_ready()
@@ -240,7 +240,7 @@ metrics_target <- function(metrics) {
   paste0(kind, absolute(file_path(substring(metrics, nchar(kind) + 1L))))
 }
 
-# The settings of an adapter, from its rank or from a list.
+# An adapter's settings, from its rank or from a list.
 lora_settings <- function(lora) {
   if (is.list(lora)) plain_config(lora, "lora = list(r = 16)") else list(r = number(lora, "lora", integer = TRUE))
 }

@@ -1,4 +1,4 @@
-# The weights of a model. model$parameters is a function that returns a data frame, and a list-like object.
+# A model's weights. model$parameters is a function that returns a data frame, and a list-like object.
 
 new_parameters <- function(model) {
   structure(function() {
@@ -80,7 +80,7 @@ as.array.minhub_parameter <- function(x, ...) ask("parameter", model = x$model, 
   ))
 }
 
-# Operations on the values of a weight
+# Operations on a weight's values
 #' @export
 `[.minhub_parameter` <- function(x, ...) as.array(x)[...]
 

@@ -182,7 +182,7 @@ skip_frames <- function(link) {
   TRUE
 }
 
-# The file with the payload of a frame.
+# The file with a frame's payload.
 file_of <- function(link, frame) file.path(link$folder, basename(rawToChar(frame$payload[frame$payload != 0L])))
 
 # Reads a file while the worker writes it, as list(path, value). Returns NULL if R reaches the end too early.

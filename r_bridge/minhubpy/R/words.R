@@ -1,10 +1,10 @@
-#' Compute the log-probability of each word
+#' Compute each word's log-probability
 #'
 #' `word_logprobs()` computes the log-probability of each word of a text, given
 #' the preceding words. `target_logprobs()` computes the log-probability of a
 #' target word or phrase after a context.
 #'
-#' The log-probability of a word is the sum over its tokens; the space before a
+#' A word's log-probability is the sum over its tokens; the space before a
 #' word is part of the word. Words are joined and encoded as in the package
 #' pangoling, and the results are equal: `word_logprobs()` corresponds to
 #' `causal_words_pred()`, and `target_logprobs()` to `causal_targets_pred()`.
@@ -19,7 +19,7 @@
 #' that the token at position t begins a word, and with the word's first token f and
 #' last token l, the corrected log-probability is
 #' `sum(log p(token)) - log B(f) + log B(l + 1)`. For `"pimentel"`, B includes the
-#' model's end tokens, and B(f) of the first word of a text is the probability of
+#' model's end tokens, and B(f) of a text's first word is the probability of
 #' the tokens without mark. For `"oh"`, B does not include the end tokens, and the
 #' first word of a text has no B(f). Tokenizers without marks are an error.
 #'
@@ -83,7 +83,7 @@
 #'     the previous words of the text; `NA` before the first one. Missing words are
 #'     skipped.
 #'
-#'   The first word of a text has no prediction and is `NA`, unless there is a
+#'   A text's first word has no prediction and is `NA`, unless there is a
 #'   `context` or a beginning-of-sequence token.
 #' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
@@ -123,7 +123,7 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   with_columns(x, result, job$words)
 }
 
-# The results of a job with a manifest. The rows of a text are adjacent in its input.
+# The results of a job with a manifest. A text's rows are adjacent in its input.
 word_job <- function(model, job, texts, settings, manifest, resume) {
   if (!is.null(job$context)) fail("manifest does not support context: make it the first words of each text")
   if (!is.null(settings$ignored)) fail("manifest does not support ignore_regex: use minhub words --ignore-regex")
@@ -236,10 +236,10 @@ column_of <- function(data, name, advice = NULL) {
   data[[name]]
 }
 
-# The number of the text of each word, or NULL for a single text.
+# The number of each word's text, or NULL for a single text.
 groups_of <- function(by, x, n) {
   if (is.null(by)) return(NULL)
-  # With a single row, a string is the name of a column: a group would have no effect.
+  # With a single row, a string is a column's name: a group would have no effect.
   if (is.data.frame(x) && is.character(by) && (length(by) != n || n == 1L || all(by %in% names(x)))) {
     by <- lapply(by, function(name) column_of(x, name))
   }

@@ -94,7 +94,7 @@ drawn <- function(draw, width = 7, height = 5) {
   iconv(readLines(path, warn = FALSE, encoding = "latin1"), "latin1", "UTF-8", sub = "?")
 }
 
-# The strings of a plot, in drawing order.
+# A plot's strings, in drawing order.
 strings <- function(lines) {
   shown <- regmatches(lines, regexpr("\\(.*\\) Tj|\\[.*\\] TJ", lines))
   kerned <- gsub("\\) -?[0-9.]+ \\(", "", sub("^\\[?\\(", "", sub("\\)\\]? T[jJ]$", "", shown)))

@@ -34,7 +34,7 @@ wrong_values <- function() {
   )
 }
 
-# The error of a call, or NULL.
+# A call's error, or NULL.
 error_of <- function(f, arguments) {
   utils::capture.output(outcome <- tryCatch(
     {
@@ -47,7 +47,7 @@ error_of <- function(f, arguments) {
   outcome
 }
 
-# The defect of a call, or NULL for a result or an error of the package.
+# A call's defect, or NULL for a result or an error of the package.
 defect <- function(f, arguments) {
   outcome <- error_of(f, arguments)
   if (is.null(outcome)) return(NULL)

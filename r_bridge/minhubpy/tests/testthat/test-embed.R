@@ -1,6 +1,6 @@
 # Text embeddings. tests/analysis/test_embeddings.py compares the values with transformers.
 
-# Equal except for rounding: the summation order may depend on the other texts of a batch.
+# Equal except for rounding: the summation order may depend on a batch's other texts.
 expect_same <- function(object, expected, ...) expect_equal(object, expected, tolerance = 1e-5, ...)
 
 test_that("the matrix has one row per text, in order and with names", {

@@ -18,7 +18,7 @@ test_that("attention weights are an array with tokens as names and rows that sum
   expect_lt(max(nchar(shown)), 80)
 })
 
-# The prediction of a layer after the first token.
+# A layer's prediction after the first token.
 first_prediction <- function(x, layer) x$predicted[x$layer == layer & x$position == 1 & x$rank == 1]
 
 test_that("the last layer of the logit lens predicts the same tokens as the model", {

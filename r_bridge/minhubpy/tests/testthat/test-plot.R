@@ -40,7 +40,7 @@ odd <- c(" the", "\n", "\"", "\u00a0x", "\ufffd", "\u65e5\u672c", "\U1F600", "",
 # The call of the error is the method.
 refused <- function(object, message) expect_error(object, message, fixed = TRUE, class = "minhubpy_error")
 
-# x, y, width and height of the boxes of a color.
+# x, y, width and height of a color's boxes.
 boxes <- function(lines, colour) {
   operator <- paste(c(sprintf("%.3f", grDevices::col2rgb(colour) / 255), "scn"), collapse = " ")
   colours <- grepl(" scn$", lines)
@@ -163,7 +163,7 @@ test_that("invisible tokens are escaped", {
   expect_identical(minhubpy:::shorten(strrep("-", 80), 10L), "-------...")
 })
 
-# The lines of a color: x and y of their points.
+# A color's lines: x and y of their points.
 curves <- function(lines, colour) {
   operator <- paste(c(sprintf("%.3f", grDevices::col2rgb(colour) / 255), "SCN"), collapse = " ")
   colours <- grepl(" SCN$", lines)

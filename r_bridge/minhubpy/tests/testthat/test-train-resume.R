@@ -118,7 +118,7 @@ test_that("a killed worker is an error with the call to resume the run", {
   expect_match(conditionMessage(condition), paste0("continue with minhub_resume(\"", out, "\")"), fixed = TRUE)
   run <- minhub_resume(out, steps = max(10L, stopped_at(out)) + 10L)
   expect_identical(run$losses$step[[1L]], 0L)
-  # The model of a run is reloaded like other models.
+  # A run's model is reloaded like other models.
   logits <- run$model(1:3)
   minhub_stop()
   expect_identical(run$model(1:3), logits)
