@@ -96,7 +96,7 @@ def main() -> None:
             from_pretrained(folder, device="cpu"),
             AutoModelForCausalLM.from_pretrained(folder).eval(),
         )
-    own, other = [0.0, 0.0], [0.0, 0.0]
+    own, reference_times = [0.0, 0.0], [0.0, 0.0]
     worst, compared, tokens = 0.0, 0, 0
     for first in range(0, count, PART):
         part = texts[first : first + PART]
@@ -109,7 +109,7 @@ def main() -> None:
             for i in chosen
         ]
         pairs = [(prompt, answer) for prompt in prompts for answer in answers]
-        values = timed(lambda pairs=pairs: theirs(reference, pairs), other)
+        values = timed(lambda pairs=pairs: theirs(reference, pairs), reference_times)
         probs = torch.tensor(values).view(-1, len(LABELS)).softmax(dim=1)
         actual = torch.tensor([[ours[f"prob_{label}"][i] for label in LABELS] for i in chosen])
         worst = max(worst, float((probs - actual).abs().max()))
@@ -118,7 +118,9 @@ def main() -> None:
         f"{count} texts x {len(LABELS)} labels, {THREADS} threads; the loop on {compared} of them,"
         f" with prompts of {tokens / compared:.0f} tokens; difference {worst:.1e}"
     )
-    for kind, actual, loop in zip(("seconds", "processor seconds"), own, other, strict=True):
+    for kind, actual, loop in zip(
+        ("seconds", "processor seconds"), own, reference_times, strict=True
+    ):
         ratio = (loop / compared) / (actual / count)
         print(
             f"{kind} per text: minhub_py {actual / count:.3f}, transformers {loop / compared:.3f}:"

@@ -94,8 +94,8 @@ def main() -> None:
             ("a call per question", [{name: question} for name, question in QUESTIONS.items()]),
         ):
             Counting.computed, started = 0, time.process_time()
-            for asked in groups:
-                decide(model, tokenizer, texts, asked)
+            for questions in groups:
+                decide(model, tokenizer, texts, questions)
             computed[way] = Counting.computed
             print(
                 f"{way:22}{time.process_time() - started:8.1f} s of CPU time,"

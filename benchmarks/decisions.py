@@ -115,21 +115,23 @@ def coverage(setting: str, studies: int, truth: list[dict[str, float]]) -> list[
     and naive.
     """
     sample, method, settings = SETTINGS[setting]
-    found: dict[tuple[str, str], list[tuple[bool, float, bool, float]]] = {}
+    intervals: dict[tuple[str, str], list[tuple[bool, float, bool, float]]] = {}
     random = np.random.default_rng(20261128)
     for _ in range(studies):
         decisions, coded, probability, group, slope = study(random, sample, method)
         for question, values in zip(QUESTIONS, truth, strict=True):
-            asked = {"question": question.name, "option": OPTIONS[question.name]}
+            target = {"question": question.name, "option": OPTIONS[question.name]}
             for name, x, row in (("mean", None, 0), ("difference", group, 1), ("slope", slope, 1)):
                 human = {question.name: coded[question.name]}
-                result = estimate(human, decisions, x, probability=probability, **asked, **settings)
+                result = estimate(
+                    human, decisions, x, probability=probability, **target, **settings
+                )
                 cells: tuple[Any, ...] = ()
                 for columns in (result.columns, result.naive.columns):  # type: ignore[union-attr]
                     low, high = columns["lower"][row], columns["upper"][row]
                     cells += (low <= values[name] <= high, high - low)
-                found.setdefault((question.name, name), []).append(cells)
-    return [(*key, *np.mean(cells, axis=0)) for key, cells in found.items()]
+                intervals.setdefault((question.name, name), []).append(cells)
+    return [(*key, *np.mean(cells, axis=0)) for key, cells in intervals.items()]
 
 
 def main() -> None:

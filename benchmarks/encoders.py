@@ -172,7 +172,7 @@ def measure(
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for library, rate in rates.items():
         weights = libraries[library][1]
-        others = [
+        peer_rates = [
             r
             for o, r in rates.items()
             if libraries[o][1] == weights and not o.startswith("minhub_py")
@@ -180,7 +180,7 @@ def measure(
         base = rates.get("sentence-transformers")
         ratios = [
             f"{rate / base:.2f}" if base else "-",
-            f"{rate / max(others):.2f}" if others else "-",
+            f"{rate / max(peer_rates):.2f}" if peer_rates else "-",
         ]
         print(
             f"| {library} | {rate:,.0f} | {ratios[0]} | {ratios[1]} | {elapsed[library]:,.0f} "

@@ -136,9 +136,9 @@ def compare(path: str, threads: int) -> None:
 
 if __name__ == "__main__":
     announce()
-    command, file, *rest = sys.argv[1:]
+    command, file, *words = sys.argv[1:]
     if command == "write":
-        write(file, *rest)
+        write(file, *words)
     else:
-        for count in rest or ["1", "2"]:
+        for count in words or ["1", "2"]:
             compare(file, int(count))

@@ -49,7 +49,7 @@ def train(path: Path, steps: int) -> None:
     text = path.read_text(encoding="utf-8")
     characters = sorted(set(text))
     ids = torch.tensor([characters.index(character) for character in text])
-    training, rest = ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :].tolist()
+    training, held_out = ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :].tolist()
     torch.manual_seed(0)
     model: Any = from_config("qwen3_5_text", vocab_size=len(characters), **SMALL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
@@ -76,7 +76,7 @@ def train(path: Path, steps: int) -> None:
                 flush=True,
             )
     model.eval()
-    prompts = [rest[start : start + 100] for start in range(0, 10_000, 2_000)]
+    prompts = [held_out[start : start + 100] for start in range(0, 10_000, 2_000)]
     for temperature in (0, 0.8):
         for most in (1, 2, 3, 8):
             drafts = PredictionHead(model)

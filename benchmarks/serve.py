@@ -78,7 +78,7 @@ def load(
     """Tokens per second of many clients, and the numbers of failed requests and of texts that are
     not as `expected`.
     """
-    done, failed, differing = [0], [0], [0]
+    completed, failed, differing = [0], [0], [0]
     lock, until = threading.Lock(), time.perf_counter() + seconds
 
     def client(number: int) -> None:
@@ -92,7 +92,7 @@ def load(
                 except (RuntimeError, httpx2.HTTPError):
                     same, ok = True, False
                 with lock:
-                    done[0] += NEW * ok
+                    completed[0] += NEW * ok
                     failed[0] += not ok
                     differing[0] += not same
 
@@ -102,7 +102,7 @@ def load(
         thread.start()
     for thread in threads:
         thread.join()
-    return done[0] / (time.perf_counter() - started), failed[0], differing[0]
+    return completed[0] / (time.perf_counter() - started), failed[0], differing[0]
 
 
 @contextmanager
@@ -174,16 +174,16 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             started = time.perf_counter()
             ask(http, chance.choices(range(size), k=8), 128)
             durations["alone"].append(time.perf_counter() - started)
-            others = [
+            threads = [
                 threading.Thread(target=lambda part=part: [ask(http, prompt, 1) for prompt in part])
                 for part in (prompts[:4], prompts[4:8])
             ]
-            for thread in others:
+            for thread in threads:
                 thread.start()
             started = time.perf_counter()
             ask(http, chance.choices(range(size), k=8), 128)
             durations[name].append(time.perf_counter() - started)
-            for thread in others:
+            for thread in threads:
                 thread.join()
     seconds = {name: median(values) for name, values in durations.items()}
     print(

@@ -58,15 +58,15 @@ def main() -> None:
             model = from_pretrained(
                 folder, device="cpu", quantize=None if kind == "float32" else kind
             )
-            other = ctranslate2.Translator(
+            translator = ctranslate2.Translator(
                 str(converted), device="cpu", compute_type=kind, inter_threads=1, intra_threads=1
             )
 
             def ours(model: Any = model) -> list[int]:
                 return generate(model, [source], NEW, temperature=0, eos_id=None)[0]
 
-            def theirs(other: Any = other) -> list[int]:
-                [result] = other.translate_batch(
+            def theirs(translator: Any = translator) -> list[int]:
+                [result] = translator.translate_batch(
                     [list(map(str, source))],
                     beam_size=1,
                     max_decoding_length=NEW,

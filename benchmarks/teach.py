@@ -369,11 +369,11 @@ def main(identifier: str, invocation: str | None = None, **settings: Any) -> Non
 
 if __name__ == "__main__":
     announce()
-    given = dict(word.split("=", 1) for word in sys.argv[2:])
+    settings = dict(word.split("=", 1) for word in sys.argv[2:])
     main(
         sys.argv[1],
         **{
             name: json.loads(value) if value[0].isdigit() else value
-            for name, value in given.items()
+            for name, value in settings.items()
         },
     )

@@ -47,10 +47,13 @@ def measure(threads: int, folder: str) -> None:
         print(time.perf_counter() - start, flush=True)
 
 
-def main(other: Path, threads: str) -> None:
+def main(checkout: Path, threads: str) -> None:
     """Compare this checkout with another one."""
     with tempfile.TemporaryDirectory() as folder:
-        python = {"other": str(other / ".venv/bin/python"), "this": str(HERE / ".venv/bin/python")}
+        python = {
+            "other": str(checkout / ".venv/bin/python"),
+            "this": str(HERE / ".venv/bin/python"),
+        }
         make = f"import minhub_py; minhub_py.save_pretrained(minhub_py.gpt2(), {folder!r})"
         subprocess.run([python["this"], "-c", make], check=True)
         command = [__file__, "--measure", threads, folder]

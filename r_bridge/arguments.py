@@ -148,8 +148,8 @@ def frame(
             values = list(values)
             if is_text_or_missing(values):
                 return character(values)
-            missing = [value is None for value in values]
-            values = np.ma.MaskedArray([0 if value is None else value for value in values], missing)
+            absent = [value is None for value in values]
+            values = np.ma.MaskedArray([0 if value is None else value for value in values], absent)
         values = values if isinstance(values, np.ma.MaskedArray) else as_array(values)
         if values.dtype.kind == "f":
             return np.ma.MaskedArray(values, np.isnan(values))

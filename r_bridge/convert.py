@@ -482,8 +482,8 @@ def of_class(
     match classes:
         case [*_, "integer64"] if value.dtype == np.float64:
             integers = value.view(np.int64)
-            missing = integers == np.iinfo(np.int64).min
-            return np.ma.MaskedArray(integers, missing) if missing.any() else integers
+            absent = integers == np.iinfo(np.int64).min
+            return np.ma.MaskedArray(integers, absent) if absent.any() else integers
         case [*_, "Date"]:
             return _moments(value, 1, "datetime64[D]")
         case ["POSIXct", *_]:

@@ -71,13 +71,13 @@ table = Table(
         Row("final_logits_bias", "final_logits_bias", squeeze(0), optional=True),
         *(
             Row(
-                f"classification_head.{theirs}.{kind}",
+                f"classification_head.{hub_name}.{kind}",
                 f"head.{ours}.{kind}",
                 same,
                 optional=True,
                 head="sequence",
             )
-            for theirs, ours in (("dense", "dense"), ("out_proj", "out"))
+            for hub_name, ours in (("dense", "dense"), ("out_proj", "out"))
             for kind in KINDS
         ),
     ),

@@ -75,8 +75,8 @@ gguf = (
                 for kind in KINDS
             ),
             *(
-                Row(f"blk.{{}}.{theirs}.{kind}", f"transformer.h.{{}}.{hub}.{kind}")
-                for theirs, hub in GGUF_LAYERS.items()
+                Row(f"blk.{{}}.{gguf_name}.{kind}", f"transformer.h.{{}}.{hub}.{kind}")
+                for gguf_name, hub in GGUF_LAYERS.items()
                 for kind in KINDS
             ),
             *(Row(f"output_norm.{kind}", f"transformer.ln_f.{kind}") for kind in KINDS),

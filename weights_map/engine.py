@@ -339,11 +339,13 @@ class Table:
             elif row.head == head:
                 rows.append(row)
         used = {template for row in rows for template in row.templates("hub")}
-        others = {template for row in self.rows if row.head for template in row.templates("hub")}
-        unused = [Row(template, (), drop) for template in sorted(others - used)]
+        head_templates = {
+            template for row in self.rows if row.head for template in row.templates("hub")
+        }
+        unused = [Row(template, (), drop) for template in sorted(head_templates - used)]
         spellings = [
-            (other + old, prefix + new)
-            for other in ("", self.prefix, *self.older_prefixes)
+            (spelling + old, prefix + new)
+            for spelling in ("", self.prefix, *self.older_prefixes)
             for old, new in (("", ""), *self.spellings)
         ]
         spellings = [(old, new) for old, new in spellings if old != new]
@@ -355,8 +357,8 @@ class Table:
         """
         pairs = {}
         for row in self.rows:
-            if row.operation.tied_to and (other := self.find(row.operation.tied_to, "hub")):
-                pairs[row.templates("native")[0]] = other[1].templates("native")[0]
+            if row.operation.tied_to and (source := self.find(row.operation.tied_to, "hub")):
+                pairs[row.templates("native")[0]] = source[1].templates("native")[0]
         return pairs
 
     def find(self, name: str, side: Side) -> tuple[str, Row, Indices] | None:

@@ -118,14 +118,20 @@ def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
             " lists"
         )
     own: dict[str, object] = {
-        "layer_types": ["sliding_attention" if each else "full_attention" for each in sliding]
+        "layer_types": [
+            "sliding_attention" if is_sliding else "full_attention" for is_sliding in sliding
+        ]
     }
     if isinstance(heads, list):  # only models whose full layers use their keys as values
-        full = [number for number, each in zip(heads, sliding, strict=False) if not each]
-        other = [number for number, each in zip(heads, sliding, strict=False) if each]
+        full = [
+            number for number, is_sliding in zip(heads, sliding, strict=False) if not is_sliding
+        ]
+        sliding_heads = [
+            number for number, is_sliding in zip(heads, sliding, strict=False) if is_sliding
+        ]
         own |= {
             "attention_k_eq_v": True,
-            "num_key_value_heads": (other or full)[0],
+            "num_key_value_heads": (sliding_heads or full)[0],
             "num_global_key_value_heads": full[0] if full else None,
         }
     own["final_logit_softcapping"] = settings.get("final_logit_softcapping", 30.0) or None
@@ -186,8 +192,10 @@ def encode(config: HubConfig) -> Mapping[str, object]:
         "final_logit_softcapping": config["final_logit_softcapping"] or 0.0,
     }
     if config["attention_k_eq_v"]:
-        others = config["num_global_key_value_heads"]
-        keys["attention.head_count_kv"] = [heads if each else others for each in sliding]
+        global_heads = config["num_global_key_value_heads"]
+        keys["attention.head_count_kv"] = [
+            heads if is_sliding else global_heads for is_sliding in sliding
+        ]
     if config["use_double_wide_mlp"]:
         keys["feed_forward_length"] = [width] * own + [2 * width] * shared
     return keys
@@ -262,16 +270,16 @@ gguf = (
                 optional=True,
             ),
             *(
-                Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight")
-                for theirs, hub in GGUF_LAYERS.items()
+                Row(f"blk.{{}}.{gguf_name}.weight", f"{LAYER}.{hub}.weight")
+                for gguf_name, hub in GGUF_LAYERS.items()
             ),
             *(
-                Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight", optional=True)
-                for theirs, hub in GGUF_OPTIONAL.items()
+                Row(f"blk.{{}}.{gguf_name}.weight", f"{LAYER}.{hub}.weight", optional=True)
+                for gguf_name, hub in GGUF_OPTIONAL.items()
             ),
             *(
-                Row(f"blk.{{}}.{theirs}", f"{LAYER}.{hub}", optional=True)
-                for theirs, hub in GGUF_OTHER.items()
+                Row(f"blk.{{}}.{gguf_name}", f"{LAYER}.{hub}", optional=True)
+                for gguf_name, hub in GGUF_OTHER.items()
             ),
             Row("output_norm.weight", "model.norm.weight"),
             Row("output.weight", "lm_head.weight", optional=True),

@@ -40,12 +40,12 @@ rows = (
     Row(f"{LAYER}.ffn_norm.weight", "layers.{}.ffn_norm.weight", same),
     *(
         Row(
-            f"{LAYER}.feed_forward.{theirs}.weight",
+            f"{LAYER}.feed_forward.{hub_name}.weight",
             f"layers.{{}}.mlp.{ours}.weight",
             same,
             optional=True,
         )
-        for theirs, ours in MLP
+        for hub_name, ours in MLP
     ),
     # The final norm, in spite of its name.
     Row("model.embedding_norm.weight", "norm.weight", same),
@@ -129,8 +129,8 @@ lfm2 = GGUFArchitecture(
             optional=True,
         ),
         *(
-            Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight", optional=True)
-            for theirs, hub in GGUF_LAYERS.items()
+            Row(f"blk.{{}}.{gguf_name}.weight", f"{LAYER}.{hub}.weight", optional=True)
+            for gguf_name, hub in GGUF_LAYERS.items()
         ),
         Row("token_embd_norm.weight", "model.embedding_norm.weight"),
         Row("output.weight", "lm_head.weight", optional=True),

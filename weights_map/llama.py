@@ -154,12 +154,12 @@ def relative(model_type: str, *rows: Row, without: Sequence[str] = ()) -> Table:
     """
     hub = {template for row in rows for template in row.templates("hub")}
     native = {*without, *(template for row in rows for template in row.templates("native"))}
-    others = [
+    common = [
         row
         for row in table.rows
         if not (hub & {*row.templates("hub")} or native & {*row.templates("native")})
     ]
-    return Table(model_type, (*others, *rows), (("", "model."),))
+    return Table(model_type, (*common, *rows), (("", "model."),))
 
 
 def gguf_architecture(
@@ -230,7 +230,7 @@ def gguf_architecture(
         *without,
         *(template for row in rows for side in SIDES for template in row.templates(side)),
     }
-    kept = [
+    remaining = [
         row for row in usual if not replaced & {*row.templates("hub"), *row.templates("native")}
     ]
     model_types = model_types or (name,)
@@ -238,7 +238,7 @@ def gguf_architecture(
         name,
         model_types[0],
         common | dict(settings),
-        (*kept, *rows),
+        (*remaining, *rows),
         {tensor: flag for flag, tensor in flags.items()},
         derive,
         required,

@@ -28,8 +28,8 @@ def expert_rows(
     gate_up = tuple(f"{native}.{name}.{{}}" for name in PROJECTIONS[:2])
     return (
         *(
-            Row(f"{experts}.{{}}.{theirs}.weight", f"{native}.{ours}.{{}}", same, optional=True)
-            for theirs, ours in zip(names, PROJECTIONS, strict=True)
+            Row(f"{experts}.{{}}.{hub_name}.weight", f"{native}.{ours}.{{}}", same, optional=True)
+            for hub_name, ours in zip(names, PROJECTIONS, strict=True)
         ),
         Row(f"{stacked}.gate_up_proj", gate_up, unstack(count, 2), optional=True),
         Row(f"{stacked}.down_proj", f"{native}.down_proj.{{}}", unstack(count), optional=True),
@@ -164,7 +164,7 @@ def gguf_with_experts(
         rows.append(Row(f"blk.{{}}.ffn_{part}_exps.weight", template, unstack("num_experts")))
     experts = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
     experts |= {key: name for name, key in settings.items()}
-    kept = {
+    remaining = {
         key: name
         for key, name in base.settings.items()
         if model_type != "olmoe" or name != "head_dim"
@@ -172,7 +172,7 @@ def gguf_with_experts(
     return replace(
         base,
         model_type=model_type,
-        settings={**kept, **experts},
+        settings={**remaining, **experts},
         rows=tuple(rows),
         model_types=(model_type,),
     )

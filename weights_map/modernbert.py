@@ -102,8 +102,8 @@ gguf = (
             Row("token_embd_norm.weight", "embeddings.norm.weight"),
             Row("blk.{}.attn_norm.weight", "layers.{}.attn_norm.weight", optional=True),
             *(
-                Row(f"blk.{{}}.{theirs}.weight", f"layers.{{}}.{hub}.weight")
-                for theirs, hub in GGUF_LAYERS.items()
+                Row(f"blk.{{}}.{gguf_name}.weight", f"layers.{{}}.{hub}.weight")
+                for gguf_name, hub in GGUF_LAYERS.items()
             ),
             Row("output_norm.weight", "final_norm.weight"),
         ),

@@ -144,7 +144,7 @@ def with_mtp(table: Table) -> Table:
         return tuple("mtp.layers." + template.partition("layers.")[2] for template in templates)
 
     names = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-    others = tuple(
+    remaining = tuple(
         Row(f"mtp.{name}.weight", f"mtp.{name}.weight", same, optional=True, layers="mtp_layers")
         for name in names
     )
@@ -160,7 +160,7 @@ def with_mtp(table: Table) -> Table:
         if row.templates("hub")[0].startswith(LAYER)
         and "linear_attn" not in row.templates("hub")[0]
     )
-    return replace(table, rows=(*others, *layer, *table.rows))
+    return replace(table, rows=(*remaining, *layer, *table.rows))
 
 
 DELTA_NEXT = (
@@ -238,7 +238,8 @@ def derive(settings: HubConfig) -> Mapping[str, object]:
     own: dict[str, object] = {"linear_value_head_dim": size, "num_hidden_layers": layers}
     if recurrent is not None:
         own["layer_types"] = [
-            "linear_attention" if each else "full_attention" for each in recurrent[:layers]
+            "linear_attention" if is_recurrent else "full_attention"
+            for is_recurrent in recurrent[:layers]
         ]
     return {**own, "delta_sizes": (keys, settings["linear_key_head_dim"], size, heads // keys)}
 
@@ -320,7 +321,7 @@ gguf_experts = (
 )
 
 
-def gguf_rows(*others: Row, tiled: bool) -> tuple[Row, ...]:
+def gguf_rows(*further: Row, tiled: bool) -> tuple[Row, ...]:
     """A GGUF architecture's rows. tiled: the value heads have another order."""
 
     def of_heads(first: Operation | None = None, dim: int = 0, after: bool = False) -> Operation:
@@ -364,7 +365,7 @@ def gguf_rows(*others: Row, tiled: bool) -> tuple[Row, ...]:
         Row("blk.{}.ssm_a", f"{delta}.A_log", of_heads(decay), optional=True),
         Row("blk.{}.ssm_norm.weight", f"{delta}.norm.weight", optional=True),
         Row("blk.{}.ssm_out.weight", f"{delta}.out_proj.weight", of_heads(dim=1), optional=True),
-        *others,
+        *further,
         Row("output_norm.weight", "model.norm.weight", subtract_one),
         Row("output.weight", "lm_head.weight", optional=True),
     )
@@ -378,7 +379,7 @@ def gguf_head(*mlp: Row) -> tuple[Row, ...]:
         "hnorm": "pre_fc_norm_hidden",
         "shared_head_norm": "norm",
     }
-    others = tuple(
+    remaining = tuple(
         Row(
             f"nextn.{gguf}.weight",
             f"mtp.{hub}.weight",
@@ -392,7 +393,7 @@ def gguf_head(*mlp: Row) -> tuple[Row, ...]:
         for row in gguf_rows(*mlp, tiled=False)
         if str(row.hub).startswith("blk.") and "ssm_" not in row.hub
     )
-    return others + tuple(
+    return remaining + tuple(
         replace(
             row,
             hub=str(row.hub).replace("blk.{}", "nextn"),

@@ -69,9 +69,12 @@ table = Table(
         Row("lm_head.weight", "lm_head.weight", tie("shared.weight")),
         *(
             Row(
-                f"classification_head.{theirs}.{part}", f"head.{ours}.{part}", same, head="sequence"
+                f"classification_head.{hub_name}.{part}",
+                f"head.{ours}.{part}",
+                same,
+                head="sequence",
             )
-            for theirs, ours in (("dense", "dense"), ("out_proj", "out"))
+            for hub_name, ours in (("dense", "dense"), ("out_proj", "out"))
             for part in ("weight", "bias")
         ),
         *(
@@ -86,16 +89,16 @@ table = Table(
 )
 
 
-def gguf_stack(name: str, theirs: str, mlp: int, gated: bool) -> tuple[Row, ...]:
+def gguf_stack(name: str, prefix: str, mlp: int, gated: bool) -> tuple[Row, ...]:
     """The rows of the encoder or the decoder in GGUF files. gated: whether ffn_up is the second
     matrix of a gated MLP.
 
     Written are the matrices that a model has.
     """
-    hub, block = f"{name}.block.{{}}.layer", f"{theirs}.blk.{{}}"
+    hub, block = f"{name}.block.{{}}.layer", f"{prefix}.blk.{{}}"
     bias = "SelfAttention.relative_attention_bias"
     return (
-        Row(f"{theirs}.blk.0.attn_rel_b.weight", f"{name}.block.0.layer.0.{bias}.weight"),
+        Row(f"{prefix}.blk.0.attn_rel_b.weight", f"{name}.block.0.layer.0.{bias}.weight"),
         Row(f"{block}.attn_norm.weight", f"{hub}.0.layer_norm.weight"),
         *(
             Row(f"{block}.attn_{part}.weight", f"{hub}.0.SelfAttention.{part}.weight")
@@ -120,7 +123,7 @@ def gguf_stack(name: str, theirs: str, mlp: int, gated: bool) -> tuple[Row, ...]
             for number, ours in enumerate(("gate", "up"))
         ),
         Row(f"{block}.ffn_down.weight", f"{hub}.{mlp}.DenseReluDense.wo.weight"),
-        Row(f"{theirs}.output_norm.weight", f"{name}.final_layer_norm.weight"),
+        Row(f"{prefix}.output_norm.weight", f"{name}.final_layer_norm.weight"),
     )
 
 

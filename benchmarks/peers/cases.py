@@ -623,14 +623,14 @@ def busy(bench: Bench) -> Case:
     """Decoding alone, and while other processes keep enough cores busy that one is shared."""
     subject = bench.text_model()
     new = subject.room(32, bench.pick(16, 4))
-    others = max(cores() - bench.settings.threads, 0) + 1
+    processes = max(cores() - bench.settings.threads, 0) + 1
     prompts = [subject.prompt(32)]
     runners = [*bench.ours("float32", "int8"), *bench.peers(subject, "float32", "int8")]
     with bench.team(subject, runners) as team:
 
         def disturbed(worker: Worker) -> Any:
             with ExitStack() as running:
-                for _ in range(others):
+                for _ in range(processes):
                     process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
                     running.callback(process.communicate)
                     running.callback(process.kill)
@@ -658,9 +658,9 @@ def busy(bench: Bench) -> Case:
                 "seconds_busy": beside,
             }
         )
-    what = "a busy process" if others == 1 else f"{others} busy processes"
-    title = f"Decoding while {what} run{'s' * (others == 1)} on {cores()} cores: {subject.name}"
-    return Case(title, rows, {"new": new, "processes": others})
+    what = "a busy process" if processes == 1 else f"{processes} busy processes"
+    title = f"Decoding while {what} run{'s' * (processes == 1)} on {cores()} cores: {subject.name}"
+    return Case(title, rows, {"new": new, "processes": processes})
 
 
 def tokenize(bench: Bench) -> Case:

@@ -227,12 +227,12 @@ class Subject:
             raise LeftOutError(f"the context of {self.name} holds {self.context} ids")
         return fitting
 
-    def room(self, known: int, new: int) -> int:
-        """The number of tokens, at most `new`, that fit the context after `known`. LeftOutError:
+    def room(self, used: int, new: int) -> int:
+        """The number of tokens, at most `new`, that fit the context after `used`. LeftOutError:
         fewer than two.
         """
-        self.fits([known + 2])
-        return new if self.context is None else min(new, self.context - known)
+        self.fits([used + 2])
+        return new if self.context is None else min(new, self.context - used)
 
     def prompt(self, length: int, seed: int = 0) -> list[int]:
         """Random token IDs, always the same for the same length and seed."""
@@ -486,11 +486,11 @@ def measure(
     settings: Settings,
     functions: Mapping[str, Callable[[Bench], Case]],
     names: Sequence[str],
-    done: Callable[[Result, str], object],
+    report: Callable[[Result, str], object],
 ) -> Result:
     """Run the cases `names`, or all, in the order of CASES. Returns the result as a JSON object.
 
-    `done(result, name)` is called after each case. A case that fails is recorded under "failed"
+    `report(result, name)` is called after each case. A case that fails is recorded under "failed"
     with its reason, and the others continue.    OSError, ValueError: as for `from_pretrained`, or
     the decoder is missing, before anything is measured.
     """
@@ -521,7 +521,7 @@ def measure(
                 result["failed"][name] = str(error)
                 note(f"FAILED: {name}: {error}")
             else:
-                done(result, name)
+                report(result, name)
     return result
 
 

@@ -100,8 +100,8 @@ def best_peers(
     for row, (library, _, weights) in zip(rows, kinds, strict=True):
         peers = [
             peer
-            for peer, (other, _, peer_weights) in zip(rows, kinds, strict=True)
-            if library == OURS != other and BITS[peer_weights] == BITS[weights]
+            for peer, (peer_library, _, peer_weights) in zip(rows, kinds, strict=True)
+            if library == OURS != peer_library and BITS[peer_weights] == BITS[weights]
         ]
         results = []
         for position, time in enumerate(times(row) if peers else ()):

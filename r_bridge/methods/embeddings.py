@@ -68,10 +68,10 @@ def weights_of_tokens(
     for vector in matrix:
         row = vector.coalesce()
         values, order = row.values().sort(descending=True)
-        missing = np.isnan(values.numpy())
-        vectors.append(np.ma.MaskedArray(values.double().numpy(), missing))
+        absent = np.isnan(values.numpy())
+        vectors.append(np.ma.MaskedArray(values.double().numpy(), absent))
         ids = row.indices()[0][order].tolist()
-        if tokenizer is None or missing.any():
+        if tokenizer is None or absent.any():
             tokens.append([])
         else:
             tokens.append([tokenizer.id_to_token(id) for id in ids])

@@ -152,8 +152,8 @@ def answer_questions(
         stride=stride,
         progress=session.progress,
     )
-    missing = columns["start"] < 0
-    columns |= {name: np.ma.MaskedArray(columns[name], missing) for name in ("start", "end")}
+    absent = columns["start"] < 0
+    columns |= {name: np.ma.MaskedArray(columns[name], absent) for name in ("start", "end")}
     return frame(
         columns, "text", "rank", "answer", "start", "end", "score", from_1=("text", "start")
     )

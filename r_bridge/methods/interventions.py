@@ -75,9 +75,9 @@ def intervene(
     arrays: list[tuple[str | list[str], Numeric | None]] = [(at, None)]
     if isinstance(value, Mapping):
         names = [point.name for point in Points(recipe_of(module).model).find(at)]
-        if missing := [name for name in names if name not in value]:
+        if absent := [name for name in names if name not in value]:
             raise ValueError(
-                f"value has no activations at {missing[0]!r}: call activations() with this point"
+                f"value has no activations at {absent[0]!r}: call activations() with this point"
             )
         arrays = [(name, value[name]) for name in names]
     elif value is not None:

@@ -130,9 +130,9 @@ def results_column(values: list[Any], kind: str) -> object:
         return character(values)
     if kind == "vector":
         width = next((len(vector) for vector in values if vector is not None), 0)
-        missing = [np.nan] * width
+        empty = [np.nan] * width
         matrix = np.array(
-            [missing if vector is None else vector for vector in values], float
+            [empty if vector is None else vector for vector in values], float
         ).reshape(-1, width)
         return np.ma.MaskedArray(matrix, np.isnan(matrix))
     numbers = np.array([np.nan if value is None else value for value in values], float)

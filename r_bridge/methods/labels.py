@@ -71,12 +71,12 @@ def decide(
     from minhub_py.analysis.decisions import decide as compute
 
     tok = find_tokenizer(model, tokenizer, needed=True)
-    asked = {name: question_of(dict(question)) for name, question in dict(questions).items()}
+    parsed = {name: question_of(dict(question)) for name, question in dict(questions).items()}
     result = compute(
         model.module,
         tok,
         list(texts or []),
-        asked,
+        parsed,
         orders=orders,
         seed=seed,
         progress=session.progress,
@@ -128,8 +128,10 @@ def calibrate(
         text * len(names) + names.index(name)
         for text, name in zip(text_numbers(columns), columns["question"], strict=True)
     ]
-    kept = [name for name in calibrated if name not in ("text", "question", "type", "temperature")]
-    values = {name: [calibrated[name][row] for row in rows] for name in kept}
+    selected = [
+        name for name in calibrated if name not in ("text", "question", "type", "temperature")
+    ]
+    values = {name: [calibrated[name][row] for row in rows] for name in selected}
     cells: dict[str, Iterable[object]] = {
         name: column if name == "answer" else np.array(column) for name, column in values.items()
     }

@@ -116,11 +116,11 @@ def generate(
 
     def generate_ids() -> Iterator[int]:
         if beams is not None:
-            for row, found in search_rows(
+            for row, sequence in search_rows(
                 session, model, rows, max_new_tokens, beams, sampling, criteria
             ):
-                outputs[row] = found
-                yield from found
+                outputs[row] = sequence
+                yield from sequence
             return
         prompts = check_prompts(model.module, rows)
         row_seeds = [int(seed) for seed in seeds]
@@ -177,8 +177,8 @@ def search_rows(
         session.check_cancelled()
         part = prompts[start : start + size]
         results = search_batch(model.module, part, max_new_tokens, beams, sampling, criteria)
-        for row, found in enumerate(results, start):
-            yield row, found[0].ids if found else []
+        for row, hypotheses in enumerate(results, start):
+            yield row, hypotheses[0].ids if hypotheses else []
 
 
 def reply_batch(

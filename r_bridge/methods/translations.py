@@ -24,7 +24,7 @@ def translate(
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     rows = numbered(texts, numbers)
-    found = translations(
+    translated = translations(
         model.module,
         tok,
         rows,
@@ -34,9 +34,9 @@ def translate(
         session.progress,
         check=True,
     )
-    if found.divided:
-        warnings.warn(divided_warning("text", found.divided), stacklevel=2)
-    return result(numbers, found.texts)
+    if translated.divided:
+        warnings.warn(divided_warning("text", translated.divided), stacklevel=2)
+    return result(numbers, translated.texts)
 
 
 def summarize(
@@ -52,10 +52,10 @@ def summarize(
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     rows = numbered(texts, numbers)
-    found, _ = summaries_of(
+    summaries, _ = summaries_of(
         model.module, tok, rows, search_settings(settings), session.progress, check=True
     )
-    return result(numbers, found)
+    return result(numbers, summaries)
 
 
 def numbered(texts: Character, numbers: Numeric) -> dict[int, str]:

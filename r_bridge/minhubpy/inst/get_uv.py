@@ -166,9 +166,9 @@ def fetch(pins, folder):
 
 def main(arguments):
     """The exit status. The path or the problem is printed after the word minhubpy."""
-    folder, rest = arguments[0], arguments[1:]
-    pins = suitable(dict(item.split("=") for item in rest if "=" in item))
-    wheels = [item for item in rest if "=" not in item]
+    folder, items = arguments[0], arguments[1:]
+    pins = suitable(dict(item.split("=") for item in items if "=" in item))
+    wheels = [item for item in items if "=" not in item]
     try:
         if not pins:
             raise OSError("there is no wheel of uv for this kind of machine")
