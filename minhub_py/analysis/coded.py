@@ -87,13 +87,13 @@ def temperatures_of(columns: Mapping[str, Sequence[Any]]) -> dict[Type, float]:
     """The temperature of each type of question, NaN if it is empty. ValueError: a type has several."""
     result: dict[Type, float] = {}
     for kind, value in zip(columns["type"], columns["temperature"], strict=True):
-        known = result.get(kind, math.nan)
-        if known != value and not math.isnan(known) and not math.isnan(value):
+        previous = result.get(kind, math.nan)
+        if previous != value and not math.isnan(previous) and not math.isnan(value):
             raise ValueError(
-                f"the column temperature has {known:g} and {value:g} for questions of type {kind}:"
+                f"the column temperature has {previous:g} and {value:g} for questions of type {kind}:"
                 f" pass the table of one call of {call_name('decide')}"
             )
-        result[kind] = value if math.isnan(known) else known
+        result[kind] = value if math.isnan(previous) else previous
     return result
 
 
@@ -119,9 +119,9 @@ def columns_of(table: Table) -> dict[str, list[object]]:
         )
     columns = {str(name): list(table[name]) for name in table.keys()}  # noqa: SIM118 (a data frame)
     required = ("question", "type", "spread", "temperature")
-    if missing := [name for name in required if name not in columns]:
+    if absent := [name for name in required if name not in columns]:
         raise ValueError(
-            f"the decision table must have the column {missing[0]}: pass the table of"
+            f"the decision table must have the column {absent[0]}: pass the table of"
             f" {call_name('decide')}"
         )
     if len({len(values) for values in columns.values()}) > 1:

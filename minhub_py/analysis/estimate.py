@@ -290,12 +290,12 @@ def is_decision_table(model: object) -> TypeGuard[Decisions | Table]:
 
 def of_texts(name: str, values: Iterable[T], present: Array) -> list[T]:
     """The values of the present texts. ValueError: there is not one value per text."""
-    found = list(values)
-    if len(found) != len(present):
+    items = list(values)
+    if len(items) != len(present):
         raise ValueError(
-            f"{name} has {len(found)} values for {len(present)} texts: pass one per text"
+            f"{name} has {len(items)} values for {len(present)} texts: pass one per text"
         )
-    return [value for value, used in zip(found, present, strict=True) if used]
+    return [value for value, used in zip(items, present, strict=True) if used]
 
 
 def numbers_of(name: str, values: Iterable[Any]) -> Array:

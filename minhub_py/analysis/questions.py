@@ -131,10 +131,10 @@ class DecisionSettings:
         """The settings in a folder. ValueError: decision.json is invalid."""
         path, template = folder / SETTINGS, folder / TEMPLATE
         if not path.exists() and (
-            found := [name for name in OTHER_HEADS if (folder / name).exists()]
+            heads := [name for name in OTHER_HEADS if (folder / name).exists()]
         ):
             raise ValueError(
-                f"{folder / found[0]} describes a decision head in another format: save the model"
+                f"{folder / heads[0]} describes a decision head in another format: save the model"
                 " by transformers, JevForDecision.from_pretrained(…).save_pretrained(folder), and"
                 " load that folder. settings=DecisionSettings() ignores the head"
             )

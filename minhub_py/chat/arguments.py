@@ -114,8 +114,10 @@ def _python_number(text: str) -> JSONText:
     digits = plain.removeprefix("-")
     if digits.startswith(("0x", "0o", "0b")):
         return JSONText(str(int(plain, 0)))
-    integer, point, rest = digits.partition(".")
-    fraction, exponent, power = rest.partition("e") if point else ("", *integer.partition("e")[1:])
+    integer, point, decimals = digits.partition(".")
+    fraction, exponent, power = (
+        decimals.partition("e") if point else ("", *integer.partition("e")[1:])
+    )
     integer = integer.partition("e")[0].lstrip("0") or "0"
     result = (
         "-" * plain.startswith("-")

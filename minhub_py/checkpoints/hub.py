@@ -147,7 +147,7 @@ def fetch(
 
     Raises the errors of locate(), find() and download().
     """
-    found = locate(identifier, revision) or find(
+    located = locate(identifier, revision) or find(
         os.fspath(identifier),
         revision,
         token=token,
@@ -155,7 +155,9 @@ def fetch(
         weights=weights,
         files=files,
     )
-    return found if isinstance(found, Path) else download(found, token=token, progress=progress)
+    return (
+        located if isinstance(located, Path) else download(located, token=token, progress=progress)
+    )
 
 
 def find(

@@ -221,14 +221,14 @@ class Models:
             base = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
             served = None if base is None else base.served
             is_adapter = served is not None and served.parent is not None
-            known = (
+            available = (
                 []
                 if served is None
                 else [
                     name_shown for name_shown in served.names if not name_shown.endswith(":latest")
                 ]
             )
-            hint = f"; the adapter is {' or '.join(known)}" if is_adapter else ""
+            hint = f"; the adapter is {' or '.join(available)}" if is_adapter else ""
             raise RequestError(
                 404,
                 f"unknown model {name[:200]!r}: available are {listed or 'none'}{hint}",

@@ -27,8 +27,8 @@ def decision_encoder(tokenizer: Tokenizer, start: ModelFiles) -> DecisionEncoder
         for name in ("state", "question", "answer"):
             if row.get(name) in (None, ""):
                 raise ValueError(f"{name} is missing")
-        asked = parsed(row["question"], "question", dict)
-        [question] = parse_questions({"question": asked}, settings)
+        definition = parsed(row["question"], "question", dict)
+        [question] = parse_questions({"question": definition}, settings)
         answer = option_index(question, row["answer"])
         options = rows_of(start.config, prompts, question)
         [prompt] = prompts.prompts(row["state"], [question])

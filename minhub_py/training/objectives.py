@@ -285,10 +285,10 @@ class ExampleTask:
         if self.objective in EMBEDDING:
             vectors = embeddings(model, batch.idx, batch.mask)
             texts = vectors.view(-1, self.train.per_example, vectors.size(1))
-            anchors, *others = texts.unbind(dim=1)
+            anchors, *candidates = texts.unbind(dim=1)
             if self.margin is not None:
-                return margin_loss(anchors, others[0], others[1], self.margin)
-            return ranking_loss(anchors, others, self.scale)
+                return margin_loss(anchors, candidates[0], candidates[1], self.margin)
+            return ranking_loss(anchors, candidates, self.scale)
         if self.objective == "masked":
             assert batch.labels is not None
             encoder = cast("Encoder", model)

@@ -283,8 +283,8 @@ def surround_language(tokenizer: Tokenizer, name: str, settings: Mapping[str, ob
 def surround_text(tokenizer: Tokenizer, before: list[str], after: list[str]) -> None:
     """Add these tokens around each text. ValueError: the vocabulary lacks one."""
     ids = {token: tokenizer.token_to_id(token) for token in (*before, *after)}
-    if missing := [token for token, id in ids.items() if id is None]:
-        raise ValueError(f"the vocabulary has no {missing[0]}, which this model adds to each text")
+    if absent := [token for token, id in ids.items() if id is None]:
+        raise ValueError(f"the vocabulary has no {absent[0]}, which this model adds to each text")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *after],
         pair=[*before, "$A", "$B", *after],

@@ -62,11 +62,11 @@ class Adapter:
         tied = [
             name,
             *(
-                theirs
+                peft_name
                 for pair in self.ties.items()
                 if name in pair
-                for theirs in pair
-                if theirs != name
+                for peft_name in pair
+                if peft_name != name
             ),
         ]
         trained = tied if self.model_config.tie_word_embeddings else [name]
