@@ -451,7 +451,8 @@ def run(
         jobs.run(task, model, texts, table, settings, loading, as_json)
         return
     rows = read_texts(texts, table["column"], table["na"])
-    from minhub_py.jobs.tasks import TASKS, RowText
+    from minhub_py.jobs.task import RowText
+    from minhub_py.jobs.tasks import TASKS
 
     network, tokenizer = open_model(model, **loading, encoders=True)
     with (
@@ -477,7 +478,7 @@ def run(
 
 def rows_of(columns: Mapping[str, object]) -> list[JsonObject]:
     """The rows of a table of columns, which can be arrays."""
-    from minhub_py.jobs.tasks import plain
+    from minhub_py.jobs.task import plain
 
     return [
         dict(zip(columns, row, strict=True))

@@ -3,7 +3,9 @@ as columns.
 
     formats        reading and writing of each file format, in batches of rows
     sources        input files: expansion of patterns, validation, texts and group keys
-    tasks          operations on texts: score, generate, words, embed
+    task           an operation on texts: its results and notes
+    tasks          the operations: score, generate, words, and those of text encoders
+    encoder_tasks  embed, classify, rerank, masked, answer
     chunks         durable storage of each chunk's results
     executors      computation in this process or in several processes
     ray_executor   computation on a Ray cluster

@@ -17,7 +17,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from minhub_py.jobs.tasks import TASKS, RowText
+from minhub_py.jobs.task import RowText
+from minhub_py.jobs.tasks import TASKS
 from minhub_py.system.console import note
 from minhub_py.system.json_text import JsonMapping
 

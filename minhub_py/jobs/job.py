@@ -24,7 +24,8 @@ from minhub_py.jobs.chunks import Parts, remove
 from minhub_py.jobs.executors import Chunk, Worker, run_in_process, run_in_processes
 from minhub_py.jobs.manifest import different, write_manifest
 from minhub_py.jobs.sources import Source
-from minhub_py.jobs.tasks import TASKS, Task
+from minhub_py.jobs.task import Task
+from minhub_py.jobs.tasks import TASKS
 from minhub_py.system.formats import EXTENSIONS, format_of, import_pyarrow, read_batches
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.table_writers import Column, NpyWriter, ParquetWriter, TextWriter, open_writer

@@ -6,23 +6,42 @@ passed to the task; all their results are missing.
 """
 
 import math
-import re
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from minhub_py.jobs.encoder_tasks import (
+    ANSWERS,
+    EMBED_WORDS,
+    ENTITIES,
+    MASKED,
+    PSEUDO,
+    PSEUDO_TOKENS,
+    SPARSE,
+    answer,
+    classification,
+    classify,
+    embed,
+    embed_sparse,
+    embed_words,
+    entities,
+    masked,
+    masked_targets,
+    pseudo,
+    pseudo_tokens,
+    rerank,
+)
+from minhub_py.jobs.task import Results, RowText, Task, note_problems, note_rows, plain
 from minhub_py.system.json_text import JsonMapping, JsonObject
 from minhub_py.system.table_writers import Column
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from minhub_py.analysis.token_labels import Aggregation
     from minhub_py.inference.speculative import DraftModel
     from minhub_py.models.base import LanguageModel
-    from minhub_py.models.encoder import Encoder
 
 # prompt and new tokens that are generated in one batch, which bounds the KV cache's memory
 MAX_BATCH_TOKENS = 16384
@@ -30,55 +49,6 @@ NEEDS_TARGETS = (
     "an encoder-decoder model predicts the answer to a prompt, not the prompt: use minhub score"
     " --target COLUMN --out OUT, which reads both"
 )
-
-Results = list[JsonObject]
-
-
-@dataclass(frozen=True)
-class RowText:
-    """A text. row: its number in the entire input, from 0.    extra: the value of the task's
-    additional column.
-
-    ids: at least one token ID, except for a word.
-    """
-
-    row: int
-    text: str
-    ids: list[int]
-    extra: str = ""
-
-
-@dataclass(frozen=True)
-class Task:
-    """An operation on texts.
-
-    run: called as run(model, tokenizer, texts, **settings); returns the rows of results for each
-    text.
-    columns: the columns of the results.
-    chunk: the number of texts computed together, the most that is lost in a kill.
-    verb: the label of the progress bar.
-    exact: with the C decoder, results are bitwise identical for any number of threads. Otherwise,
-        and without the decoder, a resumed job requires the same number.
-    models: the models that compute the task.
-    more_columns: further columns of the results, which depend on the settings.
-    extra: the option that names an additional input column: "target", or "by", whose values
-        identify the text to which a word belongs. With "by", a chunk contains complete texts.
-    options: the command's names of the options "column" and `extra`, where they differ.
-    """
-
-    run: Callable[..., list[Results]]
-    columns: tuple[Column, ...]
-    chunk: int
-    verb: str
-    exact: bool = True
-    extra: Literal["", "target", "by"] = ""
-    models: Literal["all", "decoders", "encoders"] = "decoders"
-    more_columns: Callable[[JsonMapping], Sequence[Column]] | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-
-    def all_columns(self, settings: Mapping[str, object]) -> Sequence[Column]:
-        """The columns of the results with these settings."""
-        return (*self.columns, *(() if self.more_columns is None else self.more_columns(settings)))
 
 
 def measures(tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[float]) -> JsonObject:
@@ -317,19 +287,6 @@ def word_measures(settings: JsonMapping) -> list[Column]:
     return [Column(name, "float64") for name in measures_of(**requested).columns]
 
 
-def classification(settings: JsonMapping) -> Sequence[Column]:
-    """The columns of `classify`."""
-    from minhub_py.analysis.columns import value_names
-
-    labels = settings["labels"]
-    if settings.get("regression"):
-        return [Column(name, "float64") for name in value_names(labels)]
-    return [
-        Column("label", "string"),
-        *(Column(name, "float64") for name in ("prob", *(f"prob_{x}" for x in labels))),
-    ]
-
-
 def pairs(
     model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], *, bos: bool | None
 ) -> list[Results]:
@@ -351,58 +308,6 @@ def pairs(
             "correct": int(good > bad),
         }
         results.append([] if math.isnan(good - bad) else [values])
-    return results
-
-
-def embed(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: Any
-) -> list[Results]:
-    """The embedding of each text. Numbers have the fewest digits that identify a float32 value."""
-    from minhub_py.analysis.embeddings import embed as embed_texts
-
-    vectors = embed_texts(model, tokenizer, [text.text for text in texts], **settings)
-    if isinstance(vectors, list):
-        raise ValueError(
-            "the model has one vector per token (ColBERT), which a table cannot contain: use embed()"
-            " in Python, or text_embeddings() in R"
-        )
-    if vectors.is_sparse:
-        raise ValueError("the model has sparse embeddings (SPLADE): add --sparse")
-    return [
-        [{"embedding": [float(str(number)) for number in vector]}] for vector in vectors.numpy()
-    ]
-
-
-def embed_sparse(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: Any
-) -> list[Results]:
-    """The tokens of the sparse embedding of each text, and their weights, the largest first."""
-    from minhub_py.analysis.embeddings import embed as embed_texts
-    from minhub_py.analysis.tokens import token_strings
-
-    rows = [text.text for text in texts]
-    vectors = embed_texts(model, tokenizer, rows, pool="splade", **settings)
-    results: list[Results] = []
-    for vector in vectors:
-        weights, order = vector.coalesce().values().sort(descending=True)
-        tokens = token_strings(tokenizer, vector.coalesce().indices()[0][order].tolist())
-        values = zip(tokens, plain(weights.numpy()), strict=True)
-        results.append([{"token": token, "weight": weight} for token, weight in values])
-    return results
-
-
-def embed_words(
-    model: "LanguageModel", tokenizer: "Tokenizer", texts: Sequence[RowText], **settings: Any
-) -> list[Results]:
-    """The words of each text and their embeddings."""
-    from minhub_py.analysis.word_embeddings import word_embeddings
-
-    columns, vectors = word_embeddings(model, tokenizer, [text.text for text in texts], **settings)
-    results: list[Results] = [[] for _ in texts]
-    rows = zip(columns["text"], columns["word_n"], columns["word"], vectors.numpy(), strict=True)
-    for number, word_n, word, vector in rows:
-        embedding = [float(str(value)) for value in vector]
-        results[number].append({"word_n": int(word_n) + 1, "word": word, "embedding": embedding})
     return results
 
 
@@ -442,36 +347,6 @@ def activations(
             {**location, "activation": [float(str(value)) for value in vector]}
         )
     return results
-
-
-def classify(
-    model: "LanguageModel",
-    tokenizer: "Tokenizer",
-    texts: Sequence[RowText],
-    *,
-    labels: Sequence[str],
-    zero_shot: bool,
-    hypothesis: str,
-    multi_label: bool,
-    regression: bool = False,
-) -> list[Results]:
-    """The most likely label of each text, and the probability of each label; or the value of a
-    regression.
-    """
-    from minhub_py.analysis.classify import classify as classify_texts
-
-    columns = classify_texts(
-        model,
-        tokenizer,
-        [text.text for text in texts],
-        labels if zero_shot else None,
-        hypothesis=hypothesis,
-        multi_label=multi_label,
-    )
-    return [
-        [dict(zip(columns, values, strict=True))]
-        for values in zip(*map(plain, columns.values()), strict=True)
-    ]
 
 
 def annotate(
@@ -530,204 +405,6 @@ def decision_options(settings: Mapping[str, object]) -> Sequence[Column]:
     return [Column(f"prob_{name}", "float64") for name in names]
 
 
-def rerank(
-    model: "LanguageModel",
-    tokenizer: "Tokenizer",
-    texts: Sequence[RowText],
-    *,
-    query: str,
-    raw_scores: bool,
-    instruction: str | None,
-) -> list[Results]:
-    """Each text's relevance for the query."""
-    from minhub_py.analysis.classify import rerank as rerank_texts
-
-    columns = rerank_texts(
-        model,
-        tokenizer,
-        query,
-        [text.text for text in texts],
-        raw_scores=raw_scores,
-        instruction=instruction,
-    )
-    scores = dict(zip(columns["text"].tolist(), plain(columns["score"]), strict=True))
-    return [[{"score": scores[number]}] for number in range(len(texts))]
-
-
-def masked(
-    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[RowText], *, n: int
-) -> list[Results]:
-    """The most likely tokens at each mask of each text, `n` rows per mask."""
-    from minhub_py.analysis.masked import limit_of, predict_masks
-
-    pattern = mask_pattern(tokenizer)
-    with_mask = [number for number, text in enumerate(texts) if re.search(pattern, text.text)]
-    results: list[Results] = [[] for _ in texts]
-    if with_mask:
-        columns, truncated = predict_masks(
-            model, tokenizer, [texts[number].text for number in with_mask], n
-        )
-        for number, mask, token, prob, logprob in zip(
-            *map(plain, (columns[name] for name in ("text", "mask", "token", "prob", "logprob"))),
-            strict=True,
-        ):
-            results[with_mask[number]].append(
-                {"mask_n": mask + 1, "token": token, "prob": prob, "logprob": logprob}
-            )
-        note_rows(
-            [texts[with_mask[number]] for number in truncated],
-            f"a mask is beyond {limit_of(model)}",
-        )
-    return results
-
-
-def masked_targets(
-    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[RowText]
-) -> list[Results]:
-    """Each target's log-probability in place of the mask of its text."""
-    from minhub_py.analysis.masked import limit_of, score_targets
-
-    results: list[Results] = [[] for _ in texts]
-    pattern = mask_pattern(tokenizer)
-    parts = {number: re.split(pattern, text.text) for number, text in enumerate(texts)}
-    numbers = [number for number, part in parts.items() if len(part) == 2]
-    if numbers:
-        columns, truncated = score_targets(
-            model,
-            tokenizer,
-            [parts[number][0].strip() for number in numbers],
-            [texts[number].extra for number in numbers],
-            [parts[number][1].strip() for number in numbers],
-        )
-        for number, tokens, logprob in zip(numbers, *map(plain, columns.values()), strict=True):
-            results[number] = [{"tokens": tokens, "logprob": logprob}]
-        note_rows(
-            [texts[numbers[number]] for number in truncated],
-            f"the target is beyond {limit_of(model)}",
-        )
-    return results
-
-
-def pseudo(
-    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[RowText], *, method: str
-) -> list[Results]:
-    """The pseudo-log-likelihood and the pseudo-perplexity of each text."""
-    return [
-        (
-            [
-                {
-                    "tokens": len(rows),
-                    "logprob": sum(row["logprob"] for row in rows),
-                    "perplexity": math.exp(
-                        min(-sum(row["logprob"] for row in rows) / len(rows), 709)
-                    ),
-                }
-            ]
-            if rows
-            else []
-        )
-        for rows in pseudo_tokens(model, tokenizer, texts, method=method)
-    ]
-
-
-def pseudo_tokens(
-    model: "Encoder", tokenizer: "Tokenizer", texts: Sequence[RowText], *, method: str
-) -> list[Results]:
-    """The log-probability of each token of each text, given the other tokens, one row per token."""
-    from minhub_py.analysis.masked import limit_of, score_tokens
-
-    columns, truncated = score_tokens(model, tokenizer, [text.text for text in texts], method)
-    results: list[Results] = [[] for _ in texts]
-    for number, token, logprob in zip(
-        *(plain(columns[name]) for name in ("text", "token", "logprob")), strict=True
-    ):
-        results[number].append(
-            {"token_n": len(results[number]) + 1, "token": token, "logprob": logprob}
-        )
-    note_rows([texts[number] for number in truncated], f"the text is beyond {limit_of(model)}")
-    return results
-
-
-def entities(
-    model: "Encoder",
-    tokenizer: "Tokenizer",
-    texts: Sequence[RowText],
-    *,
-    aggregation: "Aggregation",
-    ignore: Sequence[str],
-    stride: int | None = None,
-) -> list[Results]:
-    """Each text's entities, one row per entity."""
-    from minhub_py.analysis.token_labels import classify_tokens
-
-    columns = classify_tokens(
-        model,
-        tokenizer,
-        [text.text for text in texts],
-        aggregation=aggregation,
-        ignore=tuple(ignore),
-        stride=stride,
-    )
-    names, results = [column.name for column in ENTITIES], list[Results]([] for _ in texts)
-    for number, *values in zip(*(plain(columns[name]) for name in ("text", *names)), strict=True):
-        results[number].append(dict(zip(names, values, strict=True)))
-    return results
-
-
-def answer(
-    model: "Encoder",
-    tokenizer: "Tokenizer",
-    texts: Sequence[RowText],
-    *,
-    question: str,
-    **settings: Any,
-) -> list[Results]:
-    """The answers to the question in each text, one row per answer."""
-    from minhub_py.analysis.answers import answer_questions
-
-    columns = answer_questions(
-        model, tokenizer, question, [text.text for text in texts], **settings
-    )
-    names, results = [column.name for column in ANSWERS], list[Results]([] for _ in texts)
-    for number, *values in zip(*(plain(columns[name]) for name in ("text", *names)), strict=True):
-        results[number].append(dict(zip(names, values, strict=True)))
-    return results
-
-
-def note_rows(texts: Sequence[RowText], problem: str) -> None:
-    """Note why rows have no result."""
-    for text in texts:
-        warnings.warn(f"row {text.row + 1} has no result: {problem}", stacklevel=2)
-
-
-def note_problems(texts: Sequence[RowText], problems: Mapping[int, str]) -> None:
-    """Note the problems of rows, by their numbers."""
-    for text in texts:
-        if text.row in problems:
-            note_rows([text], f"the text {problems[text.row]}")
-
-
-def mask_pattern(tokenizer: "Tokenizer") -> str:
-    """A pattern that matches a mask: [MASK], or the tokenizer's own spelling."""
-    from minhub_py.analysis.masked import mask_of
-
-    return f"{re.escape('[MASK]')}|{re.escape(mask_of(tokenizer))}"
-
-
-def plain(values: Any) -> list[object]:
-    """A column as values of Python. Numbers in float32 have the fewest digits that identify them;
-    NaN is None.
-    """
-    if not hasattr(values, "dtype"):
-        return list(values)
-    values = (
-        [float(str(value)) for value in values]
-        if str(values.dtype) == "float32"
-        else values.tolist()
-    )
-    return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
-
-
 DECISION = (
     Column("question", "string"),
     Column("type", "string"),
@@ -762,38 +439,6 @@ ACTIVATIONS = (
     Column("token_n", "int64"),
     Column("token", "string"),
     Column("activation", "vector"),
-)
-EMBED_WORDS = (
-    Column("word_n", "int64"),
-    Column("word", "string"),
-    Column("embedding", "vector"),
-)
-SPARSE = (Column("token", "string"), Column("weight", "float64"))
-MASKED = (
-    Column("mask_n", "int64"),
-    Column("token", "string"),
-    Column("prob", "float64"),
-    Column("logprob", "float64"),
-)
-PSEUDO = (Column("tokens", "int64"), Column("logprob", "float64"), Column("perplexity", "float64"))
-PSEUDO_TOKENS = (
-    Column("token_n", "int64"),
-    Column("token", "string"),
-    Column("logprob", "float64"),
-)
-ENTITIES = (
-    Column("word", "string"),
-    Column("start", "int64"),
-    Column("end", "int64"),
-    Column("label", "string"),
-    Column("prob", "float64"),
-)
-ANSWERS = (
-    Column("rank", "int64"),
-    Column("answer", "string"),
-    Column("start", "int64"),
-    Column("end", "int64"),
-    Column("score", "float64"),
 )
 WORDS = (Column("word_n", "int64"), Column("word", "string"), *WORD_VALUES)
 

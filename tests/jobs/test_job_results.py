@@ -32,7 +32,8 @@ from minhub_py.analysis.surprisal import target_logprobs, word_logprobs
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.main import main
 from minhub_py.jobs.chunks import Parts
-from minhub_py.jobs.tasks import TASKS, RowText, memory_batches
+from minhub_py.jobs.task import RowText
+from minhub_py.jobs.tasks import TASKS, memory_batches
 
 
 def test_results_match_single_texts(tmp_path: Path, model: str) -> None:
