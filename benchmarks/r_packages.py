@@ -215,15 +215,16 @@ def run(
     command = ["Rscript", str(script), str(folder / task), str(folder / "sentences.txt"), str(result)]
     label = f"r_packages-{os.getpid()}"
     settings = {"OMP_NUM_THREADS": "1", "MINHUBPY_PYTHON": sys.executable, "MINHUB_LABEL": label}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | settings,
-    )
-    assert process.stdin and process.stdout and process.stderr
+    with (folder / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | settings,
+        )
+    assert process.stdin and process.stdout
     marks, memory = [], 0
     for line in process.stdout:
         if line.startswith("@"):
@@ -232,7 +233,7 @@ def run(
             process.stdin.write("\n")
             process.stdin.flush()
     if process.wait():
-        sys.exit(process.stderr.read()[-2000:])
+        sys.exit((folder / "errors").read_text()[-2000:])
     begin, loaded, *done = marks
     times = np.diff([loaded, *done])
     return loaded - begin, float(times.min()), memory, np.fromfile(result)
