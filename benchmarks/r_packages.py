@@ -158,7 +158,9 @@ def main() -> None:
         expected: dict[str, np.ndarray] = {}
         for (task, way), (setup, code) in PROGRAMS.items():
             package = way.split(",")[0]
-            if subprocess.run(["Rscript", "-e", f"library({package})"], capture_output=True).returncode:
+            if subprocess.run(
+                ["Rscript", "-e", f"library({package})"], capture_output=True
+            ).returncode:
                 print(f"{task:11}{way:26}not installed")
                 continue
             load, seconds, memory, values = run(folder, task, setup, code, arguments.repeats)
@@ -212,7 +214,13 @@ def run(
     """CPU seconds of loading and of the task, the peak memory, and the results of one way."""
     script, result = folder / "program.R", folder / "result"
     script.write_text(MEASURE.format(setup=setup, code=code, repeats=repeats), encoding="utf-8")
-    command = ["Rscript", str(script), str(folder / task), str(folder / "sentences.txt"), str(result)]
+    command = [
+        "Rscript",
+        str(script),
+        str(folder / task),
+        str(folder / "sentences.txt"),
+        str(result),
+    ]
     label = f"r_packages-{os.getpid()}"
     settings = {"OMP_NUM_THREADS": "1", "MINHUBPY_PYTHON": sys.executable, "MINHUB_LABEL": label}
     with (folder / "errors").open("w") as errors:

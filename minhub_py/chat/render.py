@@ -20,9 +20,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minhub_py.system.json_text import JsonObject
+if TYPE_CHECKING:  # the package may be importable only by the path that the first line contains
+    from minhub_py.system.json_text import JsonObject
 
 MEMORY = 2**29  # bytes, in addition to those at the start
 MAX_LENGTH = 2**26  # characters of a rendered conversation
@@ -134,7 +135,7 @@ class RejectedError(Exception):
     """A template called raise_exception()."""
 
 
-def render(compiled: Callable[[str], Any], request: JsonObject) -> dict[str, str]:
+def render(compiled: Callable[[str], Any], request: "JsonObject") -> dict[str, str]:
     """The response to a request, including exceptions of the template."""
     chunks, length = [], 0
     try:
