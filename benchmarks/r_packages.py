@@ -232,7 +232,8 @@ def run(
             text=True,
             env=os.environ | settings,
         )
-    assert process.stdin and process.stdout
+    assert process.stdin
+    assert process.stdout
     marks, memory = [], 0
     for line in process.stdout:
         if line.startswith("@"):
