@@ -158,9 +158,8 @@ def main() -> None:
         expected: dict[str, np.ndarray] = {}
         for (task, way), (setup, code) in PROGRAMS.items():
             package = way.split(",")[0]
-            if subprocess.run(
-                ["Rscript", "-e", f"library({package})"], capture_output=True
-            ).returncode:
+            attach = ["Rscript", "-e", f"library({package})"]
+            if subprocess.run(attach, capture_output=True, check=False).returncode:
                 print(f"{task:11}{way:26}not installed")
                 continue
             load, seconds, memory, values = run(folder, task, setup, code, arguments.repeats)
