@@ -32,6 +32,8 @@ class Probe(Result):
         classes: The classes; empty for numbers.
         coef: Coefficients fitted to all rows, in units of the activations: (1 or classes, size).
             The first row points towards the second class of two, or towards larger numbers.
+        intercept: The constant of each row of coef. `x @ coef.T + intercept` predicts a number, the
+            log-odds of the second class of two, or the logits of the classes.
     """
 
     metric: str
@@ -43,6 +45,7 @@ class Probe(Result):
     folds: np.ndarray = field(repr=False)
     classes: list[object]
     coef: np.ndarray = field(repr=False)
+    intercept: np.ndarray = field(repr=False)
 
     def table(self) -> Columns:
         """The prediction and the fold of each row."""
@@ -139,9 +142,9 @@ def probe(
         scores.append(score_of(labels[rows], predictions[rows], bool(classes)))
     low, high = np.nanpercentile(scores, [2.5, 97.5])
     scale = x.std(axis=0)
-    coef = np.atleast_2d(fitted(x, labels, penalty, bool(classes))[-1].coef_) / np.where(
-        scale == 0, 1, scale
-    )
+    regression = fitted(x, labels, penalty, bool(classes))[-1]
+    coef = np.atleast_2d(regression.coef_) / np.where(scale == 0, 1, scale)
+    intercept = np.atleast_1d(regression.intercept_) - coef @ x.mean(axis=0)
     baseline = (
         float(np.unique(labels, return_counts=True)[1].max() / len(labels)) if classes else 0.0
     )
@@ -157,6 +160,7 @@ def probe(
         fold,
         classes,
         coef,
+        intercept,
     )
 
 

@@ -22,11 +22,11 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from minhub_py.system.json_text import JsonObject
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the package may be importable only by the path that the first line contains
     import jinja2
     import jinja2.parser
+
+    from minhub_py.system.json_text import JsonObject
 
 MEMORY = 2**29  # bytes, in addition to those at the start
 MAX_LENGTH = 2**26  # characters of a rendered conversation
@@ -138,7 +138,9 @@ class RejectedError(Exception):
     """A template called raise_exception()."""
 
 
-def render(compiled: "Callable[[str], jinja2.Template]", request: JsonObject) -> dict[str, str]:
+def render(
+    compiled: "Callable[[str], jinja2.Template]", request: "JsonObject"
+) -> dict[str, str]:
     """The response to a request, including exceptions of the template."""
     chunks, length = [], 0
     try:

@@ -7,7 +7,8 @@ process.
     r.run('library(minhubpy); model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")')
     [text] = r.eval('generate(model, "ROMEO:")')
 
-embedded.py explains how R and Python share a process, convert.py how values are converted.
+embedded.py explains how R and Python share a process, convert.py and values.py how values are
+converted.
 """
 
 import threading
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 from r_bridge import convert
 from r_bridge.host.embedded import Embedded, compatible_r
 from r_bridge.host.library import private_library
+from r_bridge.host.values import for_r
 
 # The arguments of Rscript: R does not restore, save or ask.
 ARGUMENTS = ("--no-echo", "--no-restore", "--no-save", "--no-readline")
@@ -118,9 +120,9 @@ class RSession:
         return self._call(function, *args, **kwargs)
 
     def _call(self, function: str, /, *args: object, **kwargs: object) -> Any:
-        arguments = {
-            f"argument{number}": value for number, value in enumerate(args, start=1)
-        } | kwargs
+        arguments = for_r(
+            {f"argument{number}": value for number, value in enumerate(args, start=1)} | kwargs
+        )
         request = {"code": function, "unnamed": len(args), "arguments": arguments}
         response = convert.loads(self._r.evaluate(convert.dumps(request)))
         for message, call in zip(

@@ -50,6 +50,7 @@ _LIST: list[Callable[..., object]] = [
     interventions.patching, interventions.attribution, interventions.head_scores,
     chats.chat_template, chats.has_chat_template, chats.apply_chat_template, chats.reply,
     tokenizers.tokenizer_from_pretrained, tokenizers.tokenizer_from_file, tokenizers.save_tokenizer,
+    tokenizers.tokenizer_from_json, tokenizers.train_tokenizer, tokenizers.padding_token,
     tokenizers.encode_batch, tokenizers.decode_batch,
     tokenizers.id_to_token, tokenizers.token_to_id, tokenizers.vocab, tokenizers.vocab_size,
     results.open_results, results.append_results, results.truncate_results, results.close_results,

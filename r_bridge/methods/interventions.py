@@ -147,6 +147,7 @@ def probe(
         "predictions": character(map(str, result.predictions)) if words else result.predictions,
         "classes": character(map(str, result.classes)),
         "coef": result.coef,
+        "intercept": result.intercept,
     }
 
 

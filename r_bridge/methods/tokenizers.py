@@ -2,13 +2,14 @@
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from r_bridge.arguments import character, frame, id_rows
+from r_bridge.arguments import character, frame, id_rows, setting
 from r_bridge.convert import Frame
 from r_bridge.objects import Session, Tokenizer
 
@@ -34,34 +35,93 @@ def tokenizer_from_file(session: Session, path: str) -> int:
     return session.add(Tokenizer(parse(Path(path))))
 
 
+def tokenizer_from_json(session: Session, json: str) -> int:
+    """Load a tokenizer from the text of a tokenizer.json, as of `train_tokenizer`."""
+    import tokenizers
+
+    return session.add(Tokenizer(tokenizers.Tokenizer.from_str(json)))
+
+
+def train_tokenizer(
+    session: Session, texts: list[str], vocab_size: int, model: str, special_tokens: list[str]
+) -> str:
+    """Train a tokenizer. Returns the text of its tokenizer.json."""
+    from minhub_py.checkpoints.tokenizers.encoder_tokenizer import train_wordpiece
+    from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
+
+    train = {"bpe": train_byte_level_bpe, "wordpiece": train_wordpiece}[model]
+    return train(texts, vocab_size, special_tokens).to_str()
+
+
+def padding_token(session: Session, tokenizer: Tokenizer, token: str | None) -> dict[str, object]:
+    """The token for padding and its ID: `token`, or the one of the tokenizer's files.
+
+    ValueError: the vocabulary lacks it, or the files name none.
+    """
+    from minhub_py.checkpoints.tokenizers import special_tokens
+    from minhub_py.checkpoints.tokenizers.tokenizer import FILES
+
+    tok = tokenizer.tokenizer
+    found, id = special_tokens.padding_token(tok, FILES.get(tok), token)
+    return {"token": found, "id": id}
+
+
 def encode_batch(
     session: Session,
     tokenizer: Tokenizer,
     texts: list[str],
     add_special_tokens: bool,
     pairs: list[str] | None = None,
+    padding: dict[str, Any] | None = None,
+    truncation: dict[str, Any] | None = None,
 ) -> dict[str, object]:
-    """The concatenated token IDs and type IDs of all texts, and the number of tokens of each text.
+    """The concatenated token IDs, type IDs and masks of all texts, and the number of tokens of each
+    text.
 
-    pairs: the second text of each pair.
+    pairs: the second text of each pair.    padding, truncation: settings of the library.
     """
     from minhub_py.checkpoints.tokenizers.tokenizer import working
 
-    with working(tokenizer.tokenizer):
-        encodings = tokenizer.tokenizer.encode_batch_fast(
-            list(texts) if pairs is None else list(zip(texts, pairs, strict=True)),
-            add_special_tokens=add_special_tokens,
-        )
+    inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+    with working(tokenizer.tokenizer), _lengths(tokenizer, padding, truncation) as encode:
+        encodings = encode(inputs, add_special_tokens=add_special_tokens)
         rows = [encoding.ids for encoding in encodings]
         types = [encoding.type_ids for encoding in encodings]
+        masks = [encoding.attention_mask for encoding in encodings]
+    with working(tokenizer.tokenizer):
         warn_of_unknown(tokenizer.tokenizer, [*texts, *(pairs or ())], rows)
     lengths = np.array([len(row) for row in rows], np.int32)
     count = int(lengths.sum())
+
+    def vector(values: list[list[int]]) -> Any:
+        return np.fromiter(itertools.chain.from_iterable(values), np.int32, count)
+
     return {
-        "ids": np.fromiter(itertools.chain.from_iterable(rows), np.int32, count),
-        "type_ids": np.fromiter(itertools.chain.from_iterable(types), np.int32, count),
+        "ids": vector(rows),
+        "type_ids": vector(types),
+        "attention_mask": vector(masks),
         "lengths": lengths,
     }
+
+
+@contextmanager
+def _lengths(
+    tokenizer: Tokenizer, padding: dict[str, Any] | None, truncation: dict[str, Any] | None
+) -> Iterator[Any]:
+    """The tokenizer's `encode_batch_fast` with padding and truncation, which other functions must
+    not see.
+    """
+    tok = tokenizer.tokenizer
+    try:
+        if padding is not None:
+            given = {name: setting(value) for name, value in padding.items()}
+            tok.enable_padding(**{n: value for n, value in given.items() if value is not None})
+        if truncation is not None:
+            tok.enable_truncation(**{name: setting(value) for name, value in truncation.items()})
+        yield tok.encode_batch_fast
+    finally:
+        tok.no_padding()
+        tok.no_truncation()
 
 
 def decode_batch(

@@ -3,6 +3,8 @@ templates.
 """
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ import transformers
 from paths import ROOT
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from minhub_py.chat.sandbox import SANDBOX, TIMEOUT, Sandbox
+from minhub_py.chat.sandbox import PROGRAM, SANDBOX, TIMEOUT, Sandbox
 from minhub_py.chat.templates import ChatTemplate, TemplateRejectionError, chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 
@@ -505,3 +507,14 @@ def test_end_stops_the_rendering_process() -> None:
     assert process.poll() is None
     SANDBOX.end()
     assert process.returncode is not None
+
+
+def test_templates_are_rendered_where_only_the_parents_path_has_the_packages() -> None:
+    """As with PYTHONPATH, which the isolated process ignores."""
+    request = {"template": "{{ messages[0].content }}", "messages": [{"content": "hi"}]}
+    lines = [json.dumps(sys.path), json.dumps(request | {"variables": {}}), ""]
+    command = [sys.executable, "-IS", str(PROGRAM)]
+    result = subprocess.run(
+        command, input="\n".join(lines), capture_output=True, text=True, check=False
+    )
+    assert json.loads(result.stdout) == {"text": "hi"}, result.stderr

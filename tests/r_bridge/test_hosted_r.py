@@ -91,6 +91,8 @@ assert r["word"] == ["żółw"] and r.eval("nchar(word)") == 4
 r["x"] = np.arange(6.0).reshape(2, 3)
 assert r.eval("x[2, 1]") == 3 and np.array_equal(r["x"], np.arange(6.0).reshape(2, 3))
 assert r["pi"] == np.pi
+r["numbers"] = [1, None, 3]
+assert r.eval("is.integer(numbers) && identical(is.na(numbers), c(FALSE, TRUE, FALSE))")
 assert repr(error(r.__getitem__, "absent")) == "KeyError('absent')"
 assert r.call("paste", "a", ["b", "c"], sep="-") == ["a-b", "a-c"]
 assert r.call("stats::sd", [1, 2, 3][0:0] or np.array([1.0, 2.0, 3.0])) == 1

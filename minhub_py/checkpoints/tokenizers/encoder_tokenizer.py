@@ -19,13 +19,22 @@ the settings.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
 from types import MappingProxyType
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from minhub_py.checkpoints.tokenizers.sentencepiece import (
     NORMAL,
@@ -168,6 +177,24 @@ def wordpiece_tokenizer(vocabulary: Mapping[str, int], unknown: str) -> Tokenize
     tokenizer = Tokenizer(models.WordPiece(dict(vocabulary), unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
+
+
+def train_wordpiece(
+    texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()
+) -> Tokenizer:
+    """Train a tokenizer like BERT's on texts, with its special tokens and normalization.
+
+    special_tokens: further ones.
+    """
+    names = [str(BERT[f"{name}_token"]) for name in ("pad", "unk", "cls", "sep", "mask")]
+    tokenizer = wordpiece_tokenizer({"[UNK]": 0}, "[UNK]")
+    set_wordpiece_normalizer(tokenizer, {})
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=[*names, *special_tokens], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    surround_pairs(tokenizer, "bert", "[CLS]", "[SEP]")
     return tokenizer
 
 

@@ -193,6 +193,27 @@ def content(token: object) -> str | None:
     return text if isinstance(text, str) and is_unicode(text) else None
 
 
+def padding_token(
+    tokenizer: Tokenizer, file: Path | None, token: str | None = None
+) -> tuple[str, int]:
+    """The padding token and its ID: of tokenizer_config.json, or a token with a usual name.
+
+    file: of the tokenizer, if any.    token: use this one.
+    ValueError: the vocabulary lacks it, or there is none.
+    """
+    names = [token] if token is not None else ["[PAD]", "<pad>"]
+    if token is None and file is not None and file.suffix != ".gguf":
+        files = "special_tokens_map.json", "tokenizer_config.json"
+        configured = content(read_settings(file.parent, *files).get("pad_token"))
+        names = ([configured] if configured else []) + names
+    for name in names:
+        if (id := tokenizer.token_to_id(name)) is not None:
+            return name, id
+    if token is not None:
+        raise ValueError(f"the vocabulary has no token {token!r}: choose one of its tokens")
+    raise ValueError("this tokenizer has no padding token: choose a token of its vocabulary")
+
+
 def surround(tokenizer: Tokenizer, settings: Mapping[str, object], convention: Convention) -> None:
     """Add bos and eos around each text, by the settings or the convention.
 

@@ -500,14 +500,16 @@ def describe_unknown(tokenizer: Tokenizer, characters: Sequence[str]) -> str:
     return f"not in the tokenizer's vocabulary, and {treatment}: {listed}"
 
 
-def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer like GPT-2's on texts: 256 bytes, <|endoftext|>, and the most frequent
+def train_byte_level_bpe(
+    texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ("<|endoftext|>",)
+) -> Tokenizer:
+    """Train a tokenizer like GPT-2's on texts: 256 bytes, the special tokens, and the most frequent
     merges.
     """
     tokenizer = byte_level_bpe({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
+        special_tokens=list(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -191,7 +191,11 @@ print.minhub_direction <- function(x, ...) print_format(x, ...)
 #' Rows of a group are in the same fold. The interval is a bootstrap over groups.
 #' The control has the same folds and shuffled labels.
 #'
-#' @param x A numeric matrix, such as `activations(...)[["layers.3.resid"]]`.
+#' `predict()` applies the fit to all rows to new rows: to texts that have no label,
+#' with `text_embeddings()` of the same model.
+#'
+#' @param x A numeric matrix, such as `activations(...)[["layers.3.resid"]]` or the
+#'   result of [text_embeddings()].
 #' @param y A label (factor, character or logical) or a number for each row.
 #' @param groups Each row's group. By default, each row is a group.
 #' @param folds The number of folds.
@@ -201,13 +205,20 @@ print.minhub_direction <- function(x, ...) print_format(x, ...)
 #' @returns A list of class `minhub_probe` with the `metric` ("accuracy" or "r2"),
 #'   the `score`, its `interval` (95 %), the score of the `control`, the `baseline`
 #'   of the most frequent class, `rows`, a data frame with the `fold` and the
-#'   `prediction` of each row, and the matrix `coef` of the fit to all rows.
+#'   `prediction` of each row, and the matrix `coef` and the `intercept` of the fit to
+#'   all rows.
+#'
+#'   `predict()` returns a vector with a number or label for each row, or with `type =
+#'   "prob"` a matrix with the probability of each class. A row with `NA` has the
+#'   prediction `NA`.
 #' @references Hewitt & Liang (2019), "Designing and Interpreting Probes with
 #'   Control Tasks".
 #' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready("probe")
 #' x <- matrix(rnorm(400), ncol = 4)
-#' linear_probe(x, ifelse(x[, 2] > 0, "high", "low"))
+#' probe <- linear_probe(x, ifelse(x[, 2] > 0, "high", "low"))
+#' probe
+#' predict(probe, matrix(rnorm(8), ncol = 4))
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 linear_probe <- function(x, y, groups = NULL, folds = 5, penalty = 1, bootstrap = 1000, seed = 0) {
@@ -231,10 +242,39 @@ linear_probe <- function(x, y, groups = NULL, folds = 5, penalty = 1, bootstrap 
     penalty = number(penalty, above = 0), bootstrap = whole_number(bootstrap, min = 1), seed = whole_number(seed)
   )
   structure(
-    c(result[c("metric", "score", "interval", "control", "baseline", "classes", "coef")],
+    c(result[c("metric", "score", "interval", "control", "baseline", "classes", "coef", "intercept")],
       list(rows = data.frame(fold = result$folds, prediction = result$predictions))),
     class = "minhub_probe"
   )
+}
+
+#' @rdname linear_probe
+#' @param object The result of `linear_probe()`.
+#' @param newdata A matrix with the columns of `x`, or a vector for one row.
+#' @param type `"response"`: a label or number for each row. `"prob"`: the
+#'   probabilities of the classes.
+#' @param ... Not used.
+#' @importFrom stats predict
+#' @export
+predict.minhub_probe <- function(object, newdata, type = c("response", "prob"), ...) {
+  type <- choice(type, c("response", "prob"))
+  x <- embedding_matrix(newdata, "newdata")
+  if (ncol(x) != ncol(object$coef)) fail("newdata must have ", ncol(object$coef), " columns, as x, not ", ncol(x))
+  scores <- unname(tcrossprod(x, object$coef)) + rep(object$intercept, each = nrow(x))
+  classes <- object$classes
+  if (!length(classes)) {
+    if (type == "prob") fail("type = \"prob\" requires a probe of labels, not of numbers")
+    return(stats::setNames(scores[, 1L], rownames(x)))
+  }
+  if (length(classes) == 2L) scores <- cbind(0, scores)
+  prob <- exp(scores - apply(scores, 1L, max))
+  prob <- prob / rowSums(prob)
+  dimnames(prob) <- list(rownames(x), classes)
+  if (type == "prob") return(prob)
+  best <- rep(NA_integer_, nrow(x))
+  known <- !is.na(rowSums(prob))
+  best[known] <- max.col(prob[known, , drop = FALSE], "first")
+  stats::setNames(classes[best], rownames(x))
 }
 
 #' @rdname tidy.minhub

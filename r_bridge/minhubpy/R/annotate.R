@@ -16,6 +16,7 @@
 #'
 #' @inheritParams generate
 #' @inheritParams word_logprobs
+#' @param model A model, or a list of models with names, to compare their labels.
 #' @param resume The path of an .rds file that stores the results of a long job,
 #'   so that the same call can resume it, see [word_logprobs()].
 #' @param texts A character vector or a factor, or a data frame with a column
@@ -38,7 +39,9 @@
 #'   * `margin`: the difference to the second largest probability;
 #'   * `prob_LABEL` for each label: its probability.
 #'
-#'   If `texts` is a data frame, the columns are added to it.
+#'   If `texts` is a data frame, the columns are added to it. For a list of models, the
+#'   rows of all models follow each other, and the first column is `model`, a factor:
+#'   `do.call(label_agreement, split(x$label, x$model))` compares the models.
 #' @family functions for labels
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -48,6 +51,20 @@
 annotate_texts <- function(model, texts, labels, instruction = NULL, examples = NULL, calibrate = NULL,
                            length = c("sum", "tokens", "characters"), template = NULL, premise = NULL, chat = NULL,
                            sep = NULL, tokenizer = NULL, resume = NULL, manifest = NULL) {
+  if (is_plain_list(model)) {
+    names <- names(model)
+    if (!base::length(model) || is.null(names) || !all(nzchar(names)) || anyDuplicated(names)) {
+      fail("a list of models must have unique names, such as list(small = , large = )")
+    }
+    if (!is.null(resume) || !is.null(manifest)) fail("resume and manifest require one model: call annotate_texts() for each")
+    results <- lapply(names, function(name) {
+      result <- annotate_texts(
+        model[[name]], texts, labels, instruction, examples, calibrate, length, template, premise, chat, sep, tokenizer
+      )
+      cbind(model = factor(rep(name, nrow(result)), names), result)
+    })
+    return(do.call(rbind, results))
+  }
   model <- check_model(model)
   input <- texts
   if (is.data.frame(texts)) texts <- column_of(texts, "text")

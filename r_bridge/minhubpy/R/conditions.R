@@ -20,11 +20,11 @@ users_call <- function() {
   NULL
 }
 
-# Restores the operator in calls of S3 methods: `$.minhub_chat`(bot, last) is bot$last.
+# Restores the generic in calls of S3 methods: `$.minhub_chat`(bot, last) is bot$last.
 as_written <- function(call) {
   name <- if (is.name(call[[1L]])) as.character(call[[1L]]) else ""
-  operator <- sub("^([$]|\\[\\[)[.]minhub_.*", "\\1", name)
-  if (operator != name) call[[1L]] <- as.name(operator)
+  generic <- sub("^(.+)[.]minhub_[a-z_]+$", "\\1", name)
+  if (generic != name) call[[1L]] <- as.name(generic)
   call
 }
 

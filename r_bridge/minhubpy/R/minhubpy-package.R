@@ -42,8 +42,9 @@
 #' Start with [from_pretrained()] and [generate()]. The vignettes
 #' `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")`,
 #' `vignette("encoders")`, `vignette("labels")`, `vignette("decisions")`,
-#' `vignette("zeroshot")`, `vignette("teach")`, `vignette("inside")`, `vignette("replay")` and `vignette("chat")` are guides
-#' with examples.
+#' `vignette("zeroshot")`, `vignette("teach")`, `vignette("inside")`, `vignette("replay")`, `vignette("chat")`,
+#' `vignette("shiny")` and `vignette("cache")` (knitr and targets) are guides with
+#' examples.
 #'
 #' An installation from the source folder, such as by `minhub r --install`,
 #' contains no vignettes, and `browseVignettes("minhubpy")` finds none. To install

@@ -109,15 +109,13 @@ check_widths <- function(x, y) {
 
 similarity_of <- function(x, y, method) {
   if (!is.matrix(x)) return(similarity_of_lists(x, y, method))
-  # Like Python, an embedding of zeros has the cosine 0.
-  unit <- function(x) x / pmax(sqrt(rowSums(x^2)), 1e-12)
   distances <- function(distance) {
     result <- matrix(NA_real_, nrow(x), nrow(y))
     for (row in seq_len(nrow(y))) result[, row] <- distance(x - rep(y[row, ], each = nrow(x)))
     -result
   }
   result <- switch(method,
-    cosine = tcrossprod(unit(x), unit(y)),
+    cosine = tcrossprod(unit_rows(x), unit_rows(y)), # of an embedding of zeros: 0, like Python
     dot = tcrossprod(x, y),
     euclidean = distances(function(d) sqrt(rowSums(d^2))),
     manhattan = distances(function(d) rowSums(abs(d)))

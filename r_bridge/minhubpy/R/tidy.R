@@ -16,6 +16,7 @@
 #' | [tuned_lens()] | layer |
 #' | [steering_direction()] | text |
 #' | [linear_probe()] | row, with its fold and prediction |
+#' | [text_topics()] | text |
 #' | a run of [minhub_train()] | evaluation, as in `run$losses` |
 #'
 #' @param x An object of the table.
@@ -102,6 +103,9 @@ tidy.minhub_reply <- as_tidy
 
 #' @rawNamespace S3method(generics::tidy,minhub_run)
 tidy.minhub_run <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_topics)
+tidy.minhub_topics <- as_tidy
 
 #' @rawNamespace S3method(generics::tidy,minhub_tuned_lens)
 tidy.minhub_tuned_lens <- as_tidy

@@ -4,6 +4,7 @@
 #' folder, a GGUF file or a built-in model, without the weights.
 #' `tokenizer$from_pretrained()` is equivalent, and `tokenizer$from_file()` loads
 #' a tokenizer.json. Both are compatible with the package tok.
+#' `tokenizer$train()` creates a tokenizer from texts.
 #'
 #' @section Methods:
 #' * `tok$encode(sequence, pair = NULL, add_special_tokens = TRUE)` returns an
@@ -12,6 +13,10 @@
 #'   second text, for models that read two texts, such as BERT.
 #' * `tok$encode_batch(input, add_special_tokens = TRUE)` returns a list of
 #'   encodings.
+#' * `tok$encode_matrix(input, pair = NULL, add_special_tokens = TRUE)` returns a
+#'   list of the integer matrices `ids`, `attention_mask` (1 for tokens, 0 for
+#'   padding) and `type_ids`, with one row per text. Without `enable_padding()`,
+#'   shorter texts are padded at the right. A text that is `NA` is padding only.
 #' * `tok$decode(ids, skip_special_tokens = TRUE)` returns a string.
 #' * `tok$decode_batch(sequences, skip_special_tokens = TRUE)` returns a
 #'   character vector.
@@ -27,6 +32,28 @@
 #'   the text of each conversation. With `tokenize = TRUE`, it returns a vector of
 #'   0-based token IDs, or a list of them for several conversations.
 #' * `tok$save(path, pretty = TRUE)` writes a tokenizer.json.
+#'
+#' @section Padding and truncation:
+#' Both change the encodings of this object only; other functions encode complete
+#' texts. The object is changed, and returned invisibly.
+#' * `tok$enable_padding(direction = "right", pad_id = NULL, pad_type_id = 0L,
+#'   pad_token = NULL, length = NULL, pad_to_multiple_of = NULL)` pads the texts of
+#'   a batch to the length of the longest one, or to `length` tokens. `pad_token` is
+#'   by default the tokenizer's, and `pad_id` the ID of `pad_token`.
+#' * `tok$enable_truncation(max_length, strategy = "longest_first", direction =
+#'   "right")` truncates a text to `max_length` tokens, including special tokens.
+#'   The strategies for pairs are `"longest_first"`, `"only_first"` and
+#'   `"only_second"`.
+#' * `tok$no_padding()` and `tok$no_truncation()` disable them. `tok$padding` and
+#'   `tok$truncation` are lists of the settings, or `NULL`.
+#'
+#' @section Training:
+#' `tokenizer$train(texts, vocab_size = 5000, model = "bpe", special_tokens = NULL)`
+#' learns a vocabulary from texts: byte-level BPE like GPT-2's (by default with the
+#' special token `"<|endoftext|>"`), or with `model = "wordpiece"` WordPiece like
+#' BERT's, whose special tokens are added to `special_tokens`. `tok$save()` writes
+#' it to a file, and the folder of a file tokenizer.json is a `tokenizer` for
+#' [minhub_train()].
 #'
 #' @inheritParams from_pretrained
 #' @returns An object of class `minhub_tokenizer`. An encoding, of class
@@ -57,13 +84,16 @@ tokenizer <- structure(
     },
     from_file = function(path) {
       new_tokenizer("tokenizer_from_file", list(path = absolute(file_path(path))))
+    },
+    train = function(texts, vocab_size = 5000, model = c("bpe", "wordpiece"), special_tokens = NULL) {
+      train_tokenizer(texts, vocab_size, model, special_tokens)
     }
   ),
   class = "minhub_tokenizer_class"
 )
 
 new_tokenizer <- function(method, arguments) {
-  self <- new_self(method, arguments, if (is.null(arguments$identifier)) arguments$path else arguments$identifier)
+  self <- new_self(method, arguments, arguments$identifier %||% arguments$path %||% "texts")
   tokenizer <- structure(list(), class = "minhub_tokenizer", self = self)
   self$size <- ask("vocab_size", tokenizer = tokenizer, with_added_tokens = TRUE)
   tokenizer
@@ -71,8 +101,9 @@ new_tokenizer <- function(method, arguments) {
 
 TOKENIZER_METHODS <- c(
   "encode", "encode_batch", "decode", "decode_batch", "get_vocab_size", "get_vocab", "token_to_id", "id_to_token",
-  "apply_chat_template", "save"
+  "apply_chat_template", "save", "encode_matrix", "enable_padding", "no_padding", "enable_truncation", "no_truncation"
 )
+TOKENIZER_FIELDS <- c("padding", "truncation")
 
 #' @export
 `$.minhub_tokenizer` <- function(x, name) {
@@ -85,6 +116,21 @@ TOKENIZER_METHODS <- c(
       check_plain(is_pretokenized)
       encode_texts(x, texts(input, missing = TRUE), add_special_tokens)
     },
+    encode_matrix = function(input, pair = NULL, add_special_tokens = TRUE) {
+      encode_matrix(x, texts(input, missing = TRUE), optional(pair, texts, "pair"), add_special_tokens)
+    },
+    enable_padding = function(direction = c("right", "left"), pad_id = NULL, pad_type_id = 0L, pad_token = NULL, length = NULL,
+                              pad_to_multiple_of = NULL) {
+      enable_padding(x, direction, pad_id, pad_type_id, pad_token, length, pad_to_multiple_of)
+    },
+    no_padding = function() set_lengths(x, "padding", NULL),
+    padding = attr(x, "self")$padding,
+    enable_truncation = function(max_length, stride = 0L, strategy = c("longest_first", "only_first", "only_second"),
+                                 direction = c("right", "left")) {
+      enable_truncation(x, max_length, stride, strategy, direction)
+    },
+    no_truncation = function() set_lengths(x, "truncation", NULL),
+    truncation = attr(x, "self")$truncation,
     decode = function(ids, skip_special_tokens = TRUE) {
       decode_ids(x, list(if (length(ids)) plain_ids(ids) else integer()), skip_special_tokens)
     },
@@ -111,7 +157,7 @@ TOKENIZER_METHODS <- c(
       ask("save_tokenizer", tokenizer = x, path = absolute(file_path(path)), pretty = flag(pretty))
       invisible(path)
     },
-    no_member("a tokenizer", name, character(), TOKENIZER_METHODS)
+    no_member("a tokenizer", name, TOKENIZER_FIELDS, TOKENIZER_METHODS)
   )
 }
 
@@ -162,12 +208,16 @@ plain_ids <- function(ids, what = "ids") {
 # `pairs`: NULL, or the second text of each pair.
 encode_texts <- function(tokenizer, texts, add_special_tokens, pairs = NULL) {
   kept <- present(texts)
+  self <- attr(tokenizer, "self")
   result <- ask(
-    "encode_batch", tokenizer = tokenizer, texts = texts[kept], add_special_tokens = flag(add_special_tokens), pairs = pairs[kept]
+    "encode_batch", tokenizer = tokenizer, texts = texts[kept], add_special_tokens = flag(add_special_tokens),
+    pairs = pairs[kept], padding = self$padding, truncation = self$truncation
   )
   row <- structure(rep.int(kept, result$lengths), levels = as.character(seq_along(texts)), class = "factor")
   parts <- function(values) unname(split(values, row))
-  Map(new_encoding, parts(result$ids), parts(result$type_ids), MoreArgs = list(tokenizer = tokenizer))
+  Map(
+    new_encoding, parts(result$ids), parts(result$type_ids), parts(result$attention_mask), MoreArgs = list(tokenizer = tokenizer)
+  )
 }
 
 decode_ids <- function(tokenizer, rows, skip_special_tokens) {
@@ -177,8 +227,8 @@ decode_ids <- function(tokenizer, rows, skip_special_tokens) {
   ask("decode_batch", tokenizer = tokenizer, ids = ids, skip_special_tokens = flag(skip_special_tokens))
 }
 
-new_encoding <- function(ids, type_ids, tokenizer) {
-  structure(list(ids = ids, type_ids = type_ids), class = "minhub_encoding", tokenizer = tokenizer)
+new_encoding <- function(ids, type_ids, attention_mask, tokenizer) {
+  structure(list(ids = ids, type_ids = type_ids, attention_mask = attention_mask), class = "minhub_encoding", tokenizer = tokenizer)
 }
 
 ENCODING_FIELDS <- c("ids", "tokens", "attention_mask", "type_ids")
@@ -188,7 +238,7 @@ ENCODING_FIELDS <- c("ids", "tokens", "attention_mask", "type_ids")
   ids <- .subset2(x, "ids")
   switch(name,
     ids = ids,
-    attention_mask = rep.int(1L, length(ids)),
+    attention_mask = .subset2(x, "attention_mask"),
     type_ids = .subset2(x, "type_ids"),
     tokens = if (length(ids)) attr(x, "tokenizer")$id_to_token(ids) else character(),
     no_member("an encoding", name, ENCODING_FIELDS)
@@ -228,5 +278,5 @@ format.minhub_tokenizer <- function(x, ...) {
 
 #' @export
 .DollarNames.minhub_tokenizer <- function(x, pattern = "") {
-  grep(pattern, paste0(TOKENIZER_METHODS, "("), value = TRUE)
+  grep(pattern, c(TOKENIZER_FIELDS, paste0(TOKENIZER_METHODS, "(")), value = TRUE)
 }

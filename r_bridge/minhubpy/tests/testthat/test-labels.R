@@ -20,6 +20,13 @@ test_that("annotate_texts() labels texts, with NA for missing ones, and resumes"
   expect_identical(annotate_texts(model, data, c(good = "praises", bad = "blames"), resume = file), first)
   expect_identical(names(first), c("text", "label", "prob", "margin", "prob_good", "prob_bad"))
   expect_refused(annotate_texts(model, "x", "good"), "labels must be at least two labels")
+  models <- list(small = model, other = model)
+  several <- annotate_texts(models, data, c(good = "praises", bad = "blames"))
+  expect_identical(levels(several$model), c("small", "other"))
+  expect_equal(several[several$model == "other", -1], first, ignore_attr = TRUE)
+  expect_output(print(do.call(label_agreement, split(several$label, several$model))), "Agreement of 2 raters")
+  expect_refused(annotate_texts(unname(models), data, c("good", "bad")), "a list of models must have unique names")
+  expect_refused(annotate_texts(models, data, c("good", "bad"), resume = file), "require one model")
   expect_refused(annotate_texts(model, "x", c("a", "b"), chat = TRUE), "no chat template")
 })
 
