@@ -402,6 +402,28 @@ TILES(tiles_8, 1, 0, 128)
 #endif
 #undef TILES
 
+/* The products of BLOCK_ROWS rows with one token, as `tile_blocks` computes them, for formats with blocks of 32: weights stay
+ * in registers. The next rows are prefetched evenly, because a core waits for few lines at a time. */
+INLINE void one_token(const uint8_t *rows, int64_t stride, int64_t width, int64_t groups, const byte_group *in, vec *totals,
+                      int dtype) {
+    const int most = excess_of(dtype) == 128 ? 128 : dtype == Q4_0 || dtype == Q4_1 ? 15 : 31;
+    const int64_t lines = (BLOCK_ROWS * width + 63) / 64;
+    const uint8_t *ahead = rows + BLOCK_ROWS * stride;
+    vec sums[PANEL_VECTORS];
+    UNROLL for (int v = 0; v < PANEL_VECTORS; v++) sums[v] = (vec){0};
+    for (int64_t g = 0; g < groups; g++, rows += width, in++) {
+        for (int64_t line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+        UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+            panel_group weights;
+            unpack_group(rows + v * LANES * stride, stride, &weights, dtype);
+            const ints products = multiply_fours((ints){0} + in->starts[0], weights.codes, in->codes, 8, most);
+            sums[v] += broadcast(in->scale) * (to_float((bits)products) * weights.scales[0]);
+            if (has_offsets(dtype)) sums[v] += broadcast(in->sums[0]) * weights.offsets[0];
+        }
+    }
+    UNROLL for (int v = 0; v < PANEL_VECTORS; v++) totals[v] = sums[v];
+}
+
 INLINE void gemm_blocks(const product *p, int dtype) {
     const matrix *w = p->weight;
     const int64_t size = block_size(dtype), width = w->stride / (w->columns / size);
@@ -413,8 +435,10 @@ INLINE void gemm_blocks(const product *p, int dtype) {
     for (int64_t n = p->begin; n < p->end; n += step) {
         const int64_t first = stride ? min64(n, w->rows - BLOCK_ROWS) : n, end = min64(n + step, p->end);
         const uint8_t *rows = (const uint8_t *)w->data + first * w->stride, *ahead = rows + BLOCK_ROWS * stride;
+        const int panels = size > 32 || p->tokens > 1;
         memset(totals, 0, p->tokens * PANEL_VECTORS * sizeof(vec));
-        for (int64_t k = 0; k < w->columns; k += PANEL_INPUTS, ahead += 64 * lines) {
+        if (!panels) one_token(rows, stride, width, in_stride, (const byte_group *)p->codes, totals, dtype);
+        for (int64_t k = 0; panels && k < w->columns; k += PANEL_INPUTS, ahead += 64 * lines) {
             const int64_t inputs = min64(w->columns - k, PANEL_INPUTS);
             const byte_group *in = (const byte_group *)p->codes + k / 32;
             for (int64_t line = 0; line < lines; line++) __builtin_prefetch(ahead + 64 * line, 0, 2);
