@@ -1,7 +1,8 @@
 """`minhub bench`: the speed of this package on this machine.
 
 Each case measures every kind of weights in turn, for several rounds after one uncounted round, and
-reports medians. Without a model the weights are random, with the sizes of GPT-2 124M.
+reports medians; a profile is of the fastest round. Without a model the weights are random, with the
+sizes of GPT-2 124M.
 benchmarks/compare.py compares the package with other libraries.
 """
 
@@ -21,6 +22,7 @@ from minhub_py.system.quantization import KINDS as QUANTIZED
 from minhub_py.system.version import __version__
 
 if TYPE_CHECKING:
+    from minhub_py.inference.profile import OperationTime, Profiler
     from minhub_py.models.base import LanguageModel
 
 # Kind of weights -> arguments of from_pretrained.
@@ -30,6 +32,7 @@ KINDS: dict[str, JsonObject] = {
     "bfloat16": {"dtype": "bfloat16"},
     **{kind: {"dtype": "float32", "quantize": kind} for kind in QUANTIZED},
 }
+STORED = "stored"  # the weights of --model as from_pretrained loads them by default
 # Case -> description.
 CASES = {
     "decode": "decoding one sequence after a prompt of 32 tokens",
@@ -37,8 +40,15 @@ CASES = {
     "batch": "decoding several sequences at once",
     "load": "loading the model in a new process, up to its first logits",
 }
+# Cases of --profile.
+PROFILES = {
+    "prompt": "time of each operation for a prompt of 256 tokens",
+    "tokens": "time of each operation, decoding one token after another",
+}
+DESCRIPTIONS = CASES | PROFILES
 PROMPT_LENGTHS = (32, 256, 1024)
 BATCH_SIZES = (1, 8, 32)
+PROFILED, LONGEST = 256, 2**20  # tokens of a profiled prompt; of a context without a limit
 BUFFER = 2**28  # bytes; larger than any cache
 LOAD = """
 import json, sys, time
@@ -101,7 +111,7 @@ def measure(
             "cases": {},
         }
         for case in cases:
-            note(f"Measuring {case}: {CASES[case]} …")
+            note(f"Measuring {case}: {DESCRIPTIONS[case]} …")
             result["cases"][case] = FUNCTIONS[case](settings, models)
             if show is not None:
                 show(result, case)
@@ -115,7 +125,8 @@ def build(model: str | None, kind: str) -> "LanguageModel":
     from minhub_py.loading.pretrained import from_pretrained
 
     if model is not None:
-        return from_pretrained(model, device="cpu", **KINDS[kind])
+        options = {} if kind == STORED else KINDS[kind]
+        return from_pretrained(model, device="cpu", **options)
 
     import torch
 
@@ -308,18 +319,78 @@ def load(settings: BenchSettings, models: Mapping[str, object]) -> list[Row]:
     return rows
 
 
+def profile(
+    settings: BenchSettings,
+    models: "Mapping[str, LanguageModel]",
+    run: "Callable[[Profiler, list[int]], list[OperationTime]]",
+) -> list[Row]:
+    """The operations of each model, in the fastest round."""
+    from minhub_py.inference.native.library import UnsupportedError
+    from minhub_py.inference.profile import Profiler
+
+    try:
+        profilers = {kind: Profiler(model) for kind, model in models.items()}
+    except UnsupportedError as error:
+        raise ValueError(
+            f"--profile measures the decoder in C, which does not run this model: {error}"
+        ) from error
+    rounds: dict[str, list[list[OperationTime]]] = {kind: [] for kind in models}
+    for _ in range(settings.repeats + 1):
+        for kind, model in models.items():
+            context = model.config.context_length or LONGEST
+            ids = prompt(model, min(PROFILED, context - settings.new_tokens))
+            rounds[kind].append(run(profilers[kind], ids))
+    rows = []
+    for kind, results in rounds.items():
+        fastest = min(results[1:], key=lambda result: sum(row.seconds for row in result))
+        total = sum(row.seconds for row in fastest)
+        for row in fastest:
+            rate = row.products / row.seconds if row.products and row.seconds else None
+            peak = profilers[kind].peaks.get(row.factors, 0) * settings.threads
+            rows.append(
+                {
+                    "weights": kind,
+                    "operation": row.name,
+                    "format": row.weights,
+                    "factors": row.factors,
+                    "ms": 1000 * row.seconds,
+                    "% of time": 100 * row.seconds / total,
+                    "GMAC/s": rate and rate / 1e9,
+                    "% of peak": 100 * rate / peak if rate and peak else None,
+                    "GB/s": row.bytes / row.seconds / 1e9 if row.bytes and row.seconds else None,
+                }
+            )
+    return rows
+
+
+def prompt_profile(settings: BenchSettings, models: "Mapping[str, LanguageModel]") -> list[Row]:
+    """The operations of a prompt."""
+    return profile(settings, models, lambda profiler, ids: profiler.prompt(ids))
+
+
+def token_profile(settings: BenchSettings, models: "Mapping[str, LanguageModel]") -> list[Row]:
+    """The operations of new tokens after a prompt."""
+    new = settings.new_tokens
+    return profile(settings, models, lambda profiler, ids: profiler.decode(ids, new))
+
+
 FUNCTIONS: dict[str, Callable[[BenchSettings, JsonMapping], list[Row]]] = {
     "decode": decode,
     "prefill": prefill,
     "batch": batch,
     "load": load,
+    "prompt": prompt_profile,
+    "tokens": token_profile,
 }
 
 
 def lines(rows: Sequence[Row]) -> Iterator[list[str]]:
     """The rows as text, numbers with two decimals."""
     for row in rows:
-        yield [value if isinstance(value, str) else f"{value:,.2f}" for value in row.values()]
+        yield [
+            "" if value is None else value if isinstance(value, str) else f"{value:,.2f}"
+            for value in row.values()
+        ]
 
 
 def show(result: Row, case: str) -> None:
@@ -333,5 +404,5 @@ def show(result: Row, case: str) -> None:
             f"minhub_py {machine['minhub_py']}, torch {machine['torch']}; {result['model']}; "
             f"medians of {result['repeats']}."
         )
-    click.echo(f"\n{case}: {CASES[case]}")
+    click.echo(f"\n{case}: {DESCRIPTIONS[case]}")
     table(list(rows[0]), lines(rows))

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from minhub_py.cli import bench as benchmark
-from minhub_py.cli.bench import CASES, KINDS
+from minhub_py.cli.bench import CASES, KINDS, PROFILES, STORED
 from minhub_py.cli.completion import ModelArgument
 from minhub_py.cli.group import Command
 from minhub_py.cli.options import json_option
@@ -33,9 +33,14 @@ from minhub_py.cli.output import check_writable, checklist_entry, emit
     "--weights",
     "kinds",
     multiple=True,
-    type=click.Choice(list(KINDS)),
+    type=click.Choice([*KINDS, STORED]),
     metavar="KIND",
-    help=f"Measure only these weights; may be repeated: {', '.join(KINDS)}.",
+    help=f"Measure only these weights; may be repeated: {', '.join(KINDS)}; {STORED} (as a file has them).",
+)
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Measure each operation of the decoder instead, for a prompt and for new tokens.",
 )
 @click.option("--quick", is_flag=True, help="Fewer repeats and tokens, for rough numbers.")
 @click.option(
@@ -58,6 +63,7 @@ def bench(
     model: str | None,
     cases: tuple[str, ...],
     kinds: tuple[str, ...],
+    profile: bool,
     quick: bool,
     threads: int | None,
     repeats: int | None,
@@ -68,8 +74,16 @@ def bench(
 
     Measures decoding, prefill, batches and loading for each kind of weights. Needs no network. The
     default model takes several minutes on two idle cores, with --quick one to two minutes.
+
+    --profile prints time, share, multiply-adds and bytes of weights per second of each operation. The
+    peak is measured with the multiply-add instruction for the factors, without access to memory.
     """
     from minhub_py.system.processor import cores
+
+    if profile and cases:
+        raise click.UsageError("--profile replaces the cases: leave out --only or --profile.")
+    if STORED in kinds and model is None:
+        raise click.UsageError(f"--weights {STORED} needs a --model.")
 
     check_writable(None, save)
     settings = benchmark.BenchSettings(
@@ -79,7 +93,8 @@ def bench(
         repeats or (2 if quick else 5),
         16 if quick else 128,
     )
-    result = benchmark.measure(settings, cases or tuple(CASES), None if as_json else benchmark.show)
+    cases = tuple(PROFILES) if profile else cases or tuple(CASES)
+    result = benchmark.measure(settings, cases, None if as_json else benchmark.show)
     if save:
         save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if as_json:

@@ -99,6 +99,8 @@ class NativeRunner(TorchRunner):
         # dtype and device are explicit: the C code does not know PyTorch's defaults.
         self.scratch = torch.empty(0, dtype=torch.float32, device=CPU)
         self.logits = torch.empty(0, dtype=torch.float32, device=CPU)
+        # seconds, which each call adds to; see `times` in decoder.h
+        self.times: Tensor | None = None
 
     def steps(self) -> Iterator[PredictionStep]:
         """The steps to execute."""
@@ -299,6 +301,7 @@ class NativeRunner(TorchRunner):
             width=self.program.width,
             scratch=self.scratch.data_ptr(),
             scratch_width=self.scratch.numel() // self.threads,
+            times=None if self.times is None else self.times.data_ptr(),
         )
 
 

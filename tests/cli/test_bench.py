@@ -64,6 +64,27 @@ def test_errors_precede_measurements(tmp_path: Path) -> None:
         assert "Measuring" not in error
 
 
+def test_a_profile_has_the_time_of_each_operation() -> None:
+    arguments = (*QUICK, GPT2, "--profile", "--weights", "float32", "--weights", "int8", "--json")
+    cases = json.loads(done(*arguments))["cases"]
+    assert list(cases) == ["prompt", "tokens"]
+    for rows in cases.values():
+        for kind in ("float32", "int8"):
+            part = {row["operation"]: row for row in rows if row["weights"] == kind}
+            assert math.isclose(sum(row["% of time"] for row in part.values()), 100)
+            layer = part["Linear h.mlp.c_fc"]
+            assert min(layer[name] for name in ("ms", "GMAC/s", "% of peak", "GB/s")) > 0
+            assert part["Norm"]["GMAC/s"] is None
+
+
+def test_a_profile_replaces_the_cases() -> None:
+    for arguments, message in (
+        (["--profile", "--only", "decode"], "--profile replaces the cases"),
+        (["--weights", "stored"], "--weights stored needs a --model"),
+    ):
+        assert message in failed("bench", *arguments, status=2)
+
+
 def test_a_pipe_shows_each_case_when_it_is_measured() -> None:
     arguments = (*QUICK, GPT2, "--weights", "int8", "--only", "decode", "--only", "prefill")
     output = minhub(*arguments).output  # both streams, in their order

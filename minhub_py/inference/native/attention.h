@@ -26,12 +26,17 @@ INLINE void scores(const kv_head *kv, const query *queries, int64_t begin, int64
         vec sums[TILE][4];
         IN_REGISTERS for (int t = 0; t < T; t++)
             IN_REGISTERS for (int j = 0; j < 4; j++) sums[t][j] = (vec){0};
-        for (int64_t d = 0; d < complete; d += LANES)
+        for (int64_t d = 0; d < complete; d += LANES) {
+            vec key[4];
             IN_REGISTERS for (int j = 0; j < 4; j++) {
-                const vec key = load(keys[j], d, dtype);
+                key[j] = load(keys[j], d, dtype);
                 __builtin_prefetch(keys[j] + d * width + PREFETCH_KV);
-                IN_REGISTERS for (int t = 0; t < T; t++) sums[t][j] += key * *(const vec_at *)(queries[t].q + d);
             }
+            IN_REGISTERS for (int t = 0; t < T; t++) {
+                const vec x = *(const vec_at *)(queries[t].q + d);
+                IN_REGISTERS for (int j = 0; j < 4; j++) sums[t][j] += key[j] * x;
+            }
+        }
         if (complete < D)
             IN_REGISTERS for (int j = 0; j < 4; j++) {
                 const vec key = load_tail(keys[j], complete, D - complete, dtype);

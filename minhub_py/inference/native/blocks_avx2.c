@@ -22,6 +22,7 @@
 #endif
 
 void use_blocks_avx2(kernel_table *table) {
+    table->peaks[BYTES] = peak_bytes;
     table->linear_blocks = linear_blocks;
     table->quantize_in_groups = quantize_in_groups;
 }

@@ -11,6 +11,7 @@
 #include "gemm_blocks.h"
 
 void use_blocks_plain(kernel_table *table) {
+    table->peaks[BYTES] = peak_bytes;
     table->linear_blocks = linear_blocks;
     table->quantize_in_groups = quantize_in_groups;
 }

@@ -161,7 +161,7 @@ typedef struct {
 
 /* operation.flags */
 enum {
-    MORE_LINEAR = 1,                  /* LINEAR: the next LINEAR appends its output to this one */
+    MORE_LINEAR = 1, SAME_INPUTS = 2, /* LINEAR: the next LINEAR appends its output to this one; the previous did */
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; replaces the residual stream, too */
     REPLACES = 1,                     /* COMBINE: the sum replaces the residual stream */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
@@ -202,6 +202,8 @@ typedef struct {
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */
     float *scratch;       /* (threads, scratch_width) */
     int64_t scratch_width;
+    double *times;        /* seconds are added: of the conversion of activations, then of each operation without it; NULL: not
+                             measured */
 } call;
 
 /* A product: outputs[t][n - begin] = weight[n] . inputs[t] for begin <= n < end and t < tokens. */
@@ -289,6 +291,12 @@ typedef struct { /* a block of queries of one head; all its tokens are in the ca
 
 typedef void linear_kernel(const product *p);
 
+/* Adds products at the processor's highest rate, without memory: the reference of profiles. sums: zeros, PEAK_SUMS + 1
+ * vectors. Returns the number of products. */
+typedef int64_t peak_kernel(int64_t rounds, void *sums);
+#define PEAK_SUMS 12
+enum { FLOATS, BFLOATS, SHORTS, BYTES, PEAKS }; /* the factors of these products */
+
 /* The kernels in use. `choose` fills the table level by level: each level replaces the kernels that it accelerates. */
 typedef struct {
     linear_kernel *linear;       /* float inputs, any format except INT8, NF4 and blocks of 256 */
@@ -320,6 +328,7 @@ typedef struct {
     void (*normalize_length)(float *, float, int64_t);
     void (*delta_rule)(const float *, float *, const float *, const float *, const float *, float, float, int64_t, int64_t,
                        float *);
+    peak_kernel *peaks[PEAKS];   /* BFLOATS: or NULL */
 } kernel_table;
 
 extern kernel_table kernels;

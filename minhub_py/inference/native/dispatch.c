@@ -61,6 +61,12 @@ API const char *choose(const char *name) {
     return NULL;
 }
 
+/* Runs a peak kernel of the chosen kernels. Returns the number of products; 0: the processor does not multiply such numbers. */
+API int64_t add_products(int32_t factors, int64_t rounds) {
+    _Alignas(64) char sums[64 * (PEAK_SUMS + 1)] = {0};
+    return kernels.peaks[factors] ? kernels.peaks[factors](rounds, sums) : 0;
+}
+
 /* Whether the processor has AMX instructions for bfloat16, which PyTorch's products use. */
 API int has_bfloat16_tiles(void) {
 #if defined(__x86_64__)
@@ -73,5 +79,5 @@ API int has_bfloat16_tiles(void) {
 
 /* A fingerprint of the structures, which library.py compares: a checkout can be newer than its compiled library. */
 API int64_t interface(void) {
-    return 32 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* the first number changes with the meaning of a field */
+    return 33 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* the first number changes with the meaning of a field */
 }

@@ -85,3 +85,5 @@ static void linear_bf16(const product *p) {
         }
     }
 }
+
+PEAK(peak_bfloats, vec, 2 * LANES, dot_bf16(sum, (shorts)sum, (shorts)x))

@@ -47,26 +47,45 @@ INLINE int64_t block_size(int dtype) {
 
 /* --- quantization --- */
 
-/* Quantizes a token's inputs. An input that is not finite makes the scales NaN, and thereby all outputs. */
+/* Quantizes a token's inputs, four groups at a time. An input that is not finite makes scales NaN, and thereby all outputs. */
 static void quantize_in_groups(const float *in, int64_t count, int dtype, byte_group *to) {
     const int excess = excess_of(dtype) == 128 && SIGNED_BYTES ? 0 : excess_of(dtype), halves = halves_of(dtype);
-    float not_finite;
-    largest(in, count, &not_finite);
-    for (const float *end = in + count; in < end; in += 32, to++) {
-        vec most = {0};
-        UNROLL for (int i = 0; i < 32; i += LANES) most = vmax(most, vabs(*(const vec_at *)(in + i)));
-        const float limit = reduce_max(most);
-        const vec factor = broadcast(limit >= 1e-30f ? 127 / limit : 0);
-        to->scale = not_finite != 0 ? NAN : limit >= 1e-30f ? limit / 127 : 0;
-        UNROLL for (int i = 0; i < 32; i += LANES)
-            store_bytes(to->codes + i, round_to_int(*(const vec_at *)(in + i) * factor));
-        int32_t sums[2] = {0, 0};
-        for (int i = 0; i < 16; i++) sums[0] += to->codes[i];
-        for (int i = 16; i < 32; i++) sums[1] += to->codes[i];
-        if (halves == 1) sums[0] += sums[1];
-        UNROLL for (int half = 0; half < 2; half++) {
-            to->starts[half] = -excess * sums[half];
-            to->sums[half] = to->scale * sums[half];
+    enum { PARTS = 32 / LANES };
+    for (int64_t i = 0; i < count; i += 128, to += 4) {
+        const int64_t groups = min64((count - i) / 32, 4);
+        vec x[4][PARTS], most[4], firsts[4], lasts[4], nans = {0};
+        float limits[4], first_sums[4], last_sums[4];
+        UNROLL for (int g = 0; g < 4; g++) {
+            most[g] = firsts[g] = lasts[g] = (vec){0};
+            UNROLL for (int part = 0; part < PARTS; part++) {
+                x[g][part] = (vec){0};
+                if (g < groups) x[g][part] = *(const vec_at *)(in + i + 32 * g + part * LANES);
+                most[g] = vmax(most[g], vabs(x[g][part]));
+                nans += x[g][part] * 0;
+            }
+        }
+        const int finite = reduce_add(nans) == 0;
+        reduce_max4(most[0], most[1], most[2], most[3], limits);
+        UNROLL for (int g = 0; g < 4; g++) {
+            if (g >= groups) break;
+            const vec factor = broadcast(limits[g] >= 1e-30f ? 127 / limits[g] : 0);
+            UNROLL for (int part = 0; part < PARTS; part++) {
+                const ints codes = round_to_int(x[g][part] * factor);
+                store_bytes(to[g].codes + part * LANES, codes);
+                if (part < PARTS / 2) firsts[g] += to_float((bits)codes);
+                else lasts[g] += to_float((bits)codes);
+            }
+        }
+        reduce_add4(firsts[0], firsts[1], firsts[2], firsts[3], first_sums);
+        reduce_add4(lasts[0], lasts[1], lasts[2], lasts[3], last_sums);
+        for (int g = 0; g < groups; g++) {
+            const float scale = !finite ? NAN : limits[g] >= 1e-30f ? limits[g] / 127 : 0;
+            const float sums[2] = {halves == 1 ? first_sums[g] + last_sums[g] : first_sums[g], last_sums[g]};
+            to[g].scale = scale;
+            UNROLL for (int half = 0; half < 2; half++) {
+                to[g].starts[half] = finite ? -excess * (int)sums[half] : 0;
+                to[g].sums[half] = scale * sums[half];
+            }
         }
     }
 }
@@ -383,6 +402,28 @@ TILES(tiles_8, 1, 0, 128)
 #endif
 #undef TILES
 
+/* The products of BLOCK_ROWS rows with one token, as `tile_blocks` computes them, for formats with blocks of 32: weights stay
+ * in registers. The next rows are prefetched evenly, because a core waits for few lines at a time. */
+INLINE void one_token(const uint8_t *rows, int64_t stride, int64_t width, int64_t groups, const byte_group *in, vec *totals,
+                      int dtype) {
+    const int most = excess_of(dtype) == 128 ? 128 : dtype == Q4_0 || dtype == Q4_1 ? 15 : 31;
+    const int64_t lines = (BLOCK_ROWS * width + 63) / 64;
+    const uint8_t *ahead = rows + BLOCK_ROWS * stride;
+    vec sums[PANEL_VECTORS];
+    UNROLL for (int v = 0; v < PANEL_VECTORS; v++) sums[v] = (vec){0};
+    for (int64_t g = 0; g < groups; g++, rows += width, in++) {
+        for (int64_t line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+        UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+            panel_group weights;
+            unpack_group(rows + v * LANES * stride, stride, &weights, dtype);
+            const ints products = multiply_fours((ints){0} + in->starts[0], weights.codes, in->codes, 8, most);
+            sums[v] += broadcast(in->scale) * (to_float((bits)products) * weights.scales[0]);
+            if (has_offsets(dtype)) sums[v] += broadcast(in->sums[0]) * weights.offsets[0];
+        }
+    }
+    UNROLL for (int v = 0; v < PANEL_VECTORS; v++) totals[v] = sums[v];
+}
+
 INLINE void gemm_blocks(const product *p, int dtype) {
     const matrix *w = p->weight;
     const int64_t size = block_size(dtype), width = w->stride / (w->columns / size);
@@ -394,8 +435,10 @@ INLINE void gemm_blocks(const product *p, int dtype) {
     for (int64_t n = p->begin; n < p->end; n += step) {
         const int64_t first = stride ? min64(n, w->rows - BLOCK_ROWS) : n, end = min64(n + step, p->end);
         const uint8_t *rows = (const uint8_t *)w->data + first * w->stride, *ahead = rows + BLOCK_ROWS * stride;
+        const int panels = size > 32 || p->tokens > 1;
         memset(totals, 0, p->tokens * PANEL_VECTORS * sizeof(vec));
-        for (int64_t k = 0; k < w->columns; k += PANEL_INPUTS, ahead += 64 * lines) {
+        if (!panels) one_token(rows, stride, width, in_stride, (const byte_group *)p->codes, totals, dtype);
+        for (int64_t k = 0; panels && k < w->columns; k += PANEL_INPUTS, ahead += 64 * lines) {
             const int64_t inputs = min64(w->columns - k, PANEL_INPUTS);
             const byte_group *in = (const byte_group *)p->codes + k / 32;
             for (int64_t line = 0; line < lines; line++) __builtin_prefetch(ahead + 64 * line, 0, 2);
@@ -433,3 +476,10 @@ static void linear_blocks(const product *p) {
     default: gemm_blocks(p, IQ4_XS);
     }
 }
+
+/* Four products with a common sum. */
+INLINE ints add_fours(ints sum, ints x) {
+    const bits codes[4] = {(bits)sum, (bits)sum, (bits)sum, (bits)sum};
+    return multiply_fours(sum, codes, (const int8_t *)&x, 4, 15);
+}
+PEAK(peak_bytes, ints, 16 * LANES, add_fours(sum, x))

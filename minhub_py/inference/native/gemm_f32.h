@@ -260,3 +260,5 @@ static void linear(const product *p) {
     rest.begin += done, rest.outputs += done;
     if (rest.begin < rest.end) gemv(&rest);
 }
+
+PEAK(peak_floats, vec, LANES, sum * x + x)

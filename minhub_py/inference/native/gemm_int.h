@@ -427,3 +427,5 @@ INLINE void linear_int(const product *p, int dtype) {
 
 static void linear_int8(const product *p) { linear_int(p, INT8); }
 static void linear_nf4(const product *p) { linear_int(p, NF4); }
+
+PEAK(peak_shorts, ints, 2 * LANES, add_products(sum, (shorts)sum, (shorts)x))

@@ -27,6 +27,8 @@
 #endif
 
 void use_avx2(kernel_table *table) {
+    table->peaks[FLOATS] = peak_floats;
+    table->peaks[SHORTS] = peak_shorts;
     table->linear = linear;
     table->unpack_row = unpack_row;
     table->linear_int8 = linear_int8;

@@ -25,6 +25,7 @@
 #endif
 
 void use_avx512(kernel_table *table) {
+    table->peaks[FLOATS] = peak_floats;
     table->linear = linear;
     table->unpack_row = unpack_row;
     table->add_bias_activate = add_bias_activate;

@@ -23,6 +23,7 @@
 #endif
 
 int use_bf16(kernel_table *table) {
+    table->peaks[BFLOATS] = peak_bfloats;
     table->to_bf16 = to_bf16;
     table->linear_bf16 = linear_bf16;
     table->attend_bf16 = attend_bf16;

@@ -14,6 +14,8 @@
 #include "attention_text.h"
 
 void use_plain(kernel_table *table) {
+    table->peaks[FLOATS] = peak_floats;
+    table->peaks[SHORTS] = peak_shorts;
     table->linear = linear;
     table->unpack_row = unpack_row;
     table->linear_int8 = linear_int8;

@@ -23,6 +23,7 @@
 #endif
 
 void use_vnni(kernel_table *table) {
+    table->peaks[SHORTS] = peak_shorts;
     table->linear_int8 = linear_int8;
     table->linear_nf4 = linear_nf4;
     table->linear_k = linear_k;

@@ -80,8 +80,11 @@ KINDS = {
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
+SAME_INPUTS = 2
 NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES = 4, 8, 4, 1
 CONTENT_KEYS, CONTENT_QUERIES, TO_QUERIES = 8, 16, 1
+# The factors of products whose peak rate `add_products` measures.
+PEAKS = ("float32", "bfloat16", "int16", "int8")
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 # selected experts of all tokens of a call; experts of a layer
 MAX_CHOICES, MAX_EXPERTS = 2048, 1024
@@ -319,12 +322,12 @@ class DecoderCall(ctypes.Structure):
         ("saved", ctypes.c_void_p), ("inputs", ctypes.c_void_p), ("distances", ctypes.c_void_p),
         ("first_distance", ctypes.c_int64), ("distance_count", ctypes.c_int64), ("low", ctypes.c_void_p),
         ("codes", ctypes.c_void_p), ("width", ctypes.c_int64), ("scratch", ctypes.c_void_p),
-        ("scratch_width", ctypes.c_int64),
+        ("scratch_width", ctypes.c_int64), ("times", ctypes.c_void_p),
     ]  # fmt: skip
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 32 + 1000 * (ctypes.sizeof(DecoderOperation) + 1000 * ctypes.sizeof(DecoderCall))
+INTERFACE = 33 + 1000 * (ctypes.sizeof(DecoderOperation) + 1000 * ctypes.sizeof(DecoderCall))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")
@@ -386,6 +389,7 @@ def load(path: Path) -> Any:
     library.decode.restype = None
     library.pack_nf4.argtypes = [pointer, int64, int64, pointer, int64, pointer, pointer, pointer]
     library.pack_nf4.restype = None
+    library.add_products.argtypes, library.add_products.restype = [int32, int64], int64
     return library
 
 

@@ -167,11 +167,27 @@ static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
     return int8 ? kernels.linear_int8 : kernels.linear_nf4;
 }
 
+/* Runs a job that converts activations, whose time is measured separately. */
+static void convert_inputs(int64_t chunks, work *run, void *context, const call *c, int alone) {
+    const double began = c->times ? clock_seconds() : 0;
+    parallel(chunks, run, context, alone);
+    if (c->times) c->times[0] += clock_seconds() - began;
+}
+
+/* Whether the codes of the previous operation's inputs are those of this one. */
+static int converted(const operation *op, int64_t tokens, linear_kernel *kernel) {
+    if (op->kind != LINEAR || !(op->flags & SAME_INPUTS)) return 0;
+    const matrix *w = &op->linear.weight, *before = &op[-1].linear.weight;
+    return w->dtype == before->dtype && w->int8_inputs == before->int8_inputs && select_kernel(before, tokens) == kernel;
+}
+
 /* A linear layer. Each thread has the same number of chunks, which are small, so that no thread waits long for the last. */
 static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
     const linear_layer *layer = layer_of(op);
     const matrix *w = &layer->weight;
     const int64_t block = w->by_columns ? TEXT_TOKENS : MAX_TOKENS;
+    operation part = *op;
+    if (tokens > block) part.flags &= ~SAME_INPUTS, op = &part;
     for (; tokens > block; tokens -= block) { /* of an encoder's prompt, which is not divided into chunks */
         linear(op, c, in, out, block, alone);
         in += block * c->width;
@@ -193,7 +209,7 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
               .kernel = kernel, .low_rank = low_rank};
     if (kernel != kernels.linear) {
         t.padded = padded_size(w, reads_bytes(t.kernel));
-        parallel((tokens + 15) / 16, convert_chunk, &t, alone);
+        if (!converted(op, tokens, kernel)) convert_inputs((tokens + 15) / 16, convert_chunk, &t, c, alone);
     }
     parallel(chunks, linear_chunk, &t, alone);
 }
@@ -626,7 +642,7 @@ static void experts(const operation *op, const call *c, const choices *selected,
              : w->dtype == NF4 ? kernels.linear_nf4 : kernels.linear;
     if (t.kernel != kernels.linear) {
         t.padded = padded_size(w, reads_bytes(t.kernel));
-        parallel((selected->count + 15) / 16, convert_choices, &t, alone);
+        convert_inputs((selected->count + 15) / 16, convert_choices, &t, c, alone);
     }
     parallel(selected->experts * parts, experts_chunk, &t, alone);
 }
@@ -722,6 +738,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
     int64_t offset = 0;
     choices selected;
     for (const operation *op = ops; op < ops + count; op++) {
+        const double began = c->times ? clock_seconds() - c->times[0] : 0;
         switch (op->kind) {
         case EMBED: {
             const int64_t size = op->embed.tokens.columns;
@@ -856,6 +873,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             break;
         }
         }
+        if (c->times) c->times[1 + op - ops] += clock_seconds() - c->times[0] - began;
     }
 }
 

@@ -35,6 +35,7 @@ from minhub_py.inference.native.library import (
     NO_KEYS,
     NORM_LAST,
     REPLACES,
+    SAME_INPUTS,
     TO_QUERIES,
     TO_STREAM,
     DecoderOperation,
@@ -125,7 +126,7 @@ class Program(Weights):
     per position.
     ropes: of each rotation, before the choice by the size of the cache.    text_head_size: largest
     head of bidirectional attention.    channels: of the embeddings.    has_adapter: whether a
-    product has low-rank factors.
+    product has low-rank factors.    sources: the step of each operation of the last translation.
     distances: the rows of `Disentangled` attention.
     """
 
@@ -137,13 +138,15 @@ class Program(Weights):
         self.ropes: list[Rope] = []
         self.outputs = self.layers = self.text_head_size = self.channels = 0
         self.has_adapter = False
+        self.sources: list[PredictionStep] = []
         self.distances: Distances | None = None
 
     def translate(self, steps: Iterable[PredictionStep]) -> Any:
         """An array of operations."""
         self.layers = 0
-        operations = [operation for step in steps for operation in self.operations(step)]
-        return (DecoderOperation * len(operations))(*operations)
+        translated = [(step, operation) for step in steps for operation in self.operations(step)]
+        self.sources = [step for step, _ in translated]
+        return (DecoderOperation * len(translated))(*[operation for _, operation in translated])
 
     def operations(self, step: PredictionStep) -> list[DecoderOperation]:
         """The operations of a step."""
@@ -223,11 +226,14 @@ class Program(Weights):
         self.outputs = sum(layer.weight.rows for layer in layers)
         self.width = max(self.width, self.outputs)
         operations = [
-            new_operation("linear", code_of(step.activation), flags=MORE_LINEAR) for _ in layers
+            new_operation(
+                "linear", code_of(step.activation), flags=MORE_LINEAR | SAME_INPUTS * (number > 0)
+            )
+            for number in range(len(layers))
         ]
         for operation, layer in zip(operations, layers, strict=True):
             operation.linear = layer
-        operations[-1].flags = 0
+        operations[-1].flags &= SAME_INPUTS
         return operations
 
     def head_size(self, step: Rotate | Attend | NormValues) -> int:

@@ -50,3 +50,17 @@ INLINE vec initial_sum(const float *sums, int begins) {
     if (begins) return (vec){0};
     return *(const vec_at *)sums;
 }
+
+/* A `peak_kernel` for vectors of `type`: `step` adds `products` products to `sum`, and depends on it. */
+#define PEAK(name, type, products, step)                                                                                \
+    static int64_t name(int64_t rounds, void *buffer) {                                                                 \
+        type *vectors = buffer, sums[PEAK_SUMS], x = vectors[PEAK_SUMS];                                                \
+        IN_REGISTERS for (int i = 0; i < PEAK_SUMS; i++) sums[i] = vectors[i];                                          \
+        for (int64_t round = 0; round < rounds; round++)                                                                \
+            UNROLL for (int i = 0; i < PEAK_SUMS; i++) {                                                                \
+                const type sum = sums[i];                                                                               \
+                sums[i] = step;                                                                                         \
+            }                                                                                                           \
+        IN_REGISTERS for (int i = 0; i < PEAK_SUMS; i++) vectors[i] = sums[i];                                          \
+        return rounds * PEAK_SUMS * (products);                                                                         \
+    }

@@ -8,3 +8,6 @@ void release_threads(void);
 
 /* Runs a job. alone: the calling thread does not own the pool, and computes all chunks itself. */
 void parallel(int64_t chunks, work *run, void *context, int alone);
+
+/* Seconds of a clock that never goes back. */
+double clock_seconds(void);
