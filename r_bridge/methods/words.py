@@ -6,7 +6,14 @@ import numpy as np
 
 from r_bridge.arguments import frame, scalar
 from r_bridge.convert import Frame, Numeric, as_array
-from r_bridge.methods.text import encode_texts, find_tokenizer, is_text, nonempty, token_texts
+from r_bridge.methods.text import (
+    encode_texts,
+    find_tokenizer,
+    is_text,
+    nonempty,
+    prompt_texts,
+    token_texts,
+)
 from r_bridge.objects import Model, Session, Tokenizer
 
 if TYPE_CHECKING:
@@ -97,7 +104,7 @@ def vocabulary(session: Session, model: Model, tokenizer: Tokenizer | None) -> F
     """The text of each token, for R's regular expressions."""
     tok = find_tokenizer(model, tokenizer, needed=True)
     ids = sorted(tok.get_vocab().values())
-    return Frame({"id": np.array(ids, np.int32), "text": token_texts(tok, ids)})
+    return Frame({"id": np.array(ids, np.int32), "text": prompt_texts(tok, ids)})
 
 
 def logprob_matrix(
