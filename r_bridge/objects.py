@@ -85,8 +85,10 @@ class Tokenizer:
 
     @cached_property
     def size(self) -> int:
-        """The largest token ID plus one."""
-        return max(self.tokenizer.get_vocab().values(), default=-1) + 1
+        """The largest token ID that can be decoded plus one."""
+        from minhub_py.checkpoints.tokenizers.paired import target_tokenizer
+
+        return max(target_tokenizer(self.tokenizer).get_vocab().values(), default=-1) + 1
 
 
 @dataclass

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minhub_py.analysis.points import ENCODER, Point, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text, rows_of_texts, token_strings
+from minhub_py.checkpoints.tokenizers.paired import source_tokenizer
 from minhub_py.inference.arguments import model_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.system import html
@@ -159,7 +160,7 @@ def activations(
         texts += [number] * len(chosen)
         positions += chosen
         token_ids += [-1 if position < 0 else row[position] for position in chosen]
-    tokens = token_strings(None if pool == "mean" else tokenizer, token_ids)
+    tokens = token_strings(None if pool == "mean" else source_tokenizer(tokenizer), token_ids)
     return Activations(
         {name: torch.cat(parts) for name, parts in rows_of.items()},
         texts,

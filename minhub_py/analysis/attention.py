@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minhub_py.analysis import plots
 from minhub_py.analysis.tokens import Text, single_row, token_strings
+from minhub_py.checkpoints.tokenizers.paired import source_tokenizer
 from minhub_py.inference.arguments import model_of
 from minhub_py.inference.eval_mode import in_eval_mode
 from minhub_py.models.attention import Past
@@ -217,6 +218,6 @@ def encode_text(
     ids = single_row(model, tokenizer, text, prompt=prompt)
     return (
         ids,
-        token_strings(tokenizer, ids),
+        token_strings(source_tokenizer(tokenizer), ids),
         torch.tensor([ids], device=next(model.parameters()).device),
     )

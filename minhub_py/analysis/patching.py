@@ -19,6 +19,7 @@ from minhub_py.analysis import plots
 from minhub_py.analysis.activations import forward, recorder
 from minhub_py.analysis.points import ENCODER, Edit, Point, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text, single_row, token_strings
+from minhub_py.checkpoints.tokenizers.paired import source_tokenizer, target_tokenizer
 from minhub_py.inference.arguments import all_of, check_tokenizer, is_text, is_whole, model_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder
@@ -213,9 +214,8 @@ def patching(
             if progress is not None:
                 progress(completed, total)
     values = {kind: matrix_of(points, prefix, kind, results) for kind in selected}
-    return Patching(
-        token_strings(tokenizer, rows[0]), token_strings(tokenizer, rows[1]), best, base, values
-    )
+    first, second = (token_strings(source_tokenizer(tokenizer), row) for row in rows[:2])
+    return Patching(first, second, best, base, values)
 
 
 def check_kinds(kinds: str | Iterable[str], points: Points, prefix: str) -> tuple[str, ...]:
@@ -317,15 +317,13 @@ def pair_of_tokens(model: LanguageModel, tokenizer: Tokenizer, metric: object) -
 def token_id(model: LanguageModel, tokenizer: Tokenizer, token: object, name: str) -> int:
     """The ID of a token that is a string or an ID. ValueError: no token, or several."""
     if is_whole(token):
-        if not 0 <= token < model.config.vocab_size:
-            raise ValueError(
-                f"{name}: token IDs must be 0 to {model.config.vocab_size - 1}, not {token}"
-            )
+        if not 0 <= token < model.output_size:
+            raise ValueError(f"{name}: token IDs must be 0 to {model.output_size - 1}, not {token}")
         return int(token)
     if not is_text(token):
         raise ValueError(f"{name} must be a token, a string or an ID, not {token!r}")
     check_tokenizer(tokenizer, "encode")
-    ids = tokenizer.encode(token, add_special_tokens=False).ids
+    ids = target_tokenizer(tokenizer).encode(token, add_special_tokens=False).ids
     if len(ids) != 1:
         raise ValueError(
             f"{name}: {token!r} has {len(ids)} tokens: pass a string of one token, with the space"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from minhub_py.analysis.codebook import Codebook
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
+from minhub_py.checkpoints.tokenizers.paired import target_tokenizer
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.models.base import LanguageModel
 
@@ -78,7 +79,7 @@ class Prompt:
 
     def _after_prompt(self, answer: str) -> list[int]:
         if self.encoder_decoder:
-            return encode(self.tokenizer, answer, add_special_tokens=False)
+            return encode(target_tokenizer(self.tokenizer), answer, add_special_tokens=False)
         # The characters before the answer are the same in every prompt, and so are the answer
         # tokens.
         anchor = self.after or "."

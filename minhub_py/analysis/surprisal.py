@@ -224,7 +224,7 @@ def next_tokens(
     model = decoder_of(model, "next_tokens()")
     if not is_text(contexts):
         check_list("contexts", contexts, "texts")
-    n = min(check_integer("n", n, 1), model.config.vocab_size)
+    n = min(check_integer("n", n, 1), model.output_size)
     prompts: list[Any] = [contexts] if isinstance(contexts, str) else list(contexts)
     if prompts and all(isinstance(text, str) for text in prompts):
         prompts = encode_prompts(model, tokenizer, prompts)

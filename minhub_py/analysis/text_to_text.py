@@ -18,6 +18,7 @@ from minhub_py.inference.arguments import check_integer, check_tokenizer, decode
 from minhub_py.inference.beam_search import search_batch
 from minhub_py.inference.beams import BeamSearch
 from minhub_py.inference.sampling import Sampling, StopCriteria
+from minhub_py.inference.token_limits import generation_settings
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import SettingError, setting
 
@@ -30,11 +31,18 @@ POSITIONS = 512  # of a model without a maximum, such as T5: more than in its tr
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "num_beam_groups": (1,),
     "diversity_penalty": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
+    "sequence_bias": (),
+    "encoder_repetition_penalty": (1,),
+    "guidance_scale": (1,),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "watermarking_config": (),
     "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],),
     "exponential_decay_length_penalty": (),
 }
+# Settings that the batch reads for all replies.
+OF_ALL_TASKS = ("encoder_no_repeat_ngram_size", "renormalize_logits")
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,7 @@ def generation_of(
     ValueError: the model has a setting that is out of range or not supported.
     """
     settings = task_settings(model, task)
-    for name, harmless in UNSUPPORTED.items():
-        if settings.get(name) is not None and settings[name] not in harmless:
-            raise ValueError(
-                f"the model's settings of generation have {name}, which is not supported: delete"
-                " it from a local copy of generation_config.json and config.json"
-            )
+    check_settings(model, settings)
     names = {
         "beams": "num_beams",
         "length_penalty": "",
@@ -123,6 +126,25 @@ def generation_of(
     )
 
 
+def check_settings(model: LanguageModel, settings: Mapping[str, Any]) -> None:
+    """ValueError: a setting of generation that is not supported."""
+    reasons = {
+        name: "is not supported"
+        for name, harmless in UNSUPPORTED.items()
+        if settings.get(name) is not None and settings[name] not in harmless
+    }
+    if settings.get("do_sample"):
+        reasons["do_sample"] = "is not supported: the search has no random tokens"
+    for name in OF_ALL_TASKS:
+        if (settings.get(name) or 0) != (generation_settings(model).get(name) or 0):
+            reasons[name] = "is not supported for one task only"
+    for name, reason in reasons.items():
+        raise ValueError(
+            f"the model's settings of generation have {name}, which {reason}. Delete it from a"
+            " local copy of generation_config.json and config.json"
+        )
+
+
 def task_settings(model: LanguageModel, task: str) -> dict[str, Any]:
     """The model's settings of generation for a task."""
     older = dict(model.task_settings)
@@ -149,7 +171,7 @@ def generate_texts(
     generation: TaskGeneration,
     progress: Progress | None = None,
 ) -> list[str]:
-    """The text of the best sequence for each source. tokenizer: of the new texts."""
+    """The text of the best sequence for each source."""
     criteria = StopCriteria.of(model, "auto", (), None)
     results: list[list[int]] = [[] for _ in sources]
     processed = 0

@@ -18,7 +18,7 @@ from minhub_py.analysis.text_to_text import (
     generate_texts,
     generation_of,
 )
-from minhub_py.checkpoints.tokenizers.languages import languages_of, target_tokenizer
+from minhub_py.checkpoints.tokenizers.languages import languages_of
 from minhub_py.checkpoints.tokenizers.surroundings import stored_settings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.models.base import LanguageModel
@@ -181,9 +181,7 @@ def translations(
     sources = [
         EncodedText(ids, languages.admission) for divided in pieces.values() for ids, _ in divided
     ]
-    results = iter(
-        generate_texts(model, target_tokenizer(tokenizer), sources, generation, progress)
-    )
+    results = iter(generate_texts(model, tokenizer, sources, generation, progress))
     joined = {}
     for number, encoded_parts in pieces.items():
         sentences = [(next(results), space or " ") for _, space in encoded_parts]
@@ -197,15 +195,22 @@ def translations(
 
 
 def languages_between(
-    model: LanguageModel, tokenizer: Tokenizer, source: str | None, target: str | None
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    source: str | None,
+    target: str | None,
+    names: tuple[str, str] = ("source", "target"),
 ) -> LanguagePair:
-    """How a model translates from `source` to `target`. SettingError: it lacks a language."""
+    """How a model translates from `source` to `target`. names: of these arguments.
+
+    SettingError: the model lacks a language.
+    """
     languages = languages_of(tokenizer)
     if languages is None:
-        task = task_between(model, tokenizer, source, target)
+        task = task_between(model, tokenizer, source, target, names)
         return LanguagePair(task, lambda text: encode(tokenizer, text), {})
-    to = code_of("target", target, languages.codes)
-    origin = code_of("source", source, languages.codes) if languages.marks_source else None
+    to = code_of(names[1], target, languages.codes)
+    origin = code_of(names[0], source, languages.codes) if languages.marks_source else None
     tokens = {"first": languages.first_id(to), "start": languages.start_id(to)}
     return LanguagePair(
         TASK,
@@ -215,7 +220,7 @@ def languages_between(
 
 
 def code_of(name: str, language: str | None, codes: list[str]) -> str:
-    """The model's code of the argument `source` or `target`. SettingError: missing or unknown."""
+    """The model's code of the language of an argument. SettingError: missing or unknown."""
     if language is None:
         raise SettingError(
             f"the model needs {setting(name)}: a name, such as English, or one of its codes:"
@@ -228,7 +233,11 @@ def code_of(name: str, language: str | None, codes: list[str]) -> str:
 
 
 def task_between(
-    model: LanguageModel, tokenizer: Tokenizer, source: str | None, target: str | None
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    source: str | None,
+    target: str | None,
+    names: tuple[str, str],
 ) -> str:
     """The name of the task's settings for a model without tokens of languages: one of T5's tasks,
     or the only pair of languages.
@@ -247,12 +256,12 @@ def task_between(
             return TASK
         raise SettingError(
             "the model's files do not state its languages, so that they cannot be checked: omit"
-            f" {setting('source')} and {setting('target')}"
+            f" {setting(names[0])} and {setting(names[1])}"
         )
     sources, targets = ([*dict.fromkeys(languages)] for languages in zip(*pairs, strict=True))
     pair = tuple(
         codes[0] if language is None and len(codes) == 1 else code_of(name, language, codes)
-        for name, language, codes in (("source", source, sources), ("target", target, targets))
+        for name, language, codes in zip(names, (source, target), (sources, targets), strict=True)
     )
     if pair not in pairs:
         raise SettingError(

@@ -9,13 +9,11 @@ characters.
 
 import json
 import re
-from collections.abc import Callable
 from functools import cached_property
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
-from minhub_py.checkpoints.tokenizers.tokenizer import working
+from minhub_py.checkpoints.tokenizers.tokenizer import TextStream
 
 FIRST = 0xD800
 COUNT = 0x800
@@ -105,15 +103,9 @@ class MarkedStream:
 
     def __init__(self, alphabet: MarkerAlphabet, prompt: list[int] | None = None) -> None:
         self.alphabet = alphabet
-        self.new_stream: Callable[[], DecodeStream] = lambda: DecodeStream(
-            ids=prompt or [], skip_special_tokens=True
-        )
-        self.stream = self.new_stream()
+        self.stream = TextStream(alphabet.tokenizer, prompt or [])
 
     def step(self, id: int) -> str:
         """The new internal text after a token; "" within a character of several tokens."""
         char = self.alphabet.char(id)
-        if char is not None:
-            return char
-        with working(self.alphabet.tokenizer):
-            return self.stream.step(self.alphabet.tokenizer, id) or ""
+        return self.stream.add(id) if char is None else char

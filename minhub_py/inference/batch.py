@@ -44,7 +44,12 @@ from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.rows import BatchRow, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import Drafter, DraftSource, PromptLookup
-from minhub_py.inference.token_limits import LimitedMatcher, id_set, model_limits
+from minhub_py.inference.token_limits import (
+    LimitedMatcher,
+    generation_settings,
+    id_set,
+    model_limits,
+)
 from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import EncoderDecoder
@@ -113,6 +118,7 @@ class Batch:
     ) -> None:
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
         self.output_size, self.limits = model.output_size, model_limits(model)
+        self.renormalize = generation_settings(model).get("renormalize_logits") is True
         self.max_length = min(max_length, self.context or max_length)
         self.encoder_decoder, self.invocation = model.encoder_decoder, model.invocation
         self.model = model
@@ -234,6 +240,7 @@ class Batch:
             drafter = draft.sequence(speculate or draft.MOST, end)
         if not targets:
             limits = self.limits if first is None else replace(self.limits, first=id_set(first))
+            limits = limits.of_prompt(encoder_ids)
             if limits.restrict:
                 limits = replace(limits, maximum=end - len(text))
                 matcher = LimitedMatcher(limits, matcher)
@@ -249,6 +256,7 @@ class Batch:
                     output_start,
                     end - len(text),
                     limits_of(matcher),
+                    renormalize=self.renormalize,
                 ),
                 None,
             )

@@ -16,12 +16,19 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from minhub_py.inference.grammar import GrammarError
 from minhub_py.inference.limits import check_beams
 from minhub_py.inference.sampling import Sampling, StopCriteria, check_finite, one_thread
 from minhub_py.inference.token_limits import LimitedMatcher
 
 # The score of beams that do not exist yet: the first step extends one beam only.
 NO_SCORE = -1e9
+# Candidates below extend such a beam, or have a token that cannot occur (minus infinity).
+# transformers returns them if there are too few others; here they are no results.
+IMPOSSIBLE = NO_SCORE / 2
+NO_SEQUENCE = (
+    "beam search found no possible sequence: allow more tokens, or reduce no_repeat_ngram_size"
+)
 # Numbers whose maxima are compared before the numbers themselves.
 BLOCK = 128
 
@@ -66,6 +73,11 @@ class Candidate(NamedTuple):
     score: float
     end: Literal["stop", "length"] | None
 
+    @property
+    def possible(self) -> bool:
+        """Whether the candidate can be a result."""
+        return self.score > IMPOSSIBLE
+
 
 @dataclass(eq=False)
 class Beams:
@@ -74,6 +86,7 @@ class Beams:
     start: number of prompt tokens in the texts.    output_start: number of them that penalties of
     the output ignore.    max_new_tokens: maximum number of new tokens.
     limits: the state of the limits of tokens before the first new token.
+    renormalize: whether the probabilities of the tokens that can occur sum to 1.
     hypotheses: the best complete sequences, in descending order of their scores.
     """
 
@@ -87,6 +100,7 @@ class Beams:
     scores: list[float] = field(default_factory=list)
     hypotheses: list[Hypothesis] = field(default_factory=list)
     matchers: list[LimitedMatcher] = field(default_factory=list)
+    renormalize: bool = False
 
     def __post_init__(self) -> None:
         self.scores = [0.0] + [NO_SCORE] * (self.settings.beams - 1)
@@ -120,17 +134,22 @@ class Beams:
             candidates.append(Candidate(parent, token, score, end))
         complete = [
             Hypothesis(
-                [*texts[parent][self.start :], token],
-                score / length**self.settings.length_penalty,
-                end,
+                [*texts[candidate.parent][self.start :], candidate.token],
+                candidate.score / length**self.settings.length_penalty,
+                candidate.end,
             )
-            for parent, token, score, end in candidates[:count]
-            if end is not None
+            for candidate in candidates[:count]
+            if candidate.end is not None and candidate.possible
         ]
         ranked = sorted([*self.hypotheses, *complete], key=lambda hypothesis: -hypothesis.score)
         self.hypotheses = ranked[:count]
         beams = sorted(candidates, key=lambda candidate: candidate.end is not None)[:count]
-        if beams[0].end is not None or self._is_complete(beams[0].score, length):
+        best_beam = beams[0]
+        if best_beam.end is not None or not best_beam.possible:
+            if not self.hypotheses:
+                raise GrammarError(NO_SEQUENCE)
+            return []
+        if self._is_complete(best_beam.score, length):
             return []
         self.scores = [NO_SCORE if beam.end else beam.score for beam in beams]
         if self.matchers:
@@ -165,11 +184,13 @@ class Beams:
             for row, text in zip(values, texts, strict=True):
                 row[repeating(text, size)] = -torch.inf
         for row, matcher in zip(values, self.matchers, strict=False):
-            mask = matcher.allowed()
+            mask = matcher.mask()
             if mask is not None:
                 row.masked_fill_(~mask.to(row.device), -torch.inf)
             if matcher.forced:  # as in transformers, a forced token does not change the score
                 row[sorted(matcher.forced)] = 0.0
+        if self.renormalize:
+            values = torch.log_softmax(values, dim=-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         return values
 
 

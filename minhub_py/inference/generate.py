@@ -275,7 +275,7 @@ def stream_batch(
     ValueError, at the call: a number out of range, or another number of seeds than of prompts.
     """
     max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 0)
-    sampling.check_vocabulary(model.config.vocab_size)
+    sampling.check_vocabulary(model.output_size)
     speculate = check_integer("speculate", speculate, 0, " (no drafts)")
     drafts = drafts_of(model, draft)
     speculate = speculate if drafts is None else speculate or drafts.MOST

@@ -2,19 +2,22 @@
 tokens, and forced first and last tokens.
 
 `model_limits` reads the limits of an encoder-decoder such as BART: forced_bos_token_id,
-forced_eos_token_id and bad_words_ids in generation_config.json or config.json.
+forced_eos_token_id, bad_words_ids and encoder_no_repeat_ngram_size in generation_config.json or
+config.json.
 """
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from minhub_py.inference.arguments import check_integer
 from minhub_py.inference.grammar import AnyGrammar, AnyMatcher, GrammarError
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.json_text import JsonMapping
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,7 @@ class TokenLimits:
     grammar: applies in addition. It takes precedence where both together allow no token.
     first: the tokens that can be the first one; empty for any.
     last: the tokens that can be the last one, the token `maximum`; empty for any.
+    prompt_ngram: size of the sequences of an encoder-decoder's prompt that cannot occur; 0 for none.
     """
 
     size: int
@@ -40,6 +44,17 @@ class TokenLimits:
     first: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
     maximum: int = 0
+    prompt_ngram: int = 0
+
+    def of_prompt(self, ids: Sequence[int]) -> "TokenLimits":
+        """The limits of the reply to an encoder-decoder's prompt."""
+        size = self.prompt_ngram
+        if size == 0:
+            return self
+        repeated = {tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)}
+        # the two sides can have vocabularies of different sizes
+        known = [ngram for ngram in sorted(repeated) if max(ngram) < self.size]
+        return replace(self, banned=(*self.banned, *known))
 
     @property
     def restrict(self) -> bool:
@@ -93,6 +108,13 @@ class LimitedMatcher:
 
     def allowed(self) -> Tensor | None:
         """A mask (V,) of the tokens that can come next. GrammarError: no token can."""
+        mask = self.mask()
+        if mask is not None and not mask.any():
+            raise GrammarError("no token can continue the reply: allow more tokens, or ban fewer")
+        return mask
+
+    def mask(self) -> Tensor | None:
+        """As `allowed`, but without an error."""
         mask = self._limited()
         grammar = None if self.matcher is None else self.matcher.allowed()
         if mask is self.limits.mask and self.limits.allows_all:
@@ -100,8 +122,6 @@ class LimitedMatcher:
         if grammar is not None:
             both = grammar & mask
             mask = both if both.any() else grammar
-        if not mask.any():
-            raise GrammarError("no token can continue the reply: allow more tokens, or ban fewer")
         return mask
 
     def accept(self, id: int) -> bool:
@@ -156,17 +176,31 @@ def model_limits(model: LanguageModel) -> TokenLimits:
     size = model.output_size
     if not model.encoder_decoder:
         return TokenLimits(size)
-    names = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
-    settings = model.generation_config or {
-        name: getattr(model.config, name, None) for name in names
-    }
-    first, last, banned = (settings.get(name) for name in names)
+    names = (
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "bad_words_ids",
+        "encoder_no_repeat_ngram_size",
+    )
+    settings = generation_settings(model)
+    first, last, banned, ngram = (settings.get(name) for name in names)
     return TokenLimits(
         size,
         banned=tuple(tuple(ids) for ids in banned or ()),
         first=id_set(first),
         last=id_set(last),
+        prompt_ngram=check_integer("encoder_no_repeat_ngram_size", ngram or 0, 0),
     )
+
+
+def generation_settings(model: LanguageModel) -> JsonMapping:
+    """The settings of an encoder-decoder's generation: those of generation_config.json, or of
+    config.json in older repositories; none for a decoder, which `generate` leaves to its arguments.
+    """
+    if not model.encoder_decoder:
+        return {}
+    settings = vars(model.config) | model.task_settings  # type: ignore[operator]
+    return model.generation_config or settings
 
 
 def id_set(ids: int | Sequence[int] | None) -> frozenset[int]:

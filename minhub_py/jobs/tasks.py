@@ -93,13 +93,13 @@ def score_targets(
     encoder-decoder's answer.
     """
     from minhub_py.analysis.segments import target_ids
+    from minhub_py.checkpoints.tokenizers.paired import target_tokenizer
     from minhub_py.checkpoints.tokenizers.tokenizer import encode
     from minhub_py.inference.generate import score as log_probabilities
 
     if model.encoder_decoder:  # an answer includes its special tokens
-        pairs = [
-            (text.ids, encode(tokenizer, text.extra, add_special_tokens=True)) for text in texts
-        ]
+        answers = target_tokenizer(tokenizer)
+        pairs = [(text.ids, encode(answers, text.extra)) for text in texts]
     else:
         pairs = target_ids(
             model, tokenizer, [text.text for text in texts], [text.extra for text in texts], sep

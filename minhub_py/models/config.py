@@ -49,6 +49,7 @@ GENERATION = frozenset(
     prefix task_specific_params forced_bos_token_id forced_eos_token_id
     do_sample temperature top_k top_p typical_p min_length max_length num_beams num_beam_groups diversity_penalty
     length_penalty repetition_penalty encoder_no_repeat_ngram_size no_repeat_ngram_size bad_words_ids
+    renormalize_logits
     suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values
     num_return_sequences early_stopping min_new_tokens
     """.split()

@@ -15,6 +15,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from minhub_py.checkpoints.tokenizers.paired import source_tokenizer
 from minhub_py.serve import (
     anthropic,
     completions,
@@ -223,7 +224,9 @@ async def apply_template(request: HTTPRequest) -> Response:
     reject_unsupported(fields, OUTPUT)
     fields.finish()
     ids = await encode_input(served, chat)
-    return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
+    return JSONResponse(
+        {"prompt": source_tokenizer(served.tokenizer).decode(ids, skip_special_tokens=False)}
+    )
 
 
 Endpoint = Callable[[HTTPRequest], Awaitable[Response]]

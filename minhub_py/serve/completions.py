@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
+from minhub_py.checkpoints.tokenizers.tokenizer import TextStream
 from minhub_py.inference.sampling import Sampling
 from minhub_py.serve import known_fields
 from minhub_py.serve.engine import GeneratedToken, token_text
@@ -19,6 +19,7 @@ from minhub_py.serve.forms import parse_form
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.inputs import parse_items, resolved
 from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
+from minhub_py.serve.languages import GREEDY, encode_text, parse_translation
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.openai import DONE, MAX_CHOICES, MAX_TOP_LOGPROBS, head_of, usage
 from minhub_py.serve.server import server_of
@@ -83,9 +84,12 @@ async def parse_completion(served: ServedModel, fields: Fields, stream: bool) ->
     value = fields.get("prompt")
     items = parse_items("" if value is None else value, "prompt")
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
+    has_text = any(isinstance(item, str) for item in items)
+    translation = parse_translation(fields, served, text=has_text)
     # as the OpenAI API specifies
+    defaults = asdict(Sampling()) if translation is None else GREEDY
     settings = parse_search_or_sampling(
-        fields, served, count, stream, chat=False, defaults=asdict(Sampling())
+        fields, served, count, stream, chat=False, defaults=defaults
     )
     form, name = parse_form(fields)
     rules = settings["stop_rules"]
@@ -109,10 +113,13 @@ async def parse_completion(served: ServedModel, fields: Fields, stream: bool) ->
     settings = limited(
         settings, None if form is None else await served.grammar(form, name), max(max_tokens, 1)
     )
+    settings |= {} if translation is None else translation.settings
     prompts = []
     for item in items:
         prompt = await resolved(served, item, "prompt")
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and translation is not None:
+            ids = await encode_text(served, translation, prompt)
+        elif isinstance(prompt, str):
             ids = await served.encode(
                 prompt, special=special, truncation=truncation, reply=max_tokens
             )
@@ -192,7 +199,7 @@ class Completion:
             return
         ids, tokenizer = self.prompts[number], self.served.tokenizer
         first = GeneratedToken(ids[0], token_text(tokenizer, ids[0]), None, ())
-        length = len(DecodeStream(skip_special_tokens=True).step(tokenizer, ids[0]) or "")
+        length = len(TextStream(tokenizer).add(ids[0]))
         following = [replace(token, offset=token.offset + length) for token in scores]
         tokens = [] if self.top is None else [first, *following]
         for index in range(number * self.count, (number + 1) * self.count):

@@ -16,12 +16,11 @@ from typing import Literal
 
 import torch
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.token_texts import token_texts
-from minhub_py.checkpoints.tokenizers.tokenizer import working
+from minhub_py.checkpoints.tokenizers.tokenizer import TextStream
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.beams import BeamSearch
 from minhub_py.inference.disk_cache import DiskCache
@@ -108,6 +107,7 @@ class Request:
     (encoder-decoders only).
     search: settings of a beam search, which has one delta.
     others: requests that receive the further results of the search, and are not submitted.
+    first, start: the beginning of a translation, see `Batch.admit`.
     """
 
     ids: Sequence[int]
@@ -131,6 +131,8 @@ class Request:
     repeat: int = 0
     search: BeamSearch | None = None
     others: Sequence["Request"] = ()
+    first: int | None = None
+    start: int | None = None
 
     @property
     def rows(self) -> int:
@@ -142,8 +144,8 @@ class Detokenizer:
     """Incremental decoding up to a stop string. A suffix that may begin a stop string is held back."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], rules: StopRules) -> None:
-        self.tokenizer, self.rules, self.stops = tokenizer, rules, rules.strings()
-        self.stream = DecodeStream(ids=list(prompt), skip_special_tokens=rules.skip_special)
+        self.rules, self.stops = rules, rules.strings()
+        self.stream = TextStream(tokenizer, prompt, skip_special_tokens=rules.skip_special)
         self.tokens: list[GeneratedToken] = []
         self.count = self.length = 0  # number of tokens and of decoded characters
 
@@ -153,8 +155,7 @@ class Detokenizer:
         self.count += 1
         text = ""
         if end != "stop" or token.id not in self.rules.silent_ids:
-            with working(self.tokenizer):
-                text = self.stream.step(self.tokenizer, token.id) or ""
+            text = self.stream.add(token.id)
         before, self.length = self.length, self.length + len(text)
         # The text can begin with the rest of earlier tokens.
         self.tokens.append(replace(token, offset=max(before, self.length - len(token.text))))
@@ -372,6 +373,8 @@ class Engine(EngineThread[Request]):
             matcher=None if request.grammar is None else request.grammar.matcher(prefix),
             generated=len(prefix),
             search=request.search,
+            first=request.first,
+            start=request.start,
         )
 
     def _new_detokenizer(self, request: Request) -> Detokenizer | ParsingDetokenizer:

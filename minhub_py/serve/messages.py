@@ -15,6 +15,7 @@ from minhub_py.chat.templates import REASONING_FIELDS
 from minhub_py.chat.tools import schemas_of, strict_names
 from minhub_py.inference.grammar import Pattern
 from minhub_py.serve.generation import Generation
+from minhub_py.serve.languages import Translation, encode_text, text_of_chat
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.settings import check_variables, limited, parse_truncation, parse_variables
 from minhub_py.serve.validation import Fields, invalid, shaped
@@ -49,6 +50,7 @@ class ChatInput:
     schema: JSON schema or pattern of the reply's text.
     separate_reasoning: whether reasoning is separated from the text.
     truncation: result of `parse_truncation`.
+    translation: of a translation model.
     """
 
     messages: list[JsonObject]
@@ -60,6 +62,7 @@ class ChatInput:
     schema: Mapping[str, object] | Pattern | None = None
     separate_reasoning: bool = True
     truncation: int | None = None
+    translation: Translation | None = None
 
     @property
     def schemas(self) -> dict[str, dict[str, object]]:
@@ -116,6 +119,8 @@ async def encode_input(
     served: ServedModel, chat: ChatInput, max_tokens: int | None = None
 ) -> list[int]:
     """The token IDs of the prompt. max_tokens: requested length of the reply."""
+    if chat.translation is not None:
+        return await encode_text(served, chat.translation, text_of_chat(chat.messages))
     variables = chat.variables | ({"tools": chat.tools} if chat.tools else {})
     return await served.encode_chat(chat.messages, variables, chat.truncation, max_tokens)
 
@@ -133,6 +138,7 @@ async def start_reply(
     settings: result of `parse_settings`.    name: the field of the schema.
     """
     ids = await encode_input(served, chat, max_tokens)
+    settings = settings | ({} if chat.translation is None else chat.translation.settings)
     max_new_tokens = served.max_new_tokens(ids, max_tokens, "messages")
     form = ReplyForm(
         served.template.markup,

@@ -14,6 +14,7 @@ from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.reply_form import ReplyForm
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.chat.tool_grammar import LazyGrammar, ToolError
+from minhub_py.checkpoints.tokenizers.paired import target_tokenizer
 from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.checkpoints.tokenizers.tokenizer import encode, without_end
 from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
@@ -127,7 +128,9 @@ class ServedModel:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary for grammars. ValueError: the tokenizer does not support them."""
         return Vocabulary(
-            self.tokenizer, self.model.config.vocab_size, self.end_ids | self.template.end_ids
+            target_tokenizer(self.tokenizer),
+            self.model.output_size,
+            self.end_ids | self.template.end_ids,
         )
 
     def submit(self, *requests: object) -> None:
@@ -177,9 +180,9 @@ class ServedModel:
         return room if requested is None else min(requested, room)
 
     def check_ids(self, ids: Sequence[Any]) -> list[int]:
-        """Token IDs of a prompt."""
+        """Token IDs of a text of the model."""
         self.check_length(ids)
-        size = self.model.config.vocab_size
+        size = self.model.output_size
         if not all(type(id) is int and 0 <= id < size for id in ids):
             raise invalid(f"token IDs must be integers from 0 to {size - 1}", "prompt")
         return list(ids)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from reprlib import repr as brief
 from typing import Annotated
 
+from minhub_py.checkpoints.tokenizers.paired import target_tokenizer
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.beams import BeamSearch
 from minhub_py.inference.grammar import AnyGrammar
@@ -50,7 +51,7 @@ def parse_settings(
     defaults: sampling settings for missing fields; by default the model's.
     penalty: the API's name of the repetition penalty.
     """
-    size = served.model.config.vocab_size
+    size = served.model.output_size
     sampling = parse_sampling(fields, defaults or served.sampling, size, penalty)
     ends = frozenset() if fields.boolean("ignore_eos") else served.end_ids
     stop_ids = frozenset(parse_ids(fields, "stop_token_ids", size) or ())
@@ -225,7 +226,7 @@ def parse_ids(fields: Fields, name: str, size: int) -> list[int] | None:
 
 def parse_limits(fields: Fields, served: ServedModel) -> TokenLimits:
     """Allowed and banned tokens, and the minimum number of tokens."""
-    size = served.model.config.vocab_size
+    size = served.model.output_size
     allowed = parse_ids(fields, "allowed_token_ids", size)
     banned: list[tuple[int, ...]] = [(id,) for id in parse_ids(fields, "banned_tokens", size) or ()]
     for word in fields.strings("bad_words", MAX_STOPS):
@@ -235,7 +236,7 @@ def parse_limits(fields: Fields, served: ServedModel) -> TokenLimits:
             )
         # Within a text, a word is a continuation of another one, or begins with a space.
         banned += [
-            tuple(encode(served.tokenizer, text, add_special_tokens=False))
+            tuple(encode(target_tokenizer(served.tokenizer), text, add_special_tokens=False))
             for text in (word, f" {word}")
         ]
     minimum = fields.integer("min_tokens", 0, 2**31) or 0

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
+from minhub_py.checkpoints.tokenizers.paired import source_tokenizer
 from minhub_py.checkpoints.tokenizers.token_texts import token_texts
 from minhub_py.serve.known_fields import PROMPT
 from minhub_py.serve.management import described
@@ -46,10 +47,10 @@ async def tokenize(request: HTTPRequest) -> Response:
     lists: dict[str, Iterable[object]] = {"tokens": ids}
     with_pieces = fields.boolean("with_pieces")
     if with_pieces or fields.boolean("return_token_strs"):
-        texts: list[str] = []
+        texts, tokenizer = list[str](), source_tokenizer(served.tokenizer)
         for start in range(0, len(ids), SLICE):
             part = ids[start : start + SLICE]
-            texts += await served.texts.run(lambda part=part: token_texts(served.tokenizer, part))  # type: ignore[misc]
+            texts += await served.texts.run(lambda part=part: token_texts(tokenizer, part))  # type: ignore[misc]
         if with_pieces:
             lists["tokens"] = (
                 {"id": id, "piece": text} for id, text in zip(ids, texts, strict=True)

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.chat.templates import ChatTemplate
-from minhub_py.checkpoints.tokenizers.languages import languages_of, target_tokenizer
+from minhub_py.checkpoints.tokenizers.languages import languages_of
+from minhub_py.checkpoints.tokenizers.paired import target_tokenizer
 from minhub_py.checkpoints.tokenizers.surroundings import stored_settings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.models.attention import Past

@@ -6,7 +6,7 @@ import numpy as np
 
 from r_bridge.arguments import character, id_rows, is_text, is_text_or_missing, scalar
 from r_bridge.convert import Character, Frame, Numeric, as_array
-from r_bridge.methods.text import find_tokenizer, token_texts
+from r_bridge.methods.text import find_tokenizer, prompt_texts
 from r_bridge.objects import Lens, Model, Session, Tokenizer
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def embed(
         ids = rows if pool == "none" else embedded_ids(model.module, tok, rows, prompt, None)
         return {
             "vectors": [as_array(matrix) for matrix in result],
-            "tokens": [token_texts(tok, row) for row in ids],
+            "tokens": [prompt_texts(tok, row) for row in ids],
         }
     if result.is_sparse:
         return weights_of_tokens(result, tok)
@@ -114,7 +114,7 @@ def attention_weights(
     return {
         "weights": result.weights,
         "layers": np.array(result.layers, np.int32),
-        "tokens": token_texts(tok, result.ids),
+        "tokens": prompt_texts(tok, result.ids),
         "ids": np.array(result.ids, np.int32),
     }
 
@@ -136,7 +136,7 @@ def logit_lens(
     result = compute_lens(model.module, tok, row, n, lens=None if lens is None else lens.lens)
     count, tokens, ranks = result.predicted.shape
     ids = result.predicted.flatten().tolist()
-    texts = token_texts(tok, result.ids)
+    texts = prompt_texts(tok, result.ids)
     return {
         "frame": Frame(
             {

@@ -11,7 +11,7 @@ import numpy as np
 from r_bridge.arguments import character, frame, id_rows, is_text, scalar
 from r_bridge.convert import Frame, Numeric, as_array
 from r_bridge.methods.models import about
-from r_bridge.methods.text import find_tokenizer, token_texts
+from r_bridge.methods.text import find_tokenizer, prompt_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
 
@@ -45,7 +45,7 @@ def activations(
             {
                 "text": np.array(result.texts, np.int32) + 1,
                 "position": np.ma.MaskedArray(np.array(result.positions, np.int32) + 1, pooled),
-                "token": [None] * len(result.ids) if pooled else token_texts(tok, result.ids),
+                "token": [None] * len(result.ids) if pooled else prompt_texts(tok, result.ids),
             }
         ),
     }

@@ -95,7 +95,7 @@ def generate(
         frequency_penalty,
         biases(logit_bias),
     )
-    sampling.check_vocabulary(model.module.config.vocab_size)
+    sampling.check_vocabulary(model.module.output_size)
     eos_ids = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
     criteria = StopCriteria.of(model.module, eos_ids, stops, tok)
     replies = None
@@ -244,6 +244,7 @@ def score(
     encoder-decoders.
     """
     from minhub_py.analysis.segments import target_ids
+    from minhub_py.checkpoints.tokenizers.paired import target_tokenizer
     from minhub_py.inference.arguments import decoder_of
     from minhub_py.inference.generate import score as log_probabilities
     from minhub_py.inference.prompts import check_prompts, check_targets
@@ -260,7 +261,9 @@ def score(
             prompts = [prompt or row for (prompt, _), row in zip(pairs, prompts, strict=True)]
             target_rows = [target for _, target in pairs]
         else:  # an encoder-decoder's answer includes its special tokens
-            target_rows = encode_texts(model, tok, targets, model.module.encoder_decoder)
+            size = model.module.output_size
+            special = model.module.encoder_decoder
+            target_rows = encode_texts(model, target_tokenizer(tok), targets, special, size)
         rows, first = target_rows, 0
     bit_columns, scores = {}, list[Any]()
     if bits:
@@ -358,10 +361,17 @@ def find_tokenizer(
 
 
 def encode_texts(
-    model: Model, tokenizer: Any, texts: object, add_special_tokens: bool = True
+    model: Model,
+    tokenizer: Any,
+    texts: object,
+    add_special_tokens: bool = True,
+    size: int | None = None,
 ) -> list[list[int]]:
-    """The token IDs of texts, which are strings or token IDs."""
-    size = model.module.config.vocab_size
+    """The token IDs of texts, which are strings or token IDs.
+
+    size: number of token IDs; the model's vocab_size by default.
+    """
+    size = size or model.module.config.vocab_size
     if not is_text(texts):
         return id_rows(texts, size)
     from minhub_py.checkpoints.tokenizers.tokenizer import working
@@ -401,8 +411,15 @@ def nonempty(rows: list[list[int]]) -> list[list[int]]:
     return rows
 
 
+def prompt_texts(tokenizer: "tokenizers.Tokenizer | None", ids: list[int]) -> Character | Numeric:
+    """The text of each token that a model reads; NA without a tokenizer."""
+    from minhub_py.checkpoints.tokenizers.paired import source_tokenizer
+
+    return token_texts(source_tokenizer(tokenizer), ids)
+
+
 def token_texts(tokenizer: "tokenizers.Tokenizer | None", ids: list[int]) -> Character | Numeric:
-    """Each token's text; NA without a tokenizer."""
+    """The text of each token that a model generates; NA without a tokenizer."""
     if tokenizer is None:
         return [None] * len(ids) or character(())
     return character(tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False))

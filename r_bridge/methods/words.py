@@ -6,7 +6,13 @@ import numpy as np
 
 from r_bridge.arguments import frame, is_text, scalar
 from r_bridge.convert import Frame, Numeric, as_array
-from r_bridge.methods.text import encode_texts, find_tokenizer, nonempty, token_texts
+from r_bridge.methods.text import (
+    encode_texts,
+    find_tokenizer,
+    nonempty,
+    prompt_texts,
+    token_texts,
+)
 from r_bridge.objects import Model, Session, Tokenizer
 
 if TYPE_CHECKING:
@@ -97,7 +103,7 @@ def vocabulary(session: Session, model: Model, tokenizer: Tokenizer | None) -> F
     """Each token's text, for R's regular expressions."""
     tok = find_tokenizer(model, tokenizer, needed=True)
     ids = sorted(tok.get_vocab().values())
-    return Frame({"id": np.array(ids, np.int32), "text": token_texts(tok, ids)})
+    return Frame({"id": np.array(ids, np.int32), "text": prompt_texts(tok, ids)})
 
 
 def logprob_matrix(

@@ -81,8 +81,12 @@ def test_generation_config_replaces_the_older_settings_of_config_json(made, tmp_
     (tmp_path / "generation_config.json").write_text(json.dumps(newer))
     found = summarize(from_pretrained(tmp_path), tok, TEXTS)
     assert found == [expected(reference, tok, text, newer) for text in TEXTS]
-    (tmp_path / "generation_config.json").write_text(json.dumps({"num_beam_groups": 2}))
-    with pytest.raises(ValueError, match="num_beam_groups, which is not supported"):
+    for name, value in {"num_beam_groups": 2, "sequence_bias": [[[3], 1.0]]}.items():
+        (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+        with pytest.raises(ValueError, match=f"{name}, which is not supported"):
+            summarize(from_pretrained(tmp_path), tok, TEXTS)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True}))
+    with pytest.raises(ValueError, match="do_sample, which is not supported: the search has no"):
         summarize(from_pretrained(tmp_path), tok, TEXTS)
     (tmp_path / "generation_config.json").write_text(json.dumps({"length_penalty": 500}))
     with pytest.raises(ValueError, match="the model's settings of generation: length_penalty must"):

@@ -13,7 +13,8 @@ from ten_scripts import SENTENCES
 from translation_files import FORMS, TEXTS, write_marian, write_pegasus
 
 from minhub_py import from_config, save_pretrained, tokenizer_from_pretrained
-from minhub_py.checkpoints.tokenizers.languages import languages_of, target_tokenizer
+from minhub_py.checkpoints.tokenizers.languages import languages_of
+from minhub_py.checkpoints.tokenizers.paired import target_tokenizer
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")

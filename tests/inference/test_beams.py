@@ -99,16 +99,18 @@ def test_sequences_and_scores_equal_transformers(name: str, tmp_path: Path) -> N
 
 
 FORCED = {"forced_bos_token_id": 7, "forced_eos_token_id": 2, "bad_words_ids": [[3], [4, 5]]}
+LIMITED = {"bad_words_ids": [[3], [9], [8, 4]], "renormalize_logits": True,
+           "encoder_no_repeat_ngram_size": 1}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["bart", "marian-ids", "marian-two-sizes", "m2m100", "pegasus"])
-@pytest.mark.parametrize("forced", [{}, FORCED], ids=["free", "forced"])
+@pytest.mark.parametrize("forced", [{}, FORCED, LIMITED], ids=["free", "forced", "limited"])
 def test_forced_and_banned_tokens_of_encoder_decoders(
     name: str, forced: dict[str, Any], tmp_path: Path
 ) -> None:
     reference = saved(name, tmp_path)
     own = {key: value for key, value in CASES_OF_BART[name].items() if key in FORCED}
-    forced = {**dict.fromkeys(FORCED), **own, **forced}
+    forced = {**dict.fromkeys({**FORCED, **LIMITED}), **own, **forced}
     end = reference.config.eos_token_id
     if forced["forced_eos_token_id"] is not None:
         forced["forced_eos_token_id"] = end
@@ -125,6 +127,21 @@ def test_forced_and_banned_tokens_of_encoder_decoders(
         ):
             assert hypothesis.ids == tokens
             assert hypothesis.score == pytest.approx(value, rel=1e-5, abs=1e-4)
+
+
+def test_candidates_that_cannot_occur_are_no_results() -> None:
+    """transformers returns sequences with a score of minus infinity, and copies of a beam."""
+    model, ids = new("t5"), text(1, 9)
+    model.generation_config = {"forced_bos_token_id": 7}
+    [found] = beam_search(model, [ids], 1, beams=4)
+    assert [hypothesis.ids for hypothesis in found] == [[7]]
+    # two tokens, of which one ends the reply and one is banned after itself
+    model.generation_config = {"bad_words_ids": [[id] for id in range(V) if id not in (1, 7)]}
+    [found] = beam_search(model, [ids], 4, beams=4, no_repeat_ngram_size=1, length_penalty=0.0)
+    assert sorted(hypothesis.ids for hypothesis in found) == [[1], [7, 1]]
+    assert all(hypothesis.score > -100 for hypothesis in found)
+    with pytest.raises(ValueError, match="no possible sequence: allow more tokens, or reduce"):
+        beam_search(model, [ids], 4, beams=4, no_repeat_ngram_size=1, eos_id=None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4"])

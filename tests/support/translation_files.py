@@ -114,3 +114,36 @@ FORMS: dict[str, Callable[[Path], None]] = {
     "mbart50": lambda folder: write_mbart(folder, "MBart50Tokenizer"),
     "nllb": write_nllb,
 }
+
+
+def save_two_vocabularies(folder: Path) -> Any:
+    """transformers' Marian with a vocabulary for each language, saved with its tokenizer."""
+    from bart_models import SMALL, reference_of
+
+    write_marian(folder, separate=True)
+    source, target = (
+        json.loads((folder / name).read_text()) for name in ("vocab.json", "target_vocab.json")
+    )
+    assert len(source) > len(target)
+    settings = SMALL | {
+        "model_type": "marian",
+        "vocab_size": len(source),
+        "decoder_vocab_size": len(target),
+        "share_encoder_decoder_embeddings": False,
+        "scale_embedding": True,
+        "pad_token_id": target["<pad>"],
+        "decoder_start_token_id": target["<pad>"],
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "bad_words_ids": [[target["<pad>"]]],
+    }
+    reference = reference_of(settings)
+    reference.generation_config.bad_words_ids = settings["bad_words_ids"]
+    reference.generation_config.forced_eos_token_id = 0
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    reference.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"max_length": 12, "num_beams": 3,
+        "bad_words_ids": settings["bad_words_ids"], "forced_eos_token_id": 0}))  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**settings, "is_encoder_decoder": True}))
+    return reference

@@ -12,11 +12,10 @@ To translate a text:
     languages = languages_of(tokenizer)  # None: the tokenizer has no tokens of languages
     ids = languages.source_ids("A text.", source="eng_Latn", target="deu_Latn")
     batch.admit(ids, …, first=languages.first_id("deu_Latn"), start=languages.start_id("deu_Latn"))
-    target_tokenizer(tokenizer).decode(new_ids)
+    tokenizer.decode(new_ids)
 
 A model of one pair of languages, such as opus-mt-en-de, has no tokens of languages: its source text
-is `tokenizer.encode(text)`. Marian has two SentencePiece models; `target_tokenizer` encodes and
-decodes texts of the target language.
+is `tokenizer.encode(text)`. Marian has two SentencePiece models; see paired.py.
 
 Sources: transformers' tokenizers for the order of the tokens.
 """
@@ -27,8 +26,9 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from minhub_py.checkpoints.tokenizers.paired import target_tokenizer
 from minhub_py.checkpoints.tokenizers.surroundings import stored_settings
-from minhub_py.checkpoints.tokenizers.tokenizer import TARGETS, encode
+from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.system.spelling import similar
 
 # style -> the form of a language's token; the group is its code
@@ -101,10 +101,7 @@ class Languages:
     def target_ids(self, text: str, *, target: str) -> list[int]:
         """The token IDs of a translation, as the decoder writes them: targets for training."""
         if self.style == "marian":
-            return [
-                *encode(target_tokenizer(self.tokenizer), text, add_special_tokens=False),
-                self.end,
-            ]
+            return encode(target_tokenizer(self.tokenizer), text)
         return self._around(text, self.tokenizer, target)
 
     def _around(self, text: str, tokenizer: Tokenizer, code: str) -> list[int]:
@@ -134,8 +131,3 @@ def languages_of(tokenizer: Tokenizer) -> Languages | None:
                 style = "mbart50"  # noqa: PLW2901
             return Languages(tokenizer, style, codes, end)
     return None
-
-
-def target_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer of the target language: another one for Marian, which has two models."""
-    return TARGETS.get(tokenizer, tokenizer)

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -50,6 +51,7 @@ from minhub_py.checkpoints.tokenizers.gguf_tokenizer import (
     hub_files,
     tokenizer_settings,
 )
+from minhub_py.checkpoints.tokenizers.paired import PairedTokenizer, target_tokenizer
 from minhub_py.checkpoints.tokenizers.sentencepiece import (
     UNIGRAM,
     SentencePiece,
@@ -91,8 +93,6 @@ SAVED_COMPANIONS = (
 )
 # The source of each tokenizer: the class has no attributes and cannot be subclassed.
 FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()
-# The tokenizer of the target language, if it is another one (languages.target_tokenizer).
-TARGETS: WeakKeyDictionary[Tokenizer, Tokenizer] = WeakKeyDictionary()
 TOKENS = "tokenizer.ggml.tokens"  # a GGUF file without this key has no tokenizer
 
 
@@ -173,9 +173,11 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     complete(tokenizer, folder, settings)
     add_prefixes(tokenizer, prefixes_of(folder))
     FILES[tokenizer] = path
-    if target is not None and target is not tokenizer:
-        FILES[target], TARGETS[tokenizer] = path, target
-    return tokenizer
+    if target is None or target is tokenizer:
+        return tokenizer
+    pair: Any = PairedTokenizer(tokenizer, target)
+    FILES[target] = FILES[pair] = path
+    return pair  # type: ignore[no-any-return]
 
 
 def read_gguf(path: Path) -> Tokenizer:
@@ -517,6 +519,23 @@ def train_byte_level_bpe(
     return tokenizer
 
 
+class TextStream:
+    """The text of a model's new tokens, in complete UTF-8 characters. prompt: as in
+    `decode_stream`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        self.tokenizer = target_tokenizer(tokenizer)
+        self.stream = DecodeStream(ids=list(prompt), skip_special_tokens=skip_special_tokens)
+
+    def add(self, id: int) -> str:
+        """The new text after a token. ValueError: the tokenizer is corrupt."""
+        with working(self.tokenizer):
+            return self.stream.step(self.tokenizer, id) or ""
+
+
 def decode_stream(
     tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()
 ) -> Iterator[str]:
@@ -535,11 +554,9 @@ def decode_stream(
     """
     check_tokenizer(tokenizer, "decode")
     check_list("ids", ids, "token IDs")
-    stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
+    text = TextStream(tokenizer, prompt)
     for id in ids:
-        with working(tokenizer):
-            piece = stream.step(tokenizer, id)
-        if piece:
+        if piece := text.add(id):
             yield piece
 
 
