@@ -397,8 +397,11 @@ class CodeWriter:
             self.biases.append(shared)
             name = f"bias{len(self.biases) - 1}"
             if isinstance(shared, ALiBi):
+                slopes = list(shared.slopes)
                 self.lines.append(
-                    f"{name} = alibi_bias({list(shared.slopes)}, positions, positions)"
+                    f"{name} = rounded_alibi_bias({slopes}, positions, {step.scale})"
+                    if shared.rounded
+                    else f"{name} = alibi_bias({slopes}, positions, positions)"
                 )
             else:
                 assert isinstance(shared, RelativeBias)

@@ -21,6 +21,7 @@ from minhub_py.models.layers import (
     rms_norm,
     rotary_angles,
     rotate,
+    rounded_alibi_bias,
     scaled,
     sinusoidal_positions,
 )
@@ -112,6 +113,7 @@ FUNCTIONS = (
     rms_norm,
     rotary_angles,
     rotate,
+    rounded_alibi_bias,
     route,
     scaled,
     self_attention,

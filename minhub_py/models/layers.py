@@ -243,6 +243,17 @@ def alibi_bias(slopes: list[float], queries: Tensor, keys: Tensor) -> Tensor:
     )
 
 
+def rounded_alibi_bias(slopes: list[float], keys: Tensor, scale: float) -> Tensor:
+    """The bias (B or 1, H, 1, S) of scores: scale · slope · key position, where slope, position and
+    their product are rounded to bfloat16, as in Falcon.
+
+    Without rounding, it differs from scale times `alibi_bias` by a number for each query, which the
+    softmax ignores.
+    """
+    rounded = torch.tensor(slopes, dtype=torch.bfloat16, device=keys.device).view(1, -1, 1, 1)
+    return (rounded * keys[:, None, None].bfloat16()).float() * scale
+
+
 def sinusoidal_positions(
     positions: Tensor, frequencies: list[float], exact: bool = False
 ) -> Tensor:
@@ -270,22 +281,31 @@ def counted_positions(idx: Tensor, pad: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ALiBi:
-    """`alibi_bias` with the slope of each head."""
+    """`alibi_bias` with the slope of each head.
+
+    rounded: `rounded_alibi_bias` with the scale of the scores.
+    """
 
     slopes: tuple[float, ...]
+    rounded: bool = False
 
     @staticmethod
-    def of(heads: int) -> "ALiBi":
+    def of(heads: int, rounded: bool = False) -> "ALiBi":
         """The usual slopes: powers of two, and for other numbers of heads every second slope of
         twice as many.
         """
         power = 2 ** int(math.log2(heads))
         first = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
         between = [2.0 ** (-4.0 * (2 * head + 1) / power) for head in range(heads - power)]
-        return ALiBi((*first, *between))
+        return ALiBi((*first, *between), rounded)
 
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S)."""
+    def __call__(self, queries: Tensor, keys: Tensor, scale: float = 1.0) -> Tensor:
+        """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S).
+
+        scale: of the scores, for `rounded`; T is 1 then.
+        """
+        if self.rounded:
+            return rounded_alibi_bias(list(self.slopes), keys, scale)
         return alibi_bias(list(self.slopes), queries, keys)
 
 

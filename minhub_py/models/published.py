@@ -159,6 +159,17 @@ BLOOM: Sizes = {
         ("bloom-3b", 2560, 30, 32), ("bloom-7b1", 4096, 30, 32),
     )
 }
+FALCON: Sizes = {
+    "falcon-rw-1b": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "vocab_size": 50304,
+                     "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True,
+                     "bos_token_id": 1, "eos_token_id": 2},
+    "falcon-7b": {},
+    "falcon-11B": {"hidden_size": 4096, "num_hidden_layers": 60, "num_attention_heads": 32, "num_kv_heads": 8,
+                   "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False,
+                   "max_position_embeddings": 8192, "rope_parameters": rope(500042.0)},
+    "falcon-40b": {"hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8,
+                   "new_decoder_architecture": True},
+}
 XGLM: Sizes = {
     "xglm-564M": {},
     "xglm-1.7B": {"hidden_size": 2048, "intermediate_size": 8192},

@@ -367,6 +367,22 @@ ARCHITECTURES = {
             classifies=True,
         ),
         Architecture(
+            "falcon",
+            "Falcon",
+            "falcon",
+            ("FalconConfig", "Falcon"),
+            Training(
+                {
+                    **LLAMA_NAMES,
+                    "inner": ("ffn_hidden_size",),
+                    "dropout": ("hidden_dropout",),
+                }
+            ),
+            "tiiuae",
+            published.FALCON,
+            classifies=True,
+        ),
+        Architecture(
             "xglm",
             "XGLM",
             "xglm",

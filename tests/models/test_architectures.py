@@ -85,16 +85,22 @@ def test_hidden_states_match_transformers(load, name: str) -> None:
             assert_close(matrix, states[layer])
 
 
+# With ALiBi, transformers' Falcon adds the bias twice when it returns attention weights.
+WITHOUT_WEIGHTS = {name for name in CASES if CASES[name].settings(name).get("alibi")}
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WITHOUT_WEIGHTS])
 def test_attention_weights_match_transformers(load, name: str) -> None:
     reference, model, _ = load(name)
     [ids] = texts_of(40)  # beyond any window of the cases
     actual = attention_weights(model, None, ids)
     before = reference.config._attn_implementation
     reference.set_attn_implementation("eager")  # the others have no attention weights
+    reference.config._attn_implementation = "eager"  # of Falcon, whose setting cannot be changed
     attentions = reference(torch.tensor([ids]), output_attentions=True).attentions
     reference.set_attn_implementation(before)
+    reference.config._attn_implementation = before
     expected = [weights for weights in attentions if weights is not None]
     # its scores are not scaled, so that they are large
     tolerance = TOLERANCE if name.startswith("gpt_neo-") else 2e-5

@@ -80,7 +80,7 @@ KINDS = {
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
-NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES = 4, 8, 4, 1
+NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES, ROUNDED_SLOPES = 4, 8, 4, 1, 2
 CONTENT_KEYS, CONTENT_QUERIES, TO_QUERIES = 8, 16, 1
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 # selected experts of all tokens of a call; experts of a layer
@@ -324,7 +324,7 @@ class DecoderCall(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 32 + 1000 * (ctypes.sizeof(DecoderOperation) + 1000 * ctypes.sizeof(DecoderCall))
+INTERFACE = 33 + 1000 * (ctypes.sizeof(DecoderOperation) + 1000 * ctypes.sizeof(DecoderCall))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

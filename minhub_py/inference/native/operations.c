@@ -238,7 +238,7 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
         const kv_head kv = {
             .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
             .rows = shared, .row_bytes = G * size * D * dtype_size[c->cache_dtype], .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
-            .slope = op->attend.slopes ? op->attend.slopes[head] : 0};
+            .slope = op->attend.slopes ? op->attend.slopes[head] : 0, .rounded = op->flags & ROUNDED_SLOPES};
         const int bf16 = kernels.attend_bf16 && c->cache_dtype == BFLOAT16 && D <= MAX_BF16_HEAD;
         (bf16 ? kernels.attend_bf16 : kernels.attend)(&kv, queries, count);
         for (int64_t i = 0; i < count && op->attend.gate; i++)

@@ -35,6 +35,7 @@ from minhub_py.inference.native.library import (
     NO_KEYS,
     NORM_LAST,
     REPLACES,
+    ROUNDED_SLOPES,
     TO_QUERIES,
     TO_STREAM,
     DecoderOperation,
@@ -324,7 +325,11 @@ class Program(Weights):
             operation.flags |= CONTENT_KEYS * (step.bias.keys is not None)
             operation.flags |= CONTENT_QUERIES * (step.bias.queries is not None)
         elif isinstance(step.bias, ALiBi):
-            operation.attend.slopes = self.floats(torch.tensor(step.bias.slopes, device=CPU))
+            slopes = torch.tensor(step.bias.slopes, device=CPU)
+            if step.bias.rounded:
+                operation.flags |= ROUNDED_SLOPES
+                slopes = slopes.bfloat16().float()
+            operation.attend.slopes = self.floats(slopes)
         elif step.bias is not None:
             weight, largest = step.bias.weight, step.bias.max_distance
             check_memory(weight)
