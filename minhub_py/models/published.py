@@ -15,6 +15,7 @@ GPT2: Sizes = {
     "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
     "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
 }
+OPENAIGPT: Sizes = {"openai-gpt": {}}
 GPTNEO: Sizes = {
     "gpt-neo-125m": {"num_layers": 12, "num_heads": 12, "hidden_size": 768},
     "gpt-neo-1.3B": {},

@@ -190,6 +190,16 @@ ARCHITECTURES = {
             classifies=True,
         ),
         Architecture(
+            "openaigpt",
+            "GPT",
+            "openai-gpt",
+            ("OpenAIGPTConfig", "OpenAIGPT"),
+            Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
+            "openai-community",
+            published.OPENAIGPT,
+            classifies=True,
+        ),
+        Architecture(
             "gptneo",
             "GPT-Neo",
             "gpt_neo",

@@ -27,6 +27,7 @@ from references import (
     assert_close,
     assert_identical,
     ids_of,
+    model_type_of,
     read,
     states_of,
     texts_of,
@@ -278,7 +279,7 @@ def test_models_are_created_from_a_config_and_from_a_model_type(load, name: str)
     fresh = minhub_py.from_config(folder)
     assert fresh.training
     assert fresh.config == model.config
-    kind = name.split("-", maxsplit=1)[0]
+    kind = model_type_of(name)
     [entry] = (entry for entry in ENTRIES.values() if kind in entry.model_types)
     settings = {**CASES[name].small, **CASES[name].fresh}
     for other, model_type in ((entry.name, entry.model_types[0]), (kind, kind)):
