@@ -334,7 +334,7 @@ ARCHITECTURES = {
                 "qwen2": ("qwen2",),
                 "qwen3": ("qwen3",),
             },
-            wrappers=("mistral3",),
+            wrappers=("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
             classifies=True,
         ),
         Architecture(
