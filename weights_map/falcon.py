@@ -121,7 +121,11 @@ def gguf_norms(attention: str, mlp: str) -> tuple[Row, ...]:
     )
 
 
-GGUF_LAYERS = {"attn_output": "self_attention.dense", "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}  # fmt: skip
+GGUF_LAYERS = {
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
 _one_norm = GGUFArchitecture(
     "falcon",
     model_type="falcon",

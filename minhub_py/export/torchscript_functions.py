@@ -24,6 +24,7 @@ from minhub_py.models.layers import (
     rounded_alibi_bias,
     scaled,
     sinusoidal_positions,
+    xielu,
 )
 
 
@@ -119,6 +120,7 @@ FUNCTIONS = (
     self_attention,
     sinusoidal_positions,
     split_heads,
+    xielu,
 )
 
 

@@ -226,9 +226,7 @@ class FalconConfig(HeadSettings, Positions):
         if self.new_decoder_architecture and not self.parallel_attn:
             raise ValueError("Falcon: new_decoder_architecture requires parallel_attn")
         if not self.new_decoder_architecture and self.num_ln_in_parallel_attn == 2:
-            raise ValueError(
-                "Falcon: num_ln_in_parallel_attn 2 requires new_decoder_architecture"
-            )
+            raise ValueError("Falcon: num_ln_in_parallel_attn 2 requires new_decoder_architecture")
         if not self.alibi:
             rotary.check("Falcon", self.rope)
             check_rotated("Falcon", self.head_size, self.head_size)

@@ -171,6 +171,16 @@ FALCON: Sizes = {
     "falcon-40b": {"hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8,
                    "new_decoder_architecture": True},
 }
+OLMO: Sizes = {
+    "OLMo-1B-hf": llama(2048, 8192, 16, 16, 16, tie_word_embeddings=True),
+    "OLMo-7B-hf": {},
+    "OLMo-1.7-7B-hf": {"max_position_embeddings": 4096, "clip_qkv": 8.0},
+}
+MPT: Sizes = {
+    "mpt-7b": {"d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432},
+    "mpt-30b": {"d_model": 7168, "n_layers": 48, "n_heads": 64, "vocab_size": 50432, "max_seq_len": 8192},
+}
+APERTUS: Sizes = {"Apertus-8B-2509": {"intermediate_size": 21504, "num_key_value_heads": 8}}
 XGLM: Sizes = {
     "xglm-564M": {},
     "xglm-1.7B": {"hidden_size": 2048, "intermediate_size": 8192},

@@ -393,6 +393,42 @@ ARCHITECTURES = {
             classifies=True,
         ),
         Architecture(
+            "mpt",
+            "MPT",
+            "mpt",
+            ("MPTConfig", "MPT"),
+            Training(
+                {
+                    "layers": ("n_layers",),
+                    "width": ("d_model",),
+                    "heads": ("n_heads",),
+                    "context": ("max_seq_len",),
+                }
+            ),
+            "mosaicml",
+            published.MPT,
+            classifies=True,
+        ),
+        Architecture(
+            "olmo",
+            "OLMo",
+            "olmo",
+            ("OlmoConfig", "Olmo"),
+            Training(LLAMA_NAMES, {"tie_word_embeddings": True}, expansion=GATED),
+            "allenai",
+            published.OLMO,
+            classifies=True,
+        ),
+        Architecture(
+            "apertus",
+            "Apertus",
+            "apertus",
+            ("ApertusConfig", "Apertus"),
+            Training(GROUPED_NAMES, {"tie_word_embeddings": True}),
+            "swiss-ai",
+            published.APERTUS,
+        ),
+        Architecture(
             "xglm",
             "XGLM",
             "xglm",

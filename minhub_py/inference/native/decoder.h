@@ -41,7 +41,7 @@ enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID, SQUARED_RELU };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
        NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN, PREDICTION_INPUTS, DISTANCES, DISTANCE_LINEAR,
-       NEIGHBORS };
+       NEIGHBORS, CLIP, XIELU };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -156,6 +156,8 @@ typedef struct {
             float epsilon;
         } distances;
         struct { int64_t count, size; } neighbors; /* positions side by side, numbers of each */
+        struct { int64_t size; float limit; } clip; /* numbers of a token; the largest absolute value */
+        struct { const float *weights; int64_t size; } xielu; /* weights: as in pointwise.h; numbers of a token */
     };
 } operation;
 
@@ -317,6 +319,7 @@ typedef struct {
     void (*rms_norm)(const float *, const float *, float, int64_t, float *);
     void (*gate)(const float *, const float *, float *, int64_t, int);
     void (*soft_cap)(float *, int64_t, float);
+    void (*xielu)(float *, const float *, int64_t);
     void (*gate_interleaved)(const float *, const float *, int64_t, float, float, float *);
     void (*convolve)(const float *, float *, const float *, int64_t, int64_t, float *, int64_t, int);
     void (*normalize_length)(float *, float, int64_t);

@@ -77,6 +77,8 @@ KINDS = {
     "distances": 29,
     "distance_linear": 30,
     "neighbors": 31,
+    "clip": 32,
+    "xielu": 33,
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
@@ -265,6 +267,8 @@ class Parameters(ctypes.Union):
         ("hidden_states", structure(size=int64)),
         ("distances", structure(table=Matrix, weight=pointer, bias=pointer, epsilon=float32)),
         ("neighbors", structure(count=int64, size=int64)),
+        ("clip", structure(size=int64, limit=float32)),
+        ("xielu", structure(weights=pointer, size=int64)),
     ]
 
 

@@ -394,6 +394,13 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
         case SCALE:
             for (int64_t i = 0; i < op->scale.size; i++) x[i] *= *op->scale.factor;
             break;
+        case CLIP:
+            for (int64_t i = 0; i < op->clip.size; i++) { /* keeps NaN */
+                const float limit = op->clip.limit;
+                in[i] = in[i] > limit ? limit : in[i] < -limit ? -limit : in[i];
+            }
+            break;
+        case XIELU: kernels.xielu(in, op->xielu.weights, op->xielu.size); break;
         case GATE: {
             const int64_t width = op->gate.width;
             const float factor = op->gate.sigmoid ? 1 / (1 + expf(-in[2 * width])) : 1;
@@ -781,6 +788,8 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case SCALE:
         case JOIN:
         case PREDICTION_INPUTS:
+        case CLIP:
+        case XIELU:
         case GATE: {
             task t = {.op = op, .c = c, .in = in, .out = x};
             each_token(&t, alone);
