@@ -300,6 +300,10 @@ GRANITEMOE: Sizes = {
         "logits_scaling": 6.0, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
     },
 }
+QWEN2MOE: Sizes = {
+    "Qwen/Qwen1.5-MoE-A2.7B": {"model_type": "qwen2_moe", "max_position_embeddings": 8192, "bos_token_id": 151643,
+                               "eos_token_id": 151643, "rope_parameters": {"rope_theta": 1e6}},
+}
 QWEN3MOE: Sizes = {
     "Qwen/Qwen3-30B-A3B": {**_QWEN3MOE, "max_position_embeddings": 40960, "rope_parameters": {"rope_theta": 1e6}},
 }

@@ -526,6 +526,13 @@ ARCHITECTURES = {
                 ("mixtral", "Mixtral", "mixtral", "intermediate_size", published.MIXTRAL),
                 ("olmoe", "OLMoE", "olmoe", "intermediate_size", published.OLMOE),
                 (
+                    "qwen2moe",
+                    "Qwen 2 MoE",
+                    "qwen2_moe",
+                    "moe_intermediate_size",
+                    published.QWEN2MOE,
+                ),
+                (
                     "qwen3moe",
                     "Qwen 3 MoE",
                     "qwen3_moe",
