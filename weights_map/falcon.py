@@ -83,7 +83,7 @@ table = Table(
 
 
 def derive(settings: Mapping[str, object]) -> Mapping[str, object]:
-    """The form of the Hub's newer models, which includes that of Falcon 7B."""
+    """The form of the Hub's newer models, which can express Falcon 7B, too."""
     heads, kv_heads = settings["num_attention_heads"], settings["num_kv_heads"]
     assert isinstance(heads, int)
     if not isinstance(kv_heads, int) or kv_heads < 1 or heads % kv_heads:

@@ -24,7 +24,7 @@ IMAGES = frozenset(
     """.split()
 )
 ROPE_OF_IMAGES = ("mrope_section", "mrope_interleaved")
-# model_type -> that of the text model in files without text_config
+# model_type -> model_type of the text model, for files without text_config
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 QWEN2: JsonObject = {
     "model_type": "qwen2",
@@ -87,7 +87,7 @@ def without_images(text: JsonObject) -> JsonObject:
 
 
 def rope_of_texts(rope: JsonMapping) -> JsonObject:
-    """The settings of rotary embeddings without those of images."""
+    """The settings of rotary embeddings, without settings of images."""
     kinds = {"mrope": "default"}
     return {
         name: kinds.get(value, value) if name in ("type", "rope_type") else value

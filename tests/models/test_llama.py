@@ -77,7 +77,7 @@ def test_text_models_of_qwen_match_the_multimodal_class(name: str, tmp_path: Pat
     ).eval()
     draw(reference)
     reference.save_pretrained(tmp_path)
-    ids = ids_of(2, 60) % 50  # without those of images
+    ids = ids_of(2, 60) % 50  # without the tokens of images
     expected = reference(ids).logits
     model = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert_close(model(ids), expected)
