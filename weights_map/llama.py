@@ -85,8 +85,9 @@ HEAD = (
 UNUSED = (
     # The rotary frequencies, which old checkpoints store as weights.
     Row("model.layers.{}.self_attn.rotary_emb.inv_freq", (), drop),
-    # The other parts of a multimodal file (mistral3, gemma3).
+    # The other parts of a multimodal file (mistral3, gemma3, qwen2_vl, qwen2_5_vl, qwen3_vl).
     Row("vision_tower.*", (), drop),
+    Row("visual.*", (), drop),
     Row("multi_modal_projector.*", (), drop),
 )
 
@@ -254,4 +255,9 @@ gguf = (
     gguf_architecture("llama", *PAIRS, model_types=("llama", "mistral", "internlm3"), flags=BIASES),
     gguf_architecture("qwen2", flags={}),
     gguf_architecture("qwen3", flags={"attention_bias": "blk.0.attn_q.bias"}),
+    # The text models of multimodal files
+    gguf_architecture("qwen2vl", model_types=("qwen2",), flags={}),
+    gguf_architecture(
+        "qwen3vl", model_types=("qwen3",), flags={"attention_bias": "blk.0.attn_q.bias"}
+    ),
 )

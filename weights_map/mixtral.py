@@ -1,4 +1,4 @@
-"""Weight tables of Mixtral, Qwen 3 MoE, OLMoE and Granite MoE, which name the matrices of the
+"""Weight tables of Mixtral, Qwen 2 and 3 MoE, OLMoE and Granite MoE, which name the matrices of the
 experts differently.
 
 A file has the matrices of each expert apart, or stacked as transformers has them in memory, gate
@@ -7,7 +7,7 @@ above up. On the native side each matrix is apart, in both cases a view of the f
 
 from dataclasses import replace
 
-from weights_map.engine import Row, Table, cat, same, tie, unstack
+from weights_map.engine import Operation, Row, Table, cat, same, tie, unstack
 from weights_map.gguf import GGUFArchitecture
 from weights_map.granite import gguf as granite_architectures
 from weights_map.llama import PAIRS, gguf_architecture
@@ -33,6 +33,33 @@ def expert_rows(
         ),
         Row(f"{stacked}.gate_up_proj", gate_up, unstack(count, 2), optional=True),
         Row(f"{stacked}.down_proj", f"{native}.down_proj.{{}}", unstack(count), optional=True),
+    )
+
+
+one_row = Operation("one row", lambda x: [x[0].view(1, -1)], lambda x: [x[0].flatten()])
+
+
+def shared_rows(mlp: str) -> tuple[Row, ...]:
+    """The rows of a layer's shared expert. mlp: template of the Hub's module."""
+    native = "layers.{}.shared_expert"
+    return (
+        *(
+            Row(f"{mlp}.shared_expert.{name}.weight", f"{native}.{name}.weight", optional=True)
+            for name in PROJECTIONS
+        ),
+        Row(f"{mlp}.shared_expert_gate.weight", f"{native}.factor.weight", optional=True),
+    )
+
+
+def gguf_shared_rows(mlp: str) -> tuple[Row, ...]:
+    """The same of GGUF. A gate is a row there."""
+    parts = zip(("gate", "up", "down"), PROJECTIONS, strict=True)
+    return (
+        Row("blk.{}.ffn_gate_inp_shexp.weight", f"{mlp}.shared_expert_gate.weight", one_row),
+        *(
+            Row(f"blk.{{}}.ffn_{part}_shexp.weight", f"{mlp}.shared_expert.{hub}.weight")
+            for part, hub in parts
+        ),
     )
 
 
@@ -99,8 +126,10 @@ W123 = ("w1", "w3", "w2")  # gate, up and down
 GRANITE, NATIVE = "model.layers.{}.block_sparse_moe", "layers.{}.mlp"
 GATE_UP = (f"{NATIVE}.experts.gate_proj.{{}}", f"{NATIVE}.experts.up_proj.{{}}")
 granite = new_table("granitemoe", "mlp", PROJECTIONS)
+qwen2 = new_table("qwen2_moe", "mlp", PROJECTIONS)
 tables = (
     new_table("mixtral", "block_sparse_moe", W123),
+    replace(qwen2, rows=(*qwen2.rows, *shared_rows("model.layers.{}.mlp"))),
     new_table("qwen3_moe", "mlp", PROJECTIONS),
     new_table("olmoe", "mlp", PROJECTIONS),
     replace(
@@ -167,7 +196,7 @@ def gguf_with_experts(
     remaining = {
         key: name
         for key, name in base.settings.items()
-        if model_type != "olmoe" or name != "head_dim"
+        if model_type not in ("olmoe", "qwen2_moe") or name != "head_dim"
     }
     return replace(
         base,
@@ -180,6 +209,14 @@ def gguf_with_experts(
 
 [granite_gguf] = granite_architectures
 ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
+qwen2_gguf = gguf_with_experts(
+    gguf_architecture("qwen2moe", flags={"qkv_bias": "blk.0.attn_q.bias"}),
+    "qwen2_moe",
+    "mlp",
+    PROJECTIONS,
+    moe_intermediate_size="expert_feed_forward_length",
+    shared_expert_intermediate_size="expert_shared_feed_forward_length",
+)
 gguf = (
     replace(
         gguf_with_experts(
@@ -196,6 +233,11 @@ gguf = (
             moe_intermediate_size="expert_feed_forward_length",
         ),
         derive=lambda settings: {"norm_topk_prob": True},
+    ),
+    replace(
+        qwen2_gguf,
+        rows=(*qwen2_gguf.rows, *gguf_shared_rows("model.layers.{}.mlp")),
+        derive=lambda settings: {"norm_topk_prob": False},
     ),
     replace(
         gguf_with_experts(

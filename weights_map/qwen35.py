@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weights_map.engine import HubConfig, Operation, Row, Table, drop, same, squeeze, tie, unstack
 from weights_map.gguf import GGUFArchitecture, inverse, subtract_one
-from weights_map.mixtral import PROJECTIONS, expert_rows
+from weights_map.mixtral import PROJECTIONS, expert_rows, gguf_shared_rows, shared_rows
 
 Sizes = tuple[int, int, int, int]  # key heads, key size, value size, and value heads of a key head
 
@@ -61,21 +61,7 @@ SPELLINGS = (
 EXPERTS = (
     Row(f"{LAYER}.mlp.gate.weight", "layers.{}.mlp.gate.weight", same, optional=True),
     *expert_rows(f"{LAYER}.mlp.experts", PROJECTIONS, f"{LAYER}.mlp.experts"),
-    *(
-        Row(
-            f"{LAYER}.mlp.shared_expert.{name}.weight",
-            f"layers.{{}}.shared_expert.{name}.weight",
-            same,
-            optional=True,
-        )
-        for name in PROJECTIONS
-    ),
-    Row(
-        f"{LAYER}.mlp.shared_expert_gate.weight",
-        "layers.{}.shared_expert.factor.weight",
-        same,
-        optional=True,
-    ),
+    *shared_rows(f"{LAYER}.mlp"),
 )
 dense = Table(
     model_type="qwen3_5_text",
@@ -222,7 +208,6 @@ def then(first: Operation, second: Operation) -> Operation:
 
 decay = Operation("from -e^w to w", lambda x: [(-x[0]).log()], lambda x: [-x[0].exp()])
 taps = inverse(squeeze(1))
-row = Operation("one row", lambda x: [x[0].view(1, -1)], lambda x: [x[0].flatten()])
 
 
 def derive(settings: HubConfig) -> Mapping[str, object]:
@@ -305,11 +290,7 @@ gguf_mlp = tuple(
 )
 gguf_experts = (
     Row("blk.{}.ffn_gate_inp.weight", f"{LAYER}.mlp.gate.weight"),
-    Row("blk.{}.ffn_gate_inp_shexp.weight", f"{LAYER}.mlp.shared_expert_gate.weight", row),
-    *(
-        Row(f"blk.{{}}.ffn_{part}_shexp.weight", f"{LAYER}.mlp.shared_expert.{hub}.weight")
-        for part, hub in PARTS.items()
-    ),
+    *gguf_shared_rows(f"{LAYER}.mlp"),
     *(
         Row(
             f"blk.{{}}.ffn_{part}_exps.weight",

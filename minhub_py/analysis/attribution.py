@@ -28,7 +28,7 @@ from minhub_py.analysis.points import ENCODER, Points, norms_between_additions, 
 from minhub_py.analysis.tokens import Text, single_row
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.layers import LinearLayer, RMSNorm
+from minhub_py.models.layers import LinearLayer, RMSNorm, weight_of
 from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
 from minhub_py.system.tables import Columns, Result
 
@@ -222,8 +222,8 @@ def frozen(norm: nn.LayerNorm | RMSNorm, parts: Tensor, total: Tensor) -> Tensor
     """The parts (n, C) of a value through its norm, with the scale of the whole value (C,), and
     without bias.
     """
-    weight = norm.weight.float()
     if isinstance(norm, nn.LayerNorm):
         scale = (total.var(unbiased=False) + norm.eps).rsqrt()
+        weight = weight_of(norm).float().to(parts.device)
         return (parts - parts.mean(dim=-1, keepdim=True)) * scale * weight
-    return parts * (total.square().mean() + norm.eps).rsqrt() * (weight + norm.offset)
+    return parts * (total.square().mean() + norm.eps).rsqrt() * (norm.weight.float() + norm.offset)

@@ -54,7 +54,8 @@ IGNORED_KEYS = {
     "rope.scaling.finetuned",
     "pooling_type",
     "rope.dimension_sections",
-}  # the last is for images
+    "n_deepstack_layers",
+}  # the last two are for images
 REQUIRED_VALUES = {
     "expert_count": 0,
     "expert_used_count": 0,

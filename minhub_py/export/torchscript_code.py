@@ -22,10 +22,12 @@ from minhub_py.models.encoder import Encoder, EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
 from minhub_py.models.layers import (
+    XIELU,
     ALiBi,
     Disentangled,
     HeadLayerNorm,
     LinearLayer,
+    OffsetLayerNorm,
     RelativeBias,
     RMSNorm,
 )
@@ -214,7 +216,8 @@ class CodeWriter:
             return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {layer.offset})"
         if isinstance(layer, HeadLayerNorm):
             return f"head_layer_norm({value}, {self.path(layer.weight)}, {layer.eps})"
-        weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
+        weight = f"{self.path(layer.weight)}{' + 1' * isinstance(layer, OffsetLayerNorm)}"
+        weights = f"{weight}, {self.path(layer.bias)}"
         return f"F.layer_norm({value}, {list(layer.normalized_shape)}, {weights}, {layer.eps})"
 
     def activation(self, name: str) -> str:
@@ -271,7 +274,13 @@ class CodeWriter:
         self.lines.append(
             f"h = torch.cat([{outputs}], dim=2)" if len(step.layers) > 1 else f"h = {outputs}"
         )
-        if step.activation is not None:
+        if step.clip is not None:
+            self.lines.append(f"h = h.clamp(-{step.clip}, {step.clip})")
+        if isinstance(step.activation, XIELU):
+            layer = step.activation
+            numbers = map(self.path, (layer.alpha_p, layer.alpha_n, layer.beta, layer.eps))
+            self.lines.append(f"h = xielu(h, {', '.join(numbers)})")
+        elif step.activation is not None:
             self.lines.append(f"h = {self.activation(step.activation)}(h)")
         self.drop(step.dropout)
 
@@ -397,8 +406,11 @@ class CodeWriter:
             self.biases.append(shared)
             name = f"bias{len(self.biases) - 1}"
             if isinstance(shared, ALiBi):
+                slopes = list(shared.slopes)
                 self.lines.append(
-                    f"{name} = alibi_bias({list(shared.slopes)}, positions, positions)"
+                    f"{name} = rounded_alibi_bias({slopes}, positions, {step.scale})"
+                    if shared.rounded
+                    else f"{name} = alibi_bias({slopes}, positions, positions)"
                 )
             else:
                 assert isinstance(shared, RelativeBias)

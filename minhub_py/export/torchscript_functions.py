@@ -21,8 +21,10 @@ from minhub_py.models.layers import (
     rms_norm,
     rotary_angles,
     rotate,
+    rounded_alibi_bias,
     scaled,
     sinusoidal_positions,
+    xielu,
 )
 
 
@@ -112,11 +114,13 @@ FUNCTIONS = (
     rms_norm,
     rotary_angles,
     rotate,
+    rounded_alibi_bias,
     route,
     scaled,
     self_attention,
     sinusoidal_positions,
     split_heads,
+    xielu,
 )
 
 

@@ -407,12 +407,18 @@ def replace_layers(
     fill: loads the weights of a layer before it is quantized, so that only one layer needs memory
     for its weights.
     """
+    like = next(model.parameters())
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if layer in kinds:
                 if isinstance(kinds[layer], str):
                     fill(layer)
                 setattr(parent, name, quantized(layer, kinds[layer]))
+    if next(model.parameters(), None) is None:
+        # The first parameter shows a model's dtype and device; OLMo has no other.
+        first = next(module for module in model.modules() if isinstance(module, Quantized))
+        empty = torch.empty(0, dtype=like.dtype, device=first.codes.device)
+        first.register_parameter("empty", nn.Parameter(empty, requires_grad=False))
 
 
 def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[object, str]]:

@@ -21,6 +21,7 @@ from minhub_py.loading.adapters.loading import (
     base_in,
     is_adapter,
 )
+from minhub_py.loading.multimodal import text_model
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.config import build, check, read
 from minhub_py.models.heads import DecisionHead
@@ -196,22 +197,7 @@ def text_settings(settings: JsonObject) -> dict[str, object]:
     """
     if settings.get("model_type") == DECISION_TYPE:
         return decision_settings(settings)
-    text = settings.get("text_config")
-    wrappers = [
-        model_type
-        for architecture in ARCHITECTURES.values()
-        for model_type in architecture.wrappers
-    ]
-    if settings.get("model_type") not in wrappers or not isinstance(text, dict):
-        return settings
-    shared = (
-        "tie_word_embeddings",
-        "quantization_config",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-    )
-    return {**{name: settings[name] for name in shared if name in settings}, **text}
+    return text_model(settings)
 
 
 def decision_settings(settings: JsonObject) -> dict[str, object]:

@@ -91,6 +91,24 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, self.offset)
 
 
+class OffsetLayerNorm(nn.LayerNorm):
+    """nn.LayerNorm that stores the difference of the weight from 1."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight + 1, self.bias, self.eps)
+
+
+def weight_of(norm: nn.LayerNorm) -> Tensor:
+    """The factor of the channels."""
+    if norm.weight is None:
+        return torch.ones(norm.normalized_shape, device="cpu")
+    return norm.weight.float() + 1 if isinstance(norm, OffsetLayerNorm) else norm.weight
+
+
 def head_layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Layer norm of each head of x (B, H, T, D) without bias. weight: (H, D)."""
     return F.layer_norm(x, [x.size(3)], None, None, eps) * weight.unsqueeze(1)
@@ -106,6 +124,44 @@ class HeadLayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return head_layer_norm(x, self.weight, self.eps)
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """α x² + β x for positive x, and α' (exp(x) - 1 - x) + β x otherwise, with α = softplus(alpha_p)
+    and α' = β + softplus(alpha_n). Huang & Schlag (2025), "xIELU".
+
+    eps: the largest x of the exponential, below 0.
+    """
+    positive, negative = F.softplus(alpha_p), beta + F.softplus(alpha_n)
+    power = torch.expm1(torch.minimum(x, eps))
+    return torch.where(x > 0, positive * x * x, (power - x) * negative) + beta * x
+
+
+class XIELU(nn.Module):
+    """`xielu` as a module. Its constants are weights in the Hub's files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p = nn.Parameter(torch.full((1,), math.log(math.expm1(0.8))))
+        self.alpha_n = nn.Parameter(torch.full((1,), math.log(math.expm1(0.3))))
+        self.register_buffer("beta", torch.tensor(0.5))
+        self.register_buffer("eps", torch.tensor(-1e-6))
+
+    beta: Tensor
+    eps: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return xielu(x, self.alpha_p, self.alpha_n, self.beta, self.eps)
+
+    def numbers(self) -> list[Tensor]:
+        """α, α', β and eps."""
+        negative = self.beta + F.softplus(self.alpha_n)
+        return [F.softplus(self.alpha_p), negative, self.beta, self.eps]
+
+
+def clipped(x: Tensor, limit: float | None) -> Tensor:
+    """x with absolute values of at most `limit`; None for no limit."""
+    return x if limit is None else x.clamp(-limit, limit)
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:
@@ -243,6 +299,17 @@ def alibi_bias(slopes: list[float], queries: Tensor, keys: Tensor) -> Tensor:
     )
 
 
+def rounded_alibi_bias(slopes: list[float], keys: Tensor, scale: float) -> Tensor:
+    """The bias (B or 1, H, 1, S) of scores: scale · slope · key position, where slope, position and
+    their product are rounded to bfloat16, as in Falcon.
+
+    Without rounding, it differs from scale times `alibi_bias` by a number for each query, which the
+    softmax ignores.
+    """
+    rounded = torch.tensor(slopes, dtype=torch.bfloat16, device=keys.device).view(1, -1, 1, 1)
+    return (rounded * keys[:, None, None].to(torch.bfloat16)).float() * scale
+
+
 def sinusoidal_positions(
     positions: Tensor, frequencies: list[float], exact: bool = False
 ) -> Tensor:
@@ -270,22 +337,31 @@ def counted_positions(idx: Tensor, pad: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ALiBi:
-    """`alibi_bias` with the slope of each head."""
+    """`alibi_bias` with the slope of each head.
+
+    rounded: `rounded_alibi_bias` with the scale of the scores.
+    """
 
     slopes: tuple[float, ...]
+    rounded: bool = False
 
     @staticmethod
-    def of(heads: int) -> "ALiBi":
-        """The usual slopes: powers of two, and for other numbers of heads every second slope of
-        twice as many.
+    def of(heads: int, largest: float = 8.0, rounded: bool = False) -> "ALiBi":
+        """The usual slopes: powers of two with exponents from -largest / heads to -largest; for other
+        numbers of heads than powers of two, also every second slope of twice as many.
         """
         power = 2 ** int(math.log2(heads))
-        first = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
-        between = [2.0 ** (-4.0 * (2 * head + 1) / power) for head in range(heads - power)]
-        return ALiBi((*first, *between))
+        first = [2.0 ** (-largest * (head + 1) / power) for head in range(power)]
+        between = [2.0 ** (-largest * (head + 0.5) / power) for head in range(heads - power)]
+        return ALiBi((*first, *between), rounded)
 
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S)."""
+    def __call__(self, queries: Tensor, keys: Tensor, scale: float = 1.0) -> Tensor:
+        """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S).
+
+        scale: of the scores, for `rounded`; T is 1 then.
+        """
+        if self.rounded:
+            return rounded_alibi_bias(list(self.slopes), keys, scale)
         return alibi_bias(list(self.slopes), queries, keys)
 
 

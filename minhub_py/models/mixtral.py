@@ -1,11 +1,12 @@
-"""Mixtral in one file, with Qwen 3 MoE, OLMoE and Granite MoE, which differ by settings: Llama with
-experts.
+"""Mixtral in one file, with Qwen 2 and 3 MoE, OLMoE and Granite MoE, which differ by settings: Llama
+with experts.
 
 Sources
     Jiang et al. (2024), "Mixtral of Experts"; Muennighoff et al. (2024), "OLMoE: Open
-        Mixture-of-Experts Language Models"; Yang et al. (2025), "Qwen3 Technical Report";
-        models/llama.py for the rest.
-    Hub docs: `transformers`, model_types "mixtral", "olmoe", "qwen3_moe" and "granitemoe".
+        Mixture-of-Experts Language Models"; Yang et al. (2025), "Qwen3 Technical Report"; Qwen
+        team (2024), "Qwen1.5-MoE"; models/llama.py for the rest.
+    Hub docs: `transformers`, model_types "mixtral", "olmoe", "qwen2_moe", "qwen3_moe" and
+    "granitemoe".
 
 Differences from similar architectures
     Llama        has one MLP per layer.
@@ -13,6 +14,7 @@ Differences from similar architectures
 
     mixtral      the weights of a token's experts sum to 1
     olmoe        one norm over all heads of q, and one over all heads of k; the weights of all experts sum to 1
+    qwen2_moe    a shared expert of all tokens, with a gate; biases of q, k and v; some layers may have one MLP
     qwen3_moe    a norm of each head of q and k; some layers may have one MLP
     granitemoe   factors of the embedding, the scores, both branches of a layer, and the logits
 
@@ -37,7 +39,7 @@ from minhub_py.models.cache import KeyValues
 from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import BlockList, RMSNorm
-from minhub_py.models.mixture import Mixture
+from minhub_py.models.mixture import Mixture, SharedExpert
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_multiple, unavailable
@@ -47,6 +49,7 @@ from minhub_py.system.json_text import JsonObject
 CLASSES = {
     "mixtral": "MixtralForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
 }
@@ -55,12 +58,8 @@ CLASSES = {
 class Attention(nn.Module):
     def __init__(self, config: "MixtralConfig", layer: int) -> None:
         super().__init__()
-        C, size, kind, bias = (
-            config.hidden_size,
-            config.head_size,
-            config.model_type,
-            config.attention_bias,
-        )
+        C, size, kind = config.hidden_size, config.head_size, config.model_type
+        bias = config.attention_bias or config.qkv_bias
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
         self.scale, self.window, self.dropout = (
             config.scale,
@@ -71,7 +70,7 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
         self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
         self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
-        self.o_proj = nn.Linear(self.heads * size, C, bias=bias)
+        self.o_proj = nn.Linear(self.heads * size, C, bias=config.attention_bias)
         sizes = (self.heads * size, self.kv_heads * size) if self.all_heads else (size, size)
         normed = kind in ("olmoe", "qwen3_moe")
         self.q_norm = RMSNorm(sizes[0], config.rms_norm_eps) if normed else None
@@ -110,10 +109,15 @@ class Block(nn.Module):
             if sparse
             else GatedMLP(C, config.intermediate_size, config.hidden_act)
         )
+        shared = config.shared_expert_intermediate_size if sparse else 0
+        self.shared_expert = SharedExpert(C, shared, config.hidden_act) if shared else None
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), past, rotation) * self.factor
-        return x + self.mlp(self.post_attention_layernorm(x))
+        h = self.post_attention_layernorm(x)
+        if self.shared_expert is not None:
+            x = x + self.shared_expert(h)
+        return x + self.mlp(h)
 
 
 class Mixtral(LanguageModel):
@@ -165,6 +169,8 @@ class Mixtral(LanguageModel):
             yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
             yield Add(attn.o_proj, scale=block.factor)
             yield Norm(block.post_attention_layernorm)
+            if block.shared_expert is not None:
+                yield from block.shared_expert.parallel_steps(block.post_attention_layernorm)
             if isinstance(mlp, Mixture):
                 yield mlp.step()
             else:
@@ -176,8 +182,9 @@ class Mixtral(LanguageModel):
         )
 
 
-QWEN, GRANITE = (
-    {"model_types": ("qwen3_moe",)},
+QWEN, QWEN2, GRANITE = (
+    {"model_types": ("qwen2_moe", "qwen3_moe")},
+    {"model_types": ("qwen2_moe",)},
     {"range": (0.0, 1e6), "model_types": ("granitemoe",)},
 )
 
@@ -192,12 +199,18 @@ class MixtralConfig(HeadSettings, GroupedHeads):
         {"output_router_logits", "router_aux_loss_coef", "max_window_layers"}
     )
     ALIASES: ClassVar = {name: {"num_local_experts": "num_experts"} for name in CLASSES}
+    DERIVED: ClassVar = ("layer_types",)
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "mixtral": {},
         "olmoe": {"vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
                   "num_attention_heads": 16, "num_key_value_heads": None, "max_position_embeddings": 4096,
                   "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False, "bos_token_id": None,
                   "eos_token_id": 50279, "pad_token_id": 1},
+        "qwen2_moe": {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+                      "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 2**15,
+                      "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "rms_norm_eps": 1e-6,
+                      "qkv_bias": True, "sliding_window": 4096, "num_experts": 60, "num_experts_per_tok": 4,
+                      "norm_topk_prob": False, "bos_token_id": None, "eos_token_id": None},
         "qwen3_moe": {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
                       "num_key_value_heads": 4, "max_position_embeddings": 2**15, "rms_norm_eps": 1e-6,
                       "sliding_window": 4096, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False,
@@ -209,8 +222,10 @@ class MixtralConfig(HeadSettings, GroupedHeads):
     model_type: str = "mixtral"
     vocab_size: int = 32000
     hidden_size: int = 4096
-    intermediate_size: int = 14336  # of an expert; qwen3_moe: of the layers without experts
+    intermediate_size: int = 14336  # of an expert; Qwen: of the layers without experts
     moe_intermediate_size: int = field(default=768, metadata=QWEN)  # of an expert
+    # of the expert of all tokens; 0: none
+    shared_expert_intermediate_size: int = field(default=0, metadata={"range": (0, 2**24), **QWEN2})
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 32
     # None: num_attention_heads
@@ -222,7 +237,9 @@ class MixtralConfig(HeadSettings, GroupedHeads):
     # num_local_experts in mixtral's config.json
     num_experts: int = field(default=8, metadata={"range": (1, 1024)})
     num_experts_per_tok: int = field(default=2, metadata={"range": (1, 16)})
-    norm_topk_prob: bool = field(default=True, metadata={"model_types": ("olmoe", "qwen3_moe")})
+    norm_topk_prob: bool = field(
+        default=True, metadata={"model_types": ("olmoe", *QWEN["model_types"])}
+    )
     decoder_sparse_step: int = field(default=1, metadata=QWEN)  # each n-th layer has experts
     mlp_only_layers: list[int] | None = field(default=None, metadata=QWEN)  # layers without experts
     hidden_act: str = field(default="silu", metadata={"choices": tuple(ACTIVATIONS)})
@@ -232,10 +249,13 @@ class MixtralConfig(HeadSettings, GroupedHeads):
     attention_bias: bool = field(
         default=False, metadata={"model_types": ("olmoe", "qwen3_moe", "granitemoe")}
     )
+    qkv_bias: bool = field(default=False, metadata=QWEN2)
+    # 0 in files of qwen2_moe without windows
     sliding_window: int | None = field(
-        default=None, metadata={"range": (1, 2**31), "model_types": ("mixtral", "qwen3_moe")}
+        default=None,
+        metadata={"range": (0, 2**31), "model_types": ("mixtral", *QWEN["model_types"])},
     )
-    use_sliding_window: bool = field(default=False, metadata=QWEN)
+    use_sliding_window: bool = field(default=False, metadata={"model_types": ("qwen3_moe",)})
     # of the scores, in place of 1 / √D
     attention_multiplier: float = field(default=1.0, metadata=GRANITE)
     embedding_multiplier: float = field(default=1.0, metadata=GRANITE)
@@ -274,6 +294,12 @@ class MixtralConfig(HeadSettings, GroupedHeads):
         )
 
     @property
+    def layer_types(self) -> list[str]:
+        """The type of each layer. All have one window, or none."""
+        kind = "full_attention" if self.window is None else "sliding_attention"
+        return [kind] * self.num_hidden_layers
+
+    @property
     def scale(self) -> float:
         """The factor of attention scores."""
         return (
@@ -283,16 +309,14 @@ class MixtralConfig(HeadSettings, GroupedHeads):
     @property
     def expert_size(self) -> int:
         """Number of channels inside an expert (I)."""
-        return (
-            self.moe_intermediate_size if self.model_type == "qwen3_moe" else self.intermediate_size
-        )
+        is_qwen = self.model_type in ("qwen2_moe", "qwen3_moe")
+        return self.moe_intermediate_size if is_qwen else self.intermediate_size
 
     @property
     def window(self) -> int | None:
         """The window of all layers, in positions; None for all previous positions."""
-        return (
-            self.sliding_window if self.use_sliding_window or self.model_type == "mixtral" else None
-        )
+        used = self.use_sliding_window or self.model_type == "mixtral"
+        return self.sliding_window or None if used else None
 
     @property
     def rope(self) -> JsonObject:
@@ -313,6 +337,6 @@ class MixtralConfig(HeadSettings, GroupedHeads):
         own = {"rope_parameters": self.rope, "num_key_value_heads": self.kv_heads}
         if self.model_type in ("mixtral", "qwen3_moe"):
             own["head_dim"] = self.head_size
-        if self.model_type == "qwen3_moe":
+        if self.model_type in ("qwen2_moe", "qwen3_moe"):
             own["mlp_only_layers"] = self.mlp_only_layers or []
         return {**self.hub_head(CLASSES[self.model_type]), **settings, **own}

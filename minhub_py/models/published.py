@@ -15,6 +15,7 @@ GPT2: Sizes = {
     "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
     "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
 }
+OPENAIGPT: Sizes = {"openai-gpt": {}}
 GPTNEO: Sizes = {
     "gpt-neo-125m": {"num_layers": 12, "num_heads": 12, "hidden_size": 768},
     "gpt-neo-1.3B": {},
@@ -159,6 +160,27 @@ BLOOM: Sizes = {
         ("bloom-3b", 2560, 30, 32), ("bloom-7b1", 4096, 30, 32),
     )
 }
+FALCON: Sizes = {
+    "falcon-rw-1b": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "vocab_size": 50304,
+                     "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True,
+                     "bos_token_id": 1, "eos_token_id": 2},
+    "falcon-7b": {},
+    "falcon-11B": {"hidden_size": 4096, "num_hidden_layers": 60, "num_attention_heads": 32, "num_kv_heads": 8,
+                   "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False,
+                   "max_position_embeddings": 8192, "rope_parameters": rope(500042.0)},
+    "falcon-40b": {"hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8,
+                   "new_decoder_architecture": True},
+}
+OLMO: Sizes = {
+    "OLMo-1B-hf": llama(2048, 8192, 16, 16, 16, tie_word_embeddings=True),
+    "OLMo-7B-hf": {},
+    "OLMo-1.7-7B-hf": {"max_position_embeddings": 4096, "clip_qkv": 8.0},
+}
+MPT: Sizes = {
+    "mpt-7b": {"d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432},
+    "mpt-30b": {"d_model": 7168, "n_layers": 48, "n_heads": 64, "vocab_size": 50432, "max_seq_len": 8192},
+}
+APERTUS: Sizes = {"Apertus-8B-2509": {"intermediate_size": 21504, "num_key_value_heads": 8}}
 XGLM: Sizes = {
     "xglm-564M": {},
     "xglm-1.7B": {"hidden_size": 2048, "intermediate_size": 8192},
@@ -277,6 +299,10 @@ GRANITEMOE: Sizes = {
         "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
         "logits_scaling": 6.0, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
     },
+}
+QWEN2MOE: Sizes = {
+    "Qwen/Qwen1.5-MoE-A2.7B": {"model_type": "qwen2_moe", "max_position_embeddings": 8192, "bos_token_id": 151643,
+                               "eos_token_id": 151643, "rope_parameters": {"rope_theta": 1e6}},
 }
 QWEN3MOE: Sizes = {
     "Qwen/Qwen3-30B-A3B": {**_QWEN3MOE, "max_position_embeddings": 40960, "rope_parameters": {"rope_theta": 1e6}},

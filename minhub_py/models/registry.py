@@ -190,6 +190,16 @@ ARCHITECTURES = {
             classifies=True,
         ),
         Architecture(
+            "openaigpt",
+            "GPT",
+            "openai-gpt",
+            ("OpenAIGPTConfig", "OpenAIGPT"),
+            Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
+            "openai-community",
+            published.OPENAIGPT,
+            classifies=True,
+        ),
+        Architecture(
             "gptneo",
             "GPT-Neo",
             "gpt_neo",
@@ -324,7 +334,7 @@ ARCHITECTURES = {
                 "qwen2": ("qwen2",),
                 "qwen3": ("qwen3",),
             },
-            wrappers=("mistral3",),
+            wrappers=("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
             classifies=True,
         ),
         Architecture(
@@ -365,6 +375,58 @@ ARCHITECTURES = {
             "bigscience",
             published.BLOOM,
             classifies=True,
+        ),
+        Architecture(
+            "falcon",
+            "Falcon",
+            "falcon",
+            ("FalconConfig", "Falcon"),
+            Training(
+                {
+                    **LLAMA_NAMES,
+                    "inner": ("ffn_hidden_size",),
+                    "dropout": ("hidden_dropout",),
+                }
+            ),
+            "tiiuae",
+            published.FALCON,
+            classifies=True,
+        ),
+        Architecture(
+            "mpt",
+            "MPT",
+            "mpt",
+            ("MPTConfig", "MPT"),
+            Training(
+                {
+                    "layers": ("n_layers",),
+                    "width": ("d_model",),
+                    "heads": ("n_heads",),
+                    "context": ("max_seq_len",),
+                }
+            ),
+            "mosaicml",
+            published.MPT,
+            classifies=True,
+        ),
+        Architecture(
+            "olmo",
+            "OLMo",
+            "olmo",
+            ("OlmoConfig", "Olmo"),
+            Training(LLAMA_NAMES, {"tie_word_embeddings": True}, expansion=GATED),
+            "allenai",
+            published.OLMO,
+            classifies=True,
+        ),
+        Architecture(
+            "apertus",
+            "Apertus",
+            "apertus",
+            ("ApertusConfig", "Apertus"),
+            Training(GROUPED_NAMES, {"tie_word_embeddings": True}),
+            "swiss-ai",
+            published.APERTUS,
         ),
         Architecture(
             "xglm",
@@ -463,6 +525,13 @@ ARCHITECTURES = {
             for name, title, model_type, inner, sizes in (
                 ("mixtral", "Mixtral", "mixtral", "intermediate_size", published.MIXTRAL),
                 ("olmoe", "OLMoE", "olmoe", "intermediate_size", published.OLMOE),
+                (
+                    "qwen2moe",
+                    "Qwen 2 MoE",
+                    "qwen2_moe",
+                    "moe_intermediate_size",
+                    published.QWEN2MOE,
+                ),
                 (
                     "qwen3moe",
                     "Qwen 3 MoE",

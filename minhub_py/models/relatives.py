@@ -365,6 +365,11 @@ ARCEE: Sizes = {
     )
 }
 JAIS2: Sizes = {"Jais-2-8B-Chat": {}}
+NEMOTRON: Sizes = {
+    "Minitron-4B-Base": llama(
+        3072, 9216, 32, 24, 8, head_dim=128, rope_parameters=rope(1e4, partial_rotary_factor=0.5)
+    )
+}
 
 RELATIVES = (
     Relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", OLMO2),
@@ -393,4 +398,5 @@ RELATIVES = (
     Relative("stablelm", "StableLM", "stablelm", "StableLM", "stabilityai", STABLELM),
     Relative("arcee", "Arcee", "arcee", "Arcee", "arcee-ai", ARCEE),
     Relative("jais2", "Jais 2", "jais2", "Jais2", "inceptionai", JAIS2),
+    Relative("nemotron", "Nemotron", "nemotron", "Nemotron", "nvidia", NEMOTRON),
 )

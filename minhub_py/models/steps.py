@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from minhub_py.models.delta import GatedNorm
 from minhub_py.models.experts import ExpertWeights, Routing
 from minhub_py.models.layers import (
+    XIELU,
     ALiBi,
     Disentangled,
     EmbeddingLayer,
@@ -124,10 +125,15 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """h = activation(layer(h)), the outputs of several layers concatenated."""
+    """h = activation(layer(h)), the outputs of several layers concatenated.
+
+    activation: a name, or an activation with weights.    clip: the largest absolute value of the
+    outputs.
+    """
 
     layers: Sequence[LinearLayer]
-    activation: str | None = None
+    activation: str | XIELU | None = None
+    clip: float | None = None
     dropout: float = 0.0
 
 

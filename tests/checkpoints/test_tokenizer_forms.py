@@ -10,7 +10,8 @@ import pytest
 import sentencepiece
 import tiktoken
 from sentencepiece_files import JOINED, LLAMA, OWN, texts, train
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import OpenAIGPTTokenizer
 
 from minhub_py import tokenizer_from_pretrained
 from minhub_py.checkpoints.tokenizers import tiktoken as tiktoken_files
@@ -253,6 +254,38 @@ def test_tekken_matches_tiktoken(tmp_path: Path, ranks: list[bytes]) -> None:
         '{"add_bos_token": true, "bos_token": "<begin>"}'
     )
     assert tokenizer_from_pretrained(str(tmp_path)).encode("<pad>").ids == [1, 0]
+
+
+def test_gpt_has_words_in_lower_case(tmp_path: Path) -> None:
+    """vocab.json and merges.txt of openai-gpt, compared with transformers' class."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<unk>"],
+        end_of_word_suffix="</w>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(list(texts(300)), trainer)
+    tokenizer.model.save(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "openai-gpt"}))
+    files = {
+        name: str(tmp_path / f"{name}.{end}")
+        for name, end in (("vocab", "json"), ("merges", "txt"))
+    }
+    reference = OpenAIGPTTokenizer(**files)
+    ours = tokenizer_from_pretrained(str(tmp_path))
+    for text in [*texts(100), "It's HERE, Na\u00efve!", "\u6f22 \u2603"]:
+        ids = ours.encode(text).ids
+        assert ids == reference.encode(text)
+        assert ours.decode(ids, skip_special_tokens=False) == reference.decode(ids)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nqq qq\n")
+    with pytest.raises(ValueError, match="the vocabulary lacks 'qqqq'"):
+        tokenizer_from_pretrained(str(tmp_path))
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(ValueError, match="copy its merges.txt"):
+        tokenizer_from_pretrained(str(tmp_path))
 
 
 def test_tokenizer_json_takes_precedence_over_other_formats(

@@ -48,6 +48,11 @@ REFUSED = {
     "gpt_oss-gate": "swiglu_alpha 1.702 and",
     "gpt_bigcode-relu": "has no setting for activation_function",
     "gpt_bigcode-unscaled": "has no setting for scale_attn_weights",
+    "falcon-rw": "rotary embeddings, no biases, and attention and MLP in parallel",
+    "olmo-biases": "llama.cpp's olmo has no biases",
+    "mpt-scale": "has no setting for scale",
+    "qwen2_moe-normalized": "has no setting for norm_topk_prob",
+    "apertus": "a model of the type apertus cannot be written as GGUF",
     "opt": "a model of the type opt cannot be written as GGUF; possible are",
 }
 # Cases with further settings, or instead of a first case in REFUSED.
@@ -77,6 +82,13 @@ FURTHER = (
     "gpt_oss-layer-types",
     "gpt_oss-rope",
     "gpt_oss-yarn-old",
+    "falcon",
+    "falcon-new",
+    "falcon-new-one-norm",
+    "mpt",
+    "mpt-unclipped",
+    "nemotron",
+    "nemotron-biases",
     "gpt_bigcode",
     "gpt_bigcode-untied-many-queries",
     "gpt_bigcode-inner",
@@ -168,6 +180,33 @@ def test_gpt_bigcode_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
         for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
     }
     assert torch.equal(tensors["blk.1.attn_qkv.bias"], model.h[1].attn.c_attn.bias)
+
+
+def test_falcon_has_the_names_and_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
+    """All q, all k, all v; with two norms, attn_norm is the norm of the MLP."""
+    model = random_model("falcon-new")
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    tensors = {
+        tensor.name: torch.tensor(tensor.data)
+        for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    }
+    block = model.layers[1]
+    assert torch.equal(tensors["blk.1.attn_qkv.weight"], block.attention.query_key_value.weight)
+    assert torch.equal(tensors["blk.1.attn_norm.weight"], block.mlp_norm.weight)
+    assert torch.equal(tensors["blk.1.attn_norm_2.weight"], block.input_layernorm.weight)
+
+
+def test_nemotron_has_the_weights_of_norms_of_llama_cpp(tmp_path: Path) -> None:
+    """1 + the Hub's weights."""
+    model = random_model("nemotron")
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    tensors = {
+        tensor.name: torch.tensor(tensor.data)
+        for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    }
+    assert torch.equal(tensors["output_norm.weight"], model.norm.weight + 1)
 
 
 def test_routers_and_convolutions_are_not_quantized(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """Properties of Llama and similar models only; see also the cases of tests/support/cases/llama.py."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
+import pytest
 import torch
-from references import ids_of
+from random_weights import draw
+from references import assert_close, ids_of
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import minhub_py
 
@@ -14,6 +18,87 @@ def test_layers_keep_no_more_than_their_window(load) -> None:
     model = load("qwen2-windows")[1]
     assert [keys.size(2) for keys, _ in model.new_cache(2, 50).layers] == [50, 5, 5]
     assert [keys.size(2) for keys, _ in model.new_cache(2, 4).layers] == [4, 4, 4]
+
+
+VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": 32,
+}
+QWEN = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MROPE = {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 2]}
+# model_type, its text model's settings, the same as in older files or None, and the equal model's type
+MULTIMODAL = {
+    "qwen2_vl": (
+        "qwen2_vl",
+        {**QWEN, "rope_parameters": MROPE},
+        {"rope_theta": 50.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}},
+        "qwen2",
+    ),
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        {**QWEN, "rope_parameters": {**MROPE, "rope_theta": 1e6}},
+        {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}},
+        "qwen2",
+    ),
+    "qwen3_vl": (
+        "qwen3_vl",
+        {**QWEN, "head_dim": 8, "rope_parameters": {**MROPE, "mrope_interleaved": True}},
+        None,
+        "qwen3",
+    ),
+    "qwen3_vl-defaults": ("qwen3_vl", {**QWEN, "head_dim": 16}, None, "qwen3"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_text_models_of_qwen_match_the_multimodal_class(name: str, tmp_path: Path) -> None:
+    """With text_config, and in older files without it, whose tensors have older names."""
+    kind, text, older, equal = MULTIMODAL[name]
+    vision = {**VISION, "deepstack_visual_indexes": [0]} if kind == "qwen3_vl" else dict(VISION)
+    if kind == "qwen2_vl":
+        vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2}
+    images = {"vision_config": vision, "image_token_id": 59, "video_token_id": 60}
+    reference = AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model(kind, text_config=deepcopy(text), **deepcopy(images))
+    ).eval()
+    draw(reference)
+    reference.save_pretrained(tmp_path)
+    ids = ids_of(2, 60) % 50  # without the tokens of images
+    expected = reference(ids).logits
+    model = minhub_py.from_pretrained(tmp_path, device="cpu")
+    assert_close(model(ids), expected)
+    assert model.config.to_hub()["model_type"] == equal
+    if older is not None:
+        flat = {name: value for name, value in text.items() if name != "rope_parameters"}
+        settings = {**flat, **older, "model_type": kind, **images, "vision_token_id": 58}
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        tensors = {
+            name.replace("model.language_model.", "model.").replace(
+                "model.visual.", "visual."
+            ): tensor
+            for name, tensor in load_file(tmp_path / "model.safetensors").items()
+        }
+        save_file(tensors, tmp_path / "model.safetensors")
+        assert_close(minhub_py.from_pretrained(tmp_path, device="cpu")(ids), expected)
+    # the text model alone, in transformers' class of the equal model
+    minhub_py.save_pretrained(model, tmp_path / "text")
+    assert_close(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "text").eval()(ids).logits, expected
+    )
 
 
 def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import transformers
 from encoder_cases import ENCODERS
 from needs import need
 from references import CASES, VOCABULARY, assert_close, read, save_reference
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 import minhub_py
 from minhub_py.inference.encoder_runner import NativeEncoder
@@ -37,6 +38,7 @@ DECODERS = {
     "rotary-no-layers": ("smollm3", "max_position_embeddings"),
     "alibi": ("bloom", "seq_length"),
     "alibi-six-heads": ("bloom-six-heads", "seq_length"),
+    "alibi-rounded": ("falcon-rw-three-heads", "max_position_embeddings"),
     "sinusoids": ("xglm", "max_position_embeddings"),
     "learned": ("gpt2", "n_positions"),
     "learned-offset": ("opt", "max_position_embeddings"),
@@ -94,6 +96,18 @@ def decoded(model: Any, ids: torch.Tensor) -> torch.Tensor:
         logits.append(runner.forward({0: chunk}, cache, every=True, exact=True).clone())
         position += len(chunk)
     return torch.cat(logits)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4, 6, 71])
+def test_slopes_have_the_largest_exponent_of_mpt(heads: int) -> None:
+    """transformers' model ignores alibi_bias_max; its function of the slopes does not."""
+    for largest in (8, 16):
+        expected = build_mpt_alibi_tensor(heads, 2, largest)[:, 0, 0]
+        slopes = minhub_py.from_config(
+            "mpt", d_model=heads, n_heads=heads, n_layers=1, vocab_size=5,
+            attn_config={"alibi_bias_max": largest},
+        ).alibi.slopes  # fmt: skip
+        torch.testing.assert_close(-torch.tensor(slopes), expected)
 
 
 @torch.no_grad()

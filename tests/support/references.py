@@ -25,8 +25,15 @@ LENGTH = 70
 VOCABULARY = 61  # of all cases
 CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
 FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
+
+
+def model_type_of(name: str) -> str:
+    """The model_type of a case."""
+    return str(CASES[name].settings(name)["model_type"])
+
+
 # model_type -> name of its first case, from FEW if it has one there
-FIRST = {name.partition("-")[0]: name for name in reversed([*FEW, *CASES])}
+FIRST = {model_type_of(name): name for name in reversed([*FEW, *CASES])}
 
 
 def ids_of(rows: int, length: int = LENGTH) -> torch.Tensor:

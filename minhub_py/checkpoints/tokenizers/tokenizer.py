@@ -1,7 +1,7 @@
 """Tokenizers of the library `tokenizers`, from any of these files.
 
     tokenizer.json                      the library's format, which is complete
-    vocab.json, merges.txt              byte-level BPE (GPT-2); without merges.txt, characters
+    vocab.json, merges.txt              byte-level BPE (GPT-2), BPE within words (GPT); without merges.txt, characters
     tokenizer.model, spiece.model       SentencePiece (Llama 2, Mistral, T5), or tiktoken (Llama 3)
     qwen.tiktoken, tekken.json          tiktoken, and Mistral's format
     sentencepiece.bpe.model, vocab.txt, spm.model    SentencePiece and WordPiece of encoders (encoder_tokenizer)
@@ -76,7 +76,7 @@ from minhub_py.checkpoints.tokenizers.translation_tokenizer import (
     read_translation,
     surround_language,
 )
-from minhub_py.checkpoints.tokenizers.wordbpe import read_word_bpe
+from minhub_py.checkpoints.tokenizers.wordbpe import lower_case_bpe, read_word_bpe
 from minhub_py.inference.arguments import check_list, check_tokenizer
 from minhub_py.system.files import open_regular, read_bytes, read_text
 from minhub_py.system.printable import reason_of
@@ -163,6 +163,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         surround_language(tokenizer, name, settings)
     elif path.name == "vocab.dat":
         tokenizer = read_word_bpe(path)
+    elif path.name == "vocab.json" and config.get("model_type") == "openai-gpt":
+        tokenizer = read_gpt(path, settings)
+        add_tokens(tokenizer, folder, settings)
     elif family := family_of(path, settings.get("tokenizer_class"), config.get("model_type")):
         tokenizer = read_encoder(path, family, settings)
     else:
@@ -212,6 +215,19 @@ def read_vocabulary(path: Path, settings: Mapping[str, object]) -> tuple[Tokeniz
     prefix = bool(settings.get("add_prefix_space"))
     tokenizer = byte_level_bpe(vocabulary, read_merges(merges), add_prefix_space=prefix)
     return tokenizer, Convention("<|endoftext|>", "<|endoftext|>")
+
+
+def read_gpt(path: Path, settings: Mapping[str, object]) -> Tokenizer:
+    """Load GPT's vocab.json and merges.txt: BPE within lower-case words. ValueError: a file is
+    missing or corrupt.
+    """
+    merges = path.with_name("merges.txt")
+    if not merges.exists():
+        raise ValueError(f"{path} requires a second file: copy its merges.txt into the same folder")
+    vocabulary: dict[str, int] = read_json(path, dict[str, TokenID])
+    unknown = content(settings.get("unk_token")) or "<unk>"
+    with parsing(path):
+        return lower_case_bpe(vocabulary, read_merges(merges), unknown)
 
 
 def read_encoder(path: Path, family: str, settings: Mapping[str, object]) -> Tokenizer:

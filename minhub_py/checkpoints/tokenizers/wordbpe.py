@@ -1,4 +1,4 @@
-"""Tokenizers from vocab.dat and rules.dat: BPE within words, with an end-of-word marker.
+"""BPE within words, with an end-of-word marker: GPT's, and tokenizers from vocab.dat and rules.dat.
 
 christianb93's MLLM writes these text files: a symbol per line in the order of IDs, and a merge per
 line in the order of training. Spaces separate words, and `</w>` is appended to a word's last
@@ -6,13 +6,13 @@ character, so that merges distinguish the ends of words. A character that is not
 becomes the first symbol, `</unk>`.
 
 Sources: Sennrich et al. (2016), "Neural Machine Translation of Rare Words with Subword Units";
-MLLM, wiki/BPE.py.
+Radford et al. (2018), GPT; MLLM, wiki/BPE.py.
 """
 
 from pathlib import Path
 from reprlib import repr as brief
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from minhub_py.system.files import read_text
 
@@ -45,6 +45,25 @@ def read_word_bpe(path: Path) -> Tokenizer:
         models.BPE(vocabulary, merges, unk_token=symbols[0], end_of_word_suffix=END)
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.BPEDecoder(suffix=END)
+    return tokenizer
+
+
+def lower_case_bpe(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], unknown: str
+) -> Tokenizer:
+    """GPT's tokenizer: BPE within the words of BERT's lower-case texts. ValueError: the result of a
+    merge is not a token.
+    """
+    for left, right in merges:
+        if left + right not in vocabulary:  # the library may panic, which is no Exception
+            raise ValueError(
+                f"vocab.json and merges.txt are inconsistent: the vocabulary lacks"
+                f" {brief(left + right)}"
+            )
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, end_of_word_suffix=END))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.BPEDecoder(suffix=END)
     return tokenizer
 

@@ -100,7 +100,10 @@ static float softmax(const kv_head *kv, const query *q) {
             const int64_t distance = q->first + i - q->position, reach = kv->reach;
             scores[i] += q->bias[distance < -reach ? -reach : distance > reach ? reach : distance];
         }
-    if (kv->slope)
+    if (kv->slope && kv->rounded)
+        for (int64_t i = 0; i < count; i++)
+            scores[i] += kv->scale * round_to_bfloat16(kv->slope * round_to_bfloat16(q->first + i));
+    else if (kv->slope)
         for (int64_t i = 0; i < count; i++) scores[i] -= kv->slope * fabsf((float)(q->first + i - q->position));
     for (int64_t i = count; i % LANES; i++) scores[i] = -INFINITY;
     vec most = broadcast(-INFINITY);

@@ -41,7 +41,7 @@ enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID, SQUARED_RELU };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
        NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN, PREDICTION_INPUTS, DISTANCES, DISTANCE_LINEAR,
-       NEIGHBORS };
+       NEIGHBORS, CLIP, XIELU };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -156,6 +156,8 @@ typedef struct {
             float epsilon;
         } distances;
         struct { int64_t count, size; } neighbors; /* positions side by side, numbers of each */
+        struct { int64_t size; float limit; } clip; /* numbers of a token; the largest absolute value */
+        struct { const float *weights; int64_t size; } xielu; /* weights: as in pointwise.h; numbers of a token */
     };
 } operation;
 
@@ -166,6 +168,7 @@ enum {
     REPLACES = 1,                     /* COMBINE: the sum replaces the residual stream */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
+    ROUNDED_SLOPES = 2,               /* ATTEND, with a cache: see `kv_head` */
     NO_KEYS = 4,                      /* ATTEND: only q, to the keys and values that an earlier operation cached in `layer` */
     CONTENT_KEYS = 8, CONTENT_QUERIES = 16, /* ATTEND, BIDIRECTIONAL: adds the products of queries with the keys of distances,
                                          and of keys with the queries of distances */
@@ -254,6 +257,7 @@ typedef struct { /* the cached keys and values of one sequence and KV head */
     float scale, cap; /* of the scores; cap 0: none */
     int64_t reach;    /* largest distance in a query's bias */
     float slope;      /* subtracted from the scores, times the distance of key and query; 0: none */
+    int rounded;      /* the slope is added times the key's position and `scale`, the product rounded to bfloat16 */
 } kv_head;
 
 typedef struct { /* one token's query of one head */
@@ -323,6 +327,7 @@ typedef struct {
     void (*rms_norm)(const float *, const float *, float, int64_t, float *);
     void (*gate)(const float *, const float *, float *, int64_t, int);
     void (*soft_cap)(float *, int64_t, float);
+    void (*xielu)(float *, const float *, int64_t);
     void (*gate_interleaved)(const float *, const float *, int64_t, float, float, float *);
     void (*convolve)(const float *, float *, const float *, int64_t, int64_t, float *, int64_t, int);
     void (*normalize_length)(float *, float, int64_t);
@@ -406,6 +411,12 @@ static inline uint16_t float_to_bfloat16(float value) {
     memcpy(&pattern, &value, 4);
     if ((pattern & 0x7fffffff) > 0x7f800000) return 0x7fc0; /* NaN */
     return (pattern + 0x7fff + (pattern >> 16 & 1)) >> 16;  /* round half to even */
+}
+
+static inline float round_to_bfloat16(float value) {
+    const uint32_t pattern = (uint32_t)float_to_bfloat16(value) << 16;
+    memcpy(&value, &pattern, 4);
+    return value;
 }
 
 #endif

@@ -46,6 +46,7 @@ void use_avx2(kernel_table *table) {
     table->rms_norm = rms_norm;
     table->gate = gate;
     table->soft_cap = soft_cap_all;
+    table->xielu = xielu;
     table->gate_interleaved = gate_interleaved;
     table->convolve = convolve;
     table->normalize_length = normalize_length;

@@ -36,6 +36,7 @@ void use_avx512(kernel_table *table) {
     table->rms_norm = rms_norm;
     table->gate = gate;
     table->soft_cap = soft_cap_all;
+    table->xielu = xielu;
     table->gate_interleaved = gate_interleaved;
     table->convolve = convolve;
     table->normalize_length = normalize_length;

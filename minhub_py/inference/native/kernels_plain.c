@@ -32,6 +32,7 @@ void use_plain(kernel_table *table) {
     table->rms_norm = rms_norm;
     table->gate = gate;
     table->soft_cap = soft_cap_all;
+    table->xielu = xielu;
     table->gate_interleaved = gate_interleaved;
     table->convolve = convolve;
     table->normalize_length = normalize_length;

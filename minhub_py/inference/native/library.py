@@ -77,11 +77,13 @@ KINDS = {
     "distances": 29,
     "distance_linear": 30,
     "neighbors": 31,
+    "clip": 32,
+    "xielu": 33,
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
 SAME_INPUTS = 2
-NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES = 4, 8, 4, 1
+NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES, ROUNDED_SLOPES = 4, 8, 4, 1, 2
 CONTENT_KEYS, CONTENT_QUERIES, TO_QUERIES = 8, 16, 1
 # The factors of products whose peak rate `add_products` measures.
 PEAKS = ("float32", "bfloat16", "int16", "int8")
@@ -268,6 +270,8 @@ class Parameters(ctypes.Union):
         ("hidden_states", structure(size=int64)),
         ("distances", structure(table=Matrix, weight=pointer, bias=pointer, epsilon=float32)),
         ("neighbors", structure(count=int64, size=int64)),
+        ("clip", structure(size=int64, limit=float32)),
+        ("xielu", structure(weights=pointer, size=int64)),
     ]
 
 

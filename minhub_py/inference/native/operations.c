@@ -254,7 +254,7 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
         const kv_head kv = {
             .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
             .rows = shared, .row_bytes = G * size * D * dtype_size[c->cache_dtype], .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
-            .slope = op->attend.slopes ? op->attend.slopes[head] : 0};
+            .slope = op->attend.slopes ? op->attend.slopes[head] : 0, .rounded = op->flags & ROUNDED_SLOPES};
         const int bf16 = kernels.attend_bf16 && c->cache_dtype == BFLOAT16 && D <= MAX_BF16_HEAD;
         (bf16 ? kernels.attend_bf16 : kernels.attend)(&kv, queries, count);
         for (int64_t i = 0; i < count && op->attend.gate; i++)
@@ -410,6 +410,13 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
         case SCALE:
             for (int64_t i = 0; i < op->scale.size; i++) x[i] *= *op->scale.factor;
             break;
+        case CLIP:
+            for (int64_t i = 0; i < op->clip.size; i++) { /* keeps NaN */
+                const float limit = op->clip.limit;
+                in[i] = in[i] > limit ? limit : in[i] < -limit ? -limit : in[i];
+            }
+            break;
+        case XIELU: kernels.xielu(in, op->xielu.weights, op->xielu.size); break;
         case GATE: {
             const int64_t width = op->gate.width;
             const float factor = op->gate.sigmoid ? 1 / (1 + expf(-in[2 * width])) : 1;
@@ -798,6 +805,8 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case SCALE:
         case JOIN:
         case PREDICTION_INPUTS:
+        case CLIP:
+        case XIELU:
         case GATE: {
             task t = {.op = op, .c = c, .in = in, .out = x};
             each_token(&t, alone);

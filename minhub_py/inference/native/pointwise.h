@@ -20,6 +20,20 @@ static void soft_cap_all(float *v, int64_t count, float cap) {
     }
 }
 
+/* xIELU, in place. weights: alpha of positive numbers, alpha of negative numbers, beta, epsilon. For small x, e^x - 1 is a
+ * polynomial, because the difference from x matters. */
+static void xielu(float *v, const float *weights, int64_t count) {
+    const float positive = weights[0], negative = weights[1], beta = weights[2];
+    const vec epsilon = broadcast(weights[3]);
+    for (int64_t i = 0; i < count; i += LANES) {
+        int64_t n = count - i < LANES ? count - i : LANES;
+        const vec x = load_up_to(v, i, n, FLOAT32), low = blend(x > epsilon, epsilon, x);
+        const vec series = low * (1 + low * (0.5f + low * (1 / 6.0f + low * (1 / 24.0f + low * (1 / 120.0f)))));
+        const vec power = blend(low > -0.1f, series, vexp(low) - 1);
+        store_up_to(v + i, blend(x > 0, positive * x * x, (power - x) * negative) + beta * x, n);
+    }
+}
+
 /* --- norms and gates --- */
 
 /* (x - mean) / sqrt(variance + epsilon) * weight + bias, over `count` numbers. */

@@ -35,6 +35,7 @@ from minhub_py.inference.native.library import (
     NO_KEYS,
     NORM_LAST,
     REPLACES,
+    ROUNDED_SLOPES,
     SAME_INPUTS,
     TO_QUERIES,
     TO_STREAM,
@@ -50,6 +51,7 @@ from minhub_py.inference.native.weights import FLOATS, Weights, check_memory, ro
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import ExpertWeights
 from minhub_py.models.layers import (
+    XIELU,
     ALiBi,
     Disentangled,
     EmbeddingLayer,
@@ -58,6 +60,7 @@ from minhub_py.models.layers import (
     RMSNorm,
     distance_buckets,
     sinusoidal_positions,
+    weight_of,
 )
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
@@ -213,9 +216,7 @@ class Program(Weights):
                 "rms_norm", flags=flags, weight=self.factor(layer), size=size, epsilon=layer.eps
             )
         shape = layer.normalized_shape
-        weight = self.floats(
-            torch.ones(shape, device=CPU) if layer.weight is None else layer.weight
-        )
+        weight = self.floats(weight_of(layer))
         bias = self.floats(torch.zeros(shape, device=CPU) if layer.bias is None else layer.bias)
         return new_operation(
             "norm", flags=flags, weight=weight, bias=bias, size=math.prod(shape), epsilon=layer.eps
@@ -225,15 +226,23 @@ class Program(Weights):
         layers = [self.product(layer, layer.bias) for layer in step.layers]
         self.outputs = sum(layer.weight.rows for layer in layers)
         self.width = max(self.width, self.outputs)
+        activation = None if isinstance(step.activation, XIELU) else step.activation
         operations = [
             new_operation(
-                "linear", code_of(step.activation), flags=MORE_LINEAR | SAME_INPUTS * (number > 0)
+                "linear", code_of(activation), flags=MORE_LINEAR | SAME_INPUTS * (number > 0)
             )
             for number in range(len(layers))
         ]
         for operation, layer in zip(operations, layers, strict=True):
             operation.linear = layer
         operations[-1].flags &= SAME_INPUTS
+        if step.clip is not None:
+            operations.append(new_operation("clip", size=self.outputs, limit=step.clip))
+        if isinstance(step.activation, XIELU):
+            weights = torch.cat([number.reshape(1) for number in step.activation.numbers()])
+            operations.append(
+                new_operation("xielu", weights=self.floats(weights), size=self.outputs)
+            )
         return operations
 
     def head_size(self, step: Rotate | Attend | NormValues) -> int:
@@ -330,7 +339,11 @@ class Program(Weights):
             operation.flags |= CONTENT_KEYS * (step.bias.keys is not None)
             operation.flags |= CONTENT_QUERIES * (step.bias.queries is not None)
         elif isinstance(step.bias, ALiBi):
-            operation.attend.slopes = self.floats(torch.tensor(step.bias.slopes, device=CPU))
+            slopes = torch.tensor(step.bias.slopes, device=CPU)
+            if step.bias.rounded:
+                operation.flags |= ROUNDED_SLOPES
+                slopes = slopes.bfloat16().float()
+            operation.attend.slopes = self.floats(slopes)
         elif step.bias is not None:
             weight, largest = step.bias.weight, step.bias.max_distance
             check_memory(weight)

@@ -1,7 +1,7 @@
 """Test cases of each architecture, one module each; tests/models/test_architectures.py runs them.
 
 A module has a `FAMILY`. A case is a config.json: the `small` settings with the changes of the case.
-Its name begins with the model_type, up to the first "-".
+Its name begins with the model_type, up to the first "-", unless the settings have a model_type.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Mixtral, Qwen 3 MoE, OLMoE and Granite MoE."""
+"""Mixtral, Qwen 2 and 3 MoE, OLMoE and Granite MoE."""
 
 from cases import Cases
 
@@ -19,6 +19,11 @@ YARN = {
     "original_max_position_embeddings": 24,
 }
 QWEN = {"moe_intermediate_size": 12, "num_experts": 6, "head_dim": 12, "norm_topk_prob": True}
+QWEN2 = {
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 24,
+    "num_experts": 6,
+}
 GRANITE = {
     "attention_multiplier": 0.3,
     "embedding_multiplier": 1.5,
@@ -32,6 +37,13 @@ CASES = {
     "mixtral-gelu": {"num_local_experts": 3, "hidden_act": "gelu", "num_key_value_heads": 4, "rms_norm_eps": 0.1,
                      "attention_dropout": 0.5, "head_dim": 8, "rope_parameters": YARN},
     "mixtral-ten-experts": {"num_local_experts": 40, "num_experts_per_tok": 10, "intermediate_size": 8},
+    "qwen2_moe": QWEN2,
+    "qwen2_moe-all-experts": {**QWEN2, "num_experts": 2, "qkv_bias": False},
+    "qwen2_moe-normalized": {**QWEN2, "norm_topk_prob": True, "tie_word_embeddings": True},
+    "qwen2_moe-dense-layers": {**QWEN2, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    "qwen2_moe-absent": {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 8, "num_experts": 3,
+                         "layer_types": ["full_attention"] * 2},
+    "qwen2_moe-theta": {**QWEN2, "rope_theta": 37.0, "num_experts_per_tok": 1, "rms_norm_eps": 0.1},
     "qwen3_moe": QWEN,
     "qwen3_moe-all-experts": {**QWEN, "num_experts": 2, "attention_bias": True},
     "qwen3_moe-not-normalized": {**QWEN, "norm_topk_prob": False},
@@ -59,6 +71,14 @@ REFUSED = (
     ({"head_dim": 7}, "must be even"),
     ({"router_jitter_noise": 0.1}, "sets router_jitter_noise to 0.1"),
     ({"moe_intermediate_size": 3}, "a mixtral model has no moe_intermediate_size"),
+    (
+        {"model_type": "qwen2_moe", "layer_types": ["sliding_attention"] * 2},
+        "layer_types contradicts",
+    ),
+    (
+        {"model_type": "qwen2_moe", "use_sliding_window": True},
+        "a qwen2_moe model has no use_sliding_window",
+    ),
     ({"num_local_experts": 3}, "unused: layers.0.mlp.experts.down_proj.3"),
 )
 PUBLISHED = {
@@ -66,14 +86,21 @@ PUBLISHED = {
     "mistralai/Mixtral-8x22B-v0.1": 140_620_634_112,
     "allenai/OLMoE-1B-7B-0924": 6_919_161_856,
     "ibm-granite/granite-3.0-1b-a400m-base": 1_334_628_352,
+    "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
 }
 
 FAMILY = Cases(
     SMALL,
     CASES,
-    few=("mixtral", "qwen3_moe", "olmoe", "granitemoe"),
-    gradients=("mixtral-ten-experts", "qwen3_moe-dense-layers", "olmoe", "granitemoe"),
+    few=("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe"),
+    gradients=(
+        "mixtral-ten-experts",
+        "qwen2_moe-dense-layers",
+        "qwen3_moe-dense-layers",
+        "olmoe",
+        "granitemoe",
+    ),
     published=PUBLISHED,
     refused=REFUSED,
 )

@@ -147,6 +147,19 @@ CASES: dict[str, dict[str, Any]] = {
         "layer_norm_eps": 0.1,
         "hidden_act": "silu",
     },
+    "nemotron": {},
+    "nemotron-biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+    "nemotron-all": {"partial_rotary_factor": 1.0, "tie_word_embeddings": True, "head_dim": 12},
+    "nemotron-quarter": {"partial_rotary_factor": 0.25, "rope_theta": 50.0, "norm_eps": 0.1},
+    "nemotron-linear": {
+        "rope_parameters": {
+            "rope_type": "linear",
+            "factor": 3.0,
+            "rope_theta": 50.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "nemotron-silu": {"hidden_act": "silu", "num_key_value_heads": 4, "attention_dropout": 0.1},
 }
 REFUSED = (
     (
@@ -188,6 +201,7 @@ PUBLISHED: dict[str, int] = {
     "stabilityai/stablelm-2-12b": 12_143_185_920,
     "arcee-ai/AFM-4.5B": 4_619_184_640,
     "inceptionai/Jais-2-8B-Chat": 8_090_401_280,
+    "nvidia/Minitron-4B-Base": 4_190_509_056,
 }
 
 FAMILY = Cases(
@@ -202,6 +216,7 @@ FAMILY = Cases(
         "stablelm-parallel",
         "starcoder2-window",
         "arcee",
+        "nemotron",
     ),
     gradients=(
         "olmo3-types",
@@ -211,6 +226,7 @@ FAMILY = Cases(
         "starcoder2",
         "arcee-biases",
         "jais2",
+        "nemotron-biases",
     ),
     published=PUBLISHED,
     refused=REFUSED,
