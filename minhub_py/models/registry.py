@@ -512,6 +512,32 @@ ARCHITECTURES = {
                 ),
             )
         ),
+        *(
+            Architecture(
+                name,
+                title,
+                model_type,
+                ("MambaConfig", "Mamba"),
+                Training(
+                    {"layers": ("num_hidden_layers",), "width": ("hidden_size",)},
+                    {"tie_word_embeddings": True, **small},
+                ),
+                presets=sizes,
+                names={name: (model_type,)},
+                module="mamba",
+            )
+            for name, title, model_type, small, sizes in (
+                ("mamba", "Mamba", "mamba", {}, published.MAMBA),
+                (
+                    "mamba2",
+                    "Mamba 2",
+                    "mamba2",
+                    {"head_dim": 32, "state_size": 32, "n_groups": 1},
+                    published.MAMBA2,
+                ),
+                ("falconmamba", "Falcon Mamba", "falcon_mamba", {}, published.FALCONMAMBA),
+            )
+        ),
         # `train` supports encoder-decoder models with labels only.
         Architecture(
             "t5",

@@ -41,7 +41,7 @@ from minhub_py import attention_weights, embed
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.loading.inspection import inspect
-from minhub_py.models.cache import State
+from minhub_py.models.cache import KeyValues, State
 from minhub_py.models.config import read as read_settings
 from minhub_py.models.registry import ENTRIES, architecture_of, entry_of
 
@@ -90,6 +90,10 @@ def test_hidden_states_match_transformers(load, name: str) -> None:
 def test_attention_weights_match_transformers(load, name: str) -> None:
     reference, model, _ = load(name)
     [ids] = texts_of(40)  # beyond any window of the cases
+    if not any(isinstance(layout, KeyValues) for layout in model.cache_layout()):
+        with pytest.raises(ValueError, match="no attention"):
+            attention_weights(model, None, ids)
+        return
     actual = attention_weights(model, None, ids)
     before = reference.config._attn_implementation
     reference.set_attn_implementation("eager")  # the others have no attention weights

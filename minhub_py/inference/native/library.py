@@ -77,6 +77,10 @@ KINDS = {
     "distances": 29,
     "distance_linear": 30,
     "neighbors": 31,
+    "causal_convolution": 32,
+    "project": 33,
+    "norm_part": 34,
+    "selective_scan": 35,
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
@@ -265,6 +269,33 @@ class Parameters(ctypes.Union):
         ("hidden_states", structure(size=int64)),
         ("distances", structure(table=Matrix, weight=pointer, bias=pointer, epsilon=float32)),
         ("neighbors", structure(count=int64, size=int64)),
+        (
+            "causal_convolution",
+            structure(convolution=pointer, bias=pointer, taps=int32, channels=int32, first=int32),
+        ),
+        ("project", structure(linear=LinearArguments, input=int64, output=int64)),
+        (
+            "norm_part",
+            structure(weight=pointer, first=int32, size=int32, groups=int32, epsilon=float32),
+        ),
+        (
+            "selective_scan",
+            structure(
+                decay=pointer,
+                skip=pointer,
+                bias=pointer,
+                by_channel=int32,
+                channels=int32,
+                heads=int32,
+                states=int32,
+                groups=int32,
+                x=int32,
+                z=int32,
+                b=int32,
+                c=int32,
+                dt=int32,
+            ),
+        ),
     ]
 
 
