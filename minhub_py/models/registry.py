@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from minhub_py.models import published
 from minhub_py.models.config import build, changed
-from minhub_py.models.relatives import RELATIVES, Relative
+from minhub_py.models.relatives import GRANITE_HYBRID, RELATIVES, Relative
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
     from minhub_py.models.base import LanguageModel
@@ -511,6 +511,26 @@ ARCHITECTURES = {
                     published.LFM2MOE,
                 ),
             )
+        ),
+        Architecture(
+            "granitehybrid",
+            "Granite 4",
+            "granitemoehybrid",
+            ("GraniteHybridConfig", "GraniteHybrid"),
+            Training(
+                GROUPED_NAMES,
+                {
+                    "tie_word_embeddings": True,
+                    "num_experts": 0,
+                    "mamba_n_heads": 8,
+                    "mamba_d_state": 32,
+                },
+                expansion=GATED,
+            ),
+            "ibm-granite",
+            GRANITE_HYBRID,
+            module="granite",
+            classifies=True,
         ),
         *(
             Architecture(

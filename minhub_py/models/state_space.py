@@ -88,9 +88,9 @@ def chunked_scan(
     outputs: list[Tensor] = []
     for start in range(0, x.size(1), chunk):
         end = start + chunk
-        log_decay, ratio = decays_within(decays[:, :, start:end])
+        decay, ratio = decays_within(decays[:, :, start:end])
         q, k, v = c[:, :, start:end], b[:, :, start:end], added[:, :, start:end]
-        y, state = read_and_add(q, k, v, log_decay, ratio, state)
+        y, state = read_and_add(q, k, v, decay, ratio, state)
         outputs.append(y)
     y = torch.cat(outputs, dim=2) + d.view(-1, 1, 1) * values
     return y.transpose(1, 2).flatten(2), state
@@ -297,8 +297,8 @@ class Mamba2Mixer(Mixer):
         past.set_state(self.layer, (inputs, state))
         return self.out_proj(y.to(x.dtype))
 
-    def steps(self) -> Iterator[Step]:
-        """The operations; the residual stream gets the result."""
+    def steps(self, scale: float = 1.0) -> Iterator[Step]:
+        """The operations; the residual stream gets the result, times `scale`."""
         N, S, part = self.inner, self.shape[1], (self.conv1d.in_channels - self.inner) // 2
         yield Linear([self.in_proj])
         yield CausalConvolution(self.conv1d, self.activation, first=N)
@@ -317,7 +317,7 @@ class Mamba2Mixer(Mixer):
             dt=2 * N + 2 * part,
         )
         yield NormPart(self.norm, 0)
-        yield Add(self.out_proj)
+        yield Add(self.out_proj, scale=scale)
 
     @torch.no_grad()
     def init_weights(self, std: float) -> None:

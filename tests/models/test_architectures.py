@@ -186,12 +186,14 @@ def test_gradients_match_transformers(name: str) -> None:
     cross_entropy(reference(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     gradients = {key: value.grad for key, value in reference.named_parameters()}
     expected = weights_map.to_native(family.model_type, gradients, config)
+    recurrent = any(isinstance(layout, State) for layout in model.cache_layout())
     for key, parameter in model.named_parameters():
         # The gradient of a bias of k is zero without rotary embedding: it adds the same to all
         # scores. Experts without a token have none.
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         error = (gradient - expected[key]).abs().max() / expected[key].abs().max().clamp_min(1e-9)
-        assert error < 1e-5, (key, error)  # the rotations are float32 in both
+        # the rotations and recurrent states are float32 in both
+        assert error < (3e-5 if recurrent else 1e-5), (key, error)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
