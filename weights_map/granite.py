@@ -5,7 +5,7 @@ and experts.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from weights_map.engine import Row, same, split, unstack
+from weights_map.engine import HubConfig, Row, same, split, unstack
 from weights_map.llama import BIASES, PAIRS, gguf_architecture, relative
 
 LAYER, MOE = "model.layers.{}", "model.layers.{}.block_sparse_moe"
@@ -53,7 +53,7 @@ tables = (
 )
 
 
-def encode(config: Mapping[str, object]) -> Mapping[str, object]:
+def encode(config: HubConfig) -> Mapping[str, object]:
     """ValueError: the model has no positions, or layers that llama.cpp's granite lacks."""
     if config["model_type"] != "granitemoehybrid":
         return {}

@@ -283,7 +283,6 @@ class GraniteHybridConfig(GraniteConfig):
             self.mamba_n_groups,
             self.mamba_d_conv,
             self.rms_norm_eps,
-            self.mamba_n_groups,
             self.hidden_act,
             self.mamba_proj_bias,
             self.mamba_conv_bias,

@@ -102,6 +102,8 @@ def group_norm(x: Tensor, weight: Tensor | None, eps: float, groups: int = 1) ->
 class GroupNorm(nn.Module):
     """`group_norm` as a module. weighted: whether it has a weight."""
 
+    weight: nn.Parameter | None
+
     def __init__(self, size: int, eps: float, groups: int = 1, weighted: bool = True) -> None:
         super().__init__()
         self.size, self.eps, self.groups = size, eps, groups

@@ -201,7 +201,6 @@ class MambaConfig(Effective):
                 self.n_groups,
                 self.conv_kernel,
                 self.layer_norm_epsilon,
-                self.n_groups,
                 self.hidden_act,
                 self.use_bias,
                 self.use_conv_bias,

@@ -34,7 +34,7 @@ from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.attention import Past
 from minhub_py.models.cache import State
 from minhub_py.models.delta import decays_within, read_and_add
-from minhub_py.models.layers import GroupNorm
+from minhub_py.models.layers import BlockList, GroupNorm
 from minhub_py.models.steps import (
     Add,
     CausalConvolution,
@@ -180,8 +180,7 @@ def draw_steps(bias: Tensor) -> None:
 class Mamba1Mixer(Mixer):
     """Δ, b and c are projections of the convolution's outputs.
 
-    rank: R.    norm_eps: of RMS norms of Δ, b and c; None for no norms.    weighted: whether the
-    norms have weights.
+    rank: R.    norm_eps: of RMS norms of Δ, b and c, without weights; None for no norms.
     """
 
     def __init__(
@@ -196,7 +195,6 @@ class Mamba1Mixer(Mixer):
         bias: bool = False,
         conv_bias: bool = True,
         norm_eps: float | None = None,
-        weighted: bool = False,
     ) -> None:
         N = inner
         super().__init__(
@@ -206,10 +204,10 @@ class Mamba1Mixer(Mixer):
         self.x_proj = nn.Linear(N, sum(self.sizes), bias=False)
         self.dt_proj = nn.Linear(rank, N)
         self.A_log, self.D = nn.Parameter(torch.empty(N, states)), nn.Parameter(torch.ones(N))
-        self.norms = nn.ModuleList(
-            GroupNorm(size, norm_eps, weighted=weighted)
-            for size in (self.sizes if norm_eps is not None else ())
+        norms = (
+            [] if norm_eps is None else [GroupNorm(n, norm_eps, weighted=False) for n in self.sizes]
         )
+        self.norms = BlockList(norms)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         x, z = self.in_proj(x).chunk(2, dim=2)  # (B, T, N) each
@@ -255,7 +253,7 @@ class Mamba1Mixer(Mixer):
 class Mamba2Mixer(Mixer):
     """z, x, b, c and Δ are one projection of the token, and the convolution is over x, b and c.
 
-    norm_groups: parts of the RMS norm of the gated outputs, whose epsilon is norm_eps.
+    norm_eps: of the RMS norm of the gated outputs, in groups.
     """
 
     def __init__(
@@ -268,7 +266,6 @@ class Mamba2Mixer(Mixer):
         groups: int,
         taps: int,
         norm_eps: float,
-        norm_groups: int = 1,
         activation: str = "silu",
         bias: bool = False,
         conv_bias: bool = True,
@@ -282,7 +279,7 @@ class Mamba2Mixer(Mixer):
         self.heads, self.groups = heads, groups
         self.A_log, self.D = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.ones(heads))
         self.dt_bias = nn.Parameter(torch.ones(heads))
-        self.norm = GroupNorm(N, norm_eps, norm_groups)
+        self.norm = GroupNorm(N, norm_eps, groups)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         N, convolved = self.inner, self.conv1d.in_channels
