@@ -57,6 +57,8 @@ SIZES: dict[str, dict[str, int]] = {
     "gemma-3-270m": {},
     "OLMo-2-0425-1B": {"num_hidden_layers": 4},
     "Qwen3.5-0.8B": {},
+    "mamba-130m-hf": {},
+    "mamba2-130m-hf": {},
 }
 GGUF = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 

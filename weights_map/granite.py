@@ -1,27 +1,65 @@
-"""Weight tables of Granite 3 and 4: Llama's, with other names of the MLP in Granite 4."""
+"""Weight tables of Granite 3 and 4: Llama's, with other names of the MLP in Granite 4, Mamba layers,
+and experts.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from weights_map.engine import Row, split
+from weights_map.engine import HubConfig, Row, same, split, unstack
 from weights_map.llama import BIASES, PAIRS, gguf_architecture, relative
 
+LAYER, MOE = "model.layers.{}", "model.layers.{}.block_sparse_moe"
+EXPERTS = "layers.{}.experts.experts"
+GATE_UP, DOWN = (
+    (f"{EXPERTS}.gate_proj.{{}}", f"{EXPERTS}.up_proj.{{}}"),
+    f"{EXPERTS}.down_proj.{{}}",
+)
+MAMBA = """
+in_proj.weight in_proj.bias conv1d.weight conv1d.bias A_log D dt_bias norm.weight out_proj.weight out_proj.bias
+""".split()
+# A layer has attention or Mamba, and some models have experts; the model reports missing ones.
+hybrid = relative(
+    "granitemoehybrid",
+    Row(
+        f"{LAYER}.shared_mlp.input_linear.weight",
+        ("layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.up_proj.weight"),
+        split(2),
+    ),
+    Row(f"{LAYER}.shared_mlp.output_linear.weight", "layers.{}.mlp.down_proj.weight"),
+    *(Row(f"{LAYER}.mamba.{name}", f"layers.{{}}.mamba.{name}", optional=True) for name in MAMBA),
+    # In files, and in transformers' memory
+    *(
+        Row(f"{MOE}.{name}.weight", "layers.{}.experts.gate.weight", same, optional=True)
+        for name in ("router.layer", "router")
+    ),
+    *(
+        Row(f"{MOE}.{name}", GATE_UP, unstack("num_experts", 2), optional=True)
+        for name in ("input_linear.weight", "experts.gate_up_proj")
+    ),
+    *(
+        Row(f"{MOE}.{name}", DOWN, unstack("num_experts"), optional=True)
+        for name in ("output_linear.weight", "experts.down_proj")
+    ),
+)
+hybrid = replace(
+    hybrid,
+    rows=tuple(
+        replace(row, optional=True) if ".self_attn." in str(row.hub) else row for row in hybrid.rows
+    ),
+)
 tables = (
     relative("granite"),
-    relative(
-        "granitemoehybrid",
-        Row(
-            "model.layers.{}.shared_mlp.input_linear.weight",
-            ("layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.up_proj.weight"),
-            split(2),
-        ),
-        Row("model.layers.{}.shared_mlp.output_linear.weight", "layers.{}.mlp.down_proj.weight"),
-    ),
+    hybrid,
 )
 
 
-def encode(config: Mapping[str, object]) -> Mapping[str, object]:
-    """ValueError: the model has no positions."""
-    if config["model_type"] == "granitemoehybrid" and config["position_embedding_type"] != "rope":
+def encode(config: HubConfig) -> Mapping[str, object]:
+    """ValueError: the model has no positions, or layers that llama.cpp's granite lacks."""
+    if config["model_type"] != "granitemoehybrid":
+        return {}
+    if "mamba" in config["layer_types"] or config["num_local_experts"]:
+        raise ValueError("llama.cpp's granite has neither Mamba layers nor experts")
+    if config["position_embedding_type"] != "rope":
         raise ValueError("llama.cpp's granite requires rotary embeddings, but this model has none")
     return {}
 

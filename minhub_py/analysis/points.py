@@ -60,6 +60,7 @@ from minhub_py.models.steps import (
     Norm,
     Recurrent,
     SaveResidual,
+    SelectiveScan,
     ShortConvolution,
     Step,
 )
@@ -130,11 +131,12 @@ class Points:
         mixing: Step | None = None
         size = last = 0  # of the residual stream, and of the value after the last module
         layers: list[list[str]] = []  # the modules that write to the residual stream, by layer
-        tail: list[str] = []  # the modules after the last of them
+        norm, tail = "", list[str]()  # the last norm; the modules after the last of `layers`
         for step in steps:
             match step:
-                case Attend() | DeltaRule() | ShortConvolution():
-                    layers.append([])
+                case Attend() | DeltaRule() | ShortConvolution() | SelectiveScan():
+                    # the norm belongs to the layer, which may have no other module in Mamba
+                    layers.append([norm] if isinstance(step, SelectiveScan) else [])
                     mixing = step
                 case CrossAttend() | GateLayerInput():
                     mixing = step
@@ -169,7 +171,7 @@ class Points:
                         path, "input", step.layer.input_size, 0
                     )
                 case Norm() if not step.to_residual:
-                    tail = [paths[id(step.layer)]]
+                    tail = [norm := paths[id(step.layer)]]
                 case Linear():
                     tail, last = [paths[id(step.layers[0])]], shape_of(step.layers[0])[0]
         blocks = [common_parent(modules) for modules in layers]

@@ -41,6 +41,7 @@ from minhub_py.models.steps import (
     AddTypes,
     Attend,
     CacheEncoder,
+    CausalConvolution,
     Convolution,
     CrossAttend,
     DeltaRule,
@@ -54,11 +55,14 @@ from minhub_py.models.steps import (
     LoadResidual,
     Logits,
     Norm,
+    NormPart,
     NormValues,
+    Project,
     Recurrent,
     Rotate,
     SaveResidual,
     ScaleResidual,
+    SelectiveScan,
     ShortConvolution,
     Step,
     StoreResidual,
@@ -146,6 +150,15 @@ class CodeWriter:
                 self.delta_rule(step)
             case ShortConvolution():
                 self.short_convolution(step)
+            case CausalConvolution():
+                self.causal_convolution(step)
+            case Project():
+                part = f"h[:, :, {step.first} : {step.first + step.layer.weight.size(1)}]"
+                self.lines.append(f"h = torch.cat((h, {self.output(step.layer, part)}), dim=2)")
+            case NormPart():
+                self.norm_part(step)
+            case SelectiveScan():
+                self.selective_scan(step)
             case Convolution():
                 self.convolution(step)
             case Gate():
@@ -191,10 +204,10 @@ class CodeWriter:
         """A parameter."""
         return "None" if parameter is None else self.paths[id(parameter)]
 
-    def output(self, layer: LinearLayer) -> str:
-        """The output of a linear layer for h."""
+    def output(self, layer: LinearLayer, value: str = "h") -> str:
+        """The output of a linear layer for a value."""
         if not isinstance(layer, LoRALinear):
-            return f"F.linear(h, {self.path(layer.weight)}, {self.path(layer.bias)})"
+            return f"F.linear({value}, {self.path(layer.weight)}, {self.path(layer.bias)})"
         factors = layer.factors
         if factors.magnitude is not None:
             raise ValueError(
@@ -207,8 +220,8 @@ class CodeWriter:
             )
         a, b = self.path(factors.lora_A), self.path(factors.lora_B)
         b = b if layer.rows is None else f"{b}[{self.path(layer.rows)}]"
-        low = f"F.linear(F.linear({self.dropped('h', factors.dropout)}.to({a}.dtype), {a}), {b})"
-        return f"({self.output(layer.base)} + ({factors.scale} * {low}).to(h.dtype))"
+        low = f"F.linear(F.linear({self.dropped(value, factors.dropout)}.to({a}.dtype), {a}), {b})"
+        return f"({self.output(layer.base, value)} + ({factors.scale} * {low}).to(h.dtype))"
 
     def normed(self, value: str, layer: nn.LayerNorm | HeadNorm) -> str:
         """A value after a norm."""
@@ -475,6 +488,45 @@ class CodeWriter:
         self.lines.append("b, c, h = h.chunk(3, dim=2)")
         self.lines.append(f"h = F.pad((b * h).transpose(1, 2), [{taps - 1}, 0])")
         self.lines.append(f"h = c * F.conv1d(h, {weights}, groups={N}).transpose(1, 2)")
+
+    def replace_part(self, first: int, size: int, value: str) -> None:
+        """Replace the numbers of h from `first` on by an expression of `part`, these numbers."""
+        self.lines.append(f"part = h[:, :, {first} : {first + size}]")
+        parts = f"h[:, :, :{first}], {value}, h[:, :, {first + size} :]"
+        self.lines.append(f"h = torch.cat(({parts}), dim=2)")
+
+    def causal_convolution(self, step: CausalConvolution) -> None:
+        N, _, taps = step.conv.weight.shape
+        weights = f"{self.path(step.conv.weight)}, {self.path(step.conv.bias)}"
+        inputs = f"F.pad(part.transpose(1, 2), [{taps - 1}, 0])"
+        output = f"F.conv1d({inputs}, {weights}, groups={N}).transpose(1, 2)"
+        self.replace_part(step.first, N, f"{self.activation(step.activation)}({output})")
+
+    def norm_part(self, step: NormPart) -> None:
+        norm = step.norm
+        value = f"group_norm(part, {self.path(norm.weight)}, {norm.eps}, {norm.groups})"
+        self.replace_part(step.first, norm.size, value)
+
+    def selective_scan(self, step: SelectiveScan) -> None:
+        N, size, per_channel = step.channels, step.groups * step.states, step.decay.dim() == 2
+        for name, first, count in (
+            ("values", step.x, N),
+            ("z", step.z, N),
+            ("b", step.b, size),
+            ("c", step.c, size),
+            ("dt", step.dt, N if per_channel else step.heads),
+        ):
+            self.lines.append(f"{name} = h[:, :, {first} : {first + count}].float()")
+        bias = "" if step.bias is None else f" + {self.path(step.bias)}.float()"
+        shape = [step.states, N] if per_channel else [step.heads, step.states, N // step.heads]
+        sizes = ", ".join(map(str, shape))
+        self.lines.append(f"state = torch.zeros([h.size(0), {sizes}], device=h.device)")
+        a, d = f"-{self.path(step.decay)}.float().exp()", f"{self.path(step.skip)}.float()"
+        function = "selective_scan" if per_channel else "chunked_scan"
+        self.lines.append(
+            f"y, state = {function}(values, F.softplus(dt{bias}), {a}, b, c, {d}, state)"
+        )
+        self.lines.append("h = (y * F.silu(z)).to(h.dtype)")
 
     def convolution(self, step: Convolution) -> None:
         conv, settings = (

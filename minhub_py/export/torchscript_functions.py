@@ -14,6 +14,7 @@ from minhub_py.models.layers import (
     counted_positions,
     disentangled_bias,
     distance_rows,
+    group_norm,
     head_layer_norm,
     log_buckets,
     query_scale,
@@ -26,6 +27,7 @@ from minhub_py.models.layers import (
     sinusoidal_positions,
     xielu,
 )
+from minhub_py.models.state_space import chunked_scan, selective_scan
 
 
 def check(idx: Tensor, context: int) -> None:
@@ -100,12 +102,14 @@ FUNCTIONS = (
     alibi_bias,
     attention,
     check,
+    chunked_scan,
     counted_positions,
     disentangled_bias,
     distance_rows,
     experts,
     gated_delta,
     gated_rms_norm,
+    group_norm,
     head_layer_norm,
     log_buckets,
     merge_heads,
@@ -117,6 +121,7 @@ FUNCTIONS = (
     rounded_alibi_bias,
     route,
     scaled,
+    selective_scan,
     self_attention,
     sinusoidal_positions,
     split_heads,

@@ -50,7 +50,9 @@ from minhub_py.models.steps import (
     Linear,
     Logits,
     PredictionStep,
+    Project,
     Recurrent,
+    SelectiveScan,
     ShortConvolution,
 )
 from minhub_py.system.quantization import KINDS
@@ -447,6 +449,9 @@ def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tupl
                 yield from ((layer, kind) for layer in step.layers if len(layer.weight) > 1)
             case Add() | Recurrent():
                 yield step.layer, kind
+            # small, and the decay of a state is exponential in their outputs
+            case Project():
+                yield step.layer, "int8"
             case Attend() if isinstance(step.bias, Disentangled):
                 yield from ((layer, kind) for layer in step.bias.projections)
             case Experts():
@@ -464,7 +469,7 @@ def precise_layers(steps: Sequence[PredictionStep]) -> set[object]:
     projections, added, outputs, in_mlp = [], [], [], False
     for step in steps:
         match step:
-            case Attend() | CrossAttend() | DeltaRule() | ShortConvolution():
+            case Attend() | CrossAttend() | DeltaRule() | ShortConvolution() | SelectiveScan():
                 in_mlp = False
             case Linear():
                 in_mlp = True

@@ -21,7 +21,8 @@ A sequential computation would be slow. Within a chunk that starts with the stat
     S_i = c_i S_0 + sum over j <= i of c_i/c_j k_j δ_jᵀ
     δ_i = β_i (v_i - c_i S_0ᵀk_i - sum over j < i of c_i/c_j (k_i·k_j) δ_j)
 
-so all δ of a chunk solve one triangular system, and the rest is matrix products.
+so all δ of a chunk solve one triangular system, and the rest is matrix products. Without the
+correction, δ_i is a function of the token, and the rule is Mamba 2's (state_space.py).
 
 Notation
     B batch rows    H heads    G heads of q and k    T positions    n positions of a chunk    K key
@@ -33,6 +34,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models.layers import rms_norm
+
+
+def decays_within(decays: Tensor) -> tuple[Tensor, Tensor]:
+    """c (B, H, n, 1), and c_i/c_j (B, H, n, n), which is 0 for j > i.    decays: ln α (B, H, n).
+
+    The logarithm of c_i/c_j is the sum of ln α after j: a difference of two long sums would round.
+    """
+    n = decays.size(2)
+    until = torch.ones(n, n, dtype=torch.bool, device=decays.device).triu()  # i <= j
+    sums = decays.unsqueeze(3).expand(-1, -1, -1, n).masked_fill(until, 0.0).cumsum(dim=2)
+    # Masked before exp: the ratio to a later position can be infinite, with a gradient of NaN.
+    ratio = sums.masked_fill(until.triu(1), float("-inf")).exp()
+    return decays.cumsum(dim=2).exp().unsqueeze(3), ratio
+
+
+def read_and_add(
+    q: Tensor, k: Tensor, delta: Tensor, decay: Tensor, ratio: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The outputs o (B, H, n, V) of a chunk, and the state after it.    delta: (B, H, n, V).
+    decay, ratio: see `decays_within`.
+    """
+    outputs = decay * (q @ state) + (ratio * (q @ k.transpose(2, 3))) @ delta
+    remaining = ratio[:, :, -1].unsqueeze(3)  # at the end of the chunk, (B, H, n, 1)
+    return outputs, decay[:, :, -1:] * state + (k * remaining).transpose(2, 3) @ delta
 
 
 def delta_rule(
@@ -56,19 +81,14 @@ def delta_rule(
         # (B, H, n, K or V)
         q, k, v = queries[:, :, start:end], keys[:, :, start:end], values[:, :, start:end]
         beta = betas[:, :, start:end].unsqueeze(3)  # (B, H, n, 1)
-        log_decay = decays[:, :, start:end].cumsum(dim=2).unsqueeze(3)  # ln c, (B, H, n, 1)
-        later = torch.ones(q.size(2), q.size(2), dtype=torch.bool, device=q.device).triu(1)
-        # Masked before exp: the ratio to a later position can be infinite, with a gradient of NaN.
-        # c_i/c_j, (B, H, n, n)
-        ratio = (log_decay - log_decay.transpose(2, 3)).masked_fill(later, float("-inf")).exp()
+        decay, ratio = decays_within(decays[:, :, start:end])
         # (B, H, n, n); the diagonal is taken as ones
         system = beta * ratio * (k @ k.transpose(2, 3))
-        right = beta * (v - log_decay.exp() * (k @ state))  # (B, H, n, V)
+        right = beta * (v - decay * (k @ state))  # (B, H, n, V)
         # (B, H, n, V)
         delta = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-        outputs.append(log_decay.exp() * (q @ state) + (ratio * (q @ k.transpose(2, 3))) @ delta)
-        last = log_decay[:, :, -1:]  # (B, H, 1, 1)
-        state = last.exp() * state + (k * (last - log_decay).exp()).transpose(2, 3) @ delta
+        output, state = read_and_add(q, k, delta, decay, ratio, state)
+        outputs.append(output)
     return torch.cat(outputs, dim=2), state
 
 

@@ -109,6 +109,28 @@ def weight_of(norm: nn.LayerNorm) -> Tensor:
     return norm.weight.float() + 1 if isinstance(norm, OffsetLayerNorm) else norm.weight
 
 
+def group_norm(x: Tensor, weight: Tensor | None, eps: float, groups: int = 1) -> Tensor:
+    """RMS norm of each of `groups` equal parts of x (…, N), computed in float32.    weight: (N,) or
+    None.
+    """
+    y = rms_norm(x.float().unflatten(-1, [groups, -1]), None, eps).flatten(-2)
+    return y.to(x.dtype) if weight is None else (y * weight.float()).to(x.dtype)
+
+
+class GroupNorm(nn.Module):
+    """`group_norm` as a module. weighted: whether it has a weight."""
+
+    weight: nn.Parameter | None
+
+    def __init__(self, size: int, eps: float, groups: int = 1, weighted: bool = True) -> None:
+        super().__init__()
+        self.size, self.eps, self.groups = size, eps, groups
+        self.register_parameter("weight", nn.Parameter(torch.ones(size)) if weighted else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return group_norm(x, self.weight, self.eps, self.groups)
+
+
 def head_layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Layer norm of each head of x (B, H, T, D) without bias. weight: (H, D)."""
     return F.layer_norm(x, [x.size(3)], None, None, eps) * weight.unsqueeze(1)

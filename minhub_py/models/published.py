@@ -285,6 +285,28 @@ LFM2MOE: Sizes = {
         "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
     },
 }
+MAMBA: Sizes = {
+    f"state-spaces/mamba-{size}-hf": {"hidden_size": C, "num_hidden_layers": layers}
+    for size, (C, layers) in {"130m": (768, 24), "370m": (1024, 48), "790m": (1536, 48), "1.4b": (2048, 48),
+                              "2.8b": (2560, 64)}.items()
+}
+MAMBA2: Sizes = {
+    **{
+        f"AntonV/mamba2-{size}-hf": {
+            "model_type": "mamba2", "vocab_size": 50288, "hidden_size": C, "num_hidden_layers": layers,
+            "n_groups": 1, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+        }
+        for size, (C, layers) in {"130m": (768, 24), "370m": (1024, 48), "780m": (1536, 48), "1.3b": (2048, 48),
+                                  "2.7b": (2560, 64)}.items()
+    },
+    "mistralai/Mamba-Codestral-7B-v0.1": {"model_type": "mamba2"},
+}
+FALCONMAMBA: Sizes = {
+    "tiiuae/falcon-mamba-7b": {
+        "model_type": "falcon_mamba", "vocab_size": 65024, "hidden_size": 4096, "num_hidden_layers": 64,
+        "tie_word_embeddings": False, "eos_token_id": 11, "pad_token_id": 11,
+    },
+}
 MIXTRAL: Sizes = {
     "mistralai/Mixtral-8x7B-v0.1": {"max_position_embeddings": 2**15},
     "mistralai/Mixtral-8x22B-v0.1": {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from minhub_py.models import published
 from minhub_py.models.config import build, changed
-from minhub_py.models.relatives import RELATIVES, Relative
+from minhub_py.models.relatives import GRANITE_HYBRID, RELATIVES, Relative
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
     from minhub_py.models.base import LanguageModel
@@ -579,6 +579,52 @@ ARCHITECTURES = {
                     GATED / 2,
                     published.LFM2MOE,
                 ),
+            )
+        ),
+        Architecture(
+            "granitehybrid",
+            "Granite 4",
+            "granitemoehybrid",
+            ("GraniteHybridConfig", "GraniteHybrid"),
+            Training(
+                GROUPED_NAMES,
+                {
+                    "tie_word_embeddings": True,
+                    "num_experts": 0,
+                    "mamba_n_heads": 8,
+                    "mamba_d_state": 32,
+                },
+                expansion=GATED,
+            ),
+            "ibm-granite",
+            GRANITE_HYBRID,
+            module="granite",
+            classifies=True,
+        ),
+        *(
+            Architecture(
+                name,
+                title,
+                model_type,
+                ("MambaConfig", "Mamba"),
+                Training(
+                    {"layers": ("num_hidden_layers",), "width": ("hidden_size",)},
+                    {"tie_word_embeddings": True, **small},
+                ),
+                presets=sizes,
+                names={name: (model_type,)},
+                module="mamba",
+            )
+            for name, title, model_type, small, sizes in (
+                ("mamba", "Mamba", "mamba", {}, published.MAMBA),
+                (
+                    "mamba2",
+                    "Mamba 2",
+                    "mamba2",
+                    {"head_dim": 32, "state_size": 32, "n_groups": 1},
+                    published.MAMBA2,
+                ),
+                ("falconmamba", "Falcon Mamba", "falcon_mamba", {}, published.FALCONMAMBA),
             )
         ),
         # `train` supports encoder-decoder models with labels only.

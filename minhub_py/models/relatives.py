@@ -162,16 +162,53 @@ GRANITE: Sizes = {
 _GRANITE4 = {
     "vocab_size": 100352,
     "position_embedding_type": "rope",
+    "num_experts": 0,
     "bos_token_id": 100257,
     "eos_token_id": 100257,
     "pad_token_id": 100256,
 }
+_TENTHS = (5, 15, 25, 35)  # layers with attention
+
+
+def _granite_h(
+    C: int,
+    inner: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    attention: tuple[int, ...],
+    **settings: object,
+) -> dict[str, object]:
+    types = ["attention" if layer in attention else "mamba" for layer in range(layers)]
+    own = {"layer_types": types, "mamba_n_heads": max(48, 2 * C // 64), "mamba_d_state": 128}
+    return _granite(
+        C, inner, layers, heads, kv_heads,
+        **{**_GRANITE4, "rope_parameters": rope(1e4), "position_embedding_type": "nope", **own, **settings},
+    )  # fmt: skip
+
+
 GRANITE_HYBRID: Sizes = {
     "granite-4.0-micro": _granite(
-        2560, 8192, 40, 40, 8, **_GRANITE4, attention_multiplier=1 / 64, logits_scaling=10.0
+        2560,
+        8192,
+        40,
+        40,
+        8,
+        **_GRANITE4,
+        layer_types=["attention"] * 40,
+        attention_multiplier=1 / 64,
+        logits_scaling=10.0,
     ),
     "granite-4.0-1b": _granite(
-        2048, 4096, 40, 16, 4, **_GRANITE4, attention_multiplier=1 / 128, logits_scaling=8.0
+        2048,
+        4096,
+        40,
+        16,
+        4,
+        **_GRANITE4,
+        layer_types=["attention"] * 40,
+        attention_multiplier=1 / 128,
+        logits_scaling=8.0,
     ),
     "granite-4.0-350m": _granite(
         1024,
@@ -180,10 +217,42 @@ GRANITE_HYBRID: Sizes = {
         16,
         4,
         **_GRANITE4,
+        layer_types=["attention"] * 28,
         attention_multiplier=1 / 64,
         logits_scaling=4.0,
         residual_multiplier=0.263,
         max_position_embeddings=32768,
+    ),
+    "granite-4.0-h-350m": _granite_h(
+        768,
+        2048,
+        32,
+        12,
+        4,
+        (10, 13, 17, 27),
+        attention_multiplier=1 / 64,
+        logits_scaling=3.0,
+        residual_multiplier=0.246,
+        max_position_embeddings=32768,
+    ),
+    "granite-4.0-h-1b": _granite_h(
+        1536, 4096, 40, 12, 4, _TENTHS, attention_multiplier=1 / 128, logits_scaling=6.0
+    ),
+    "granite-4.0-h-micro": _granite_h(
+        2048, 8192, 40, 32, 8, _TENTHS, attention_multiplier=1 / 64, logits_scaling=8.0
+    ),
+    "granite-4.0-h-tiny": _granite_h(
+        1536,
+        1024,
+        40,
+        12,
+        4,
+        _TENTHS,
+        attention_multiplier=1 / 128,
+        logits_scaling=6.0,
+        num_experts=64,
+        num_experts_per_tok=6,
+        moe_intermediate_size=512,
     ),
 }
 _OLMO2 = {
@@ -377,15 +446,6 @@ RELATIVES = (
     Relative("phi3", "Phi-3", "phi3", "Phi3", "microsoft", PHI3),
     Relative("smollm3", "SmolLM3", "smollm3", "SmolLM3", "HuggingFaceTB", SMOLLM3),
     Relative("granite", "Granite", "granite", "Granite", "ibm-granite", GRANITE),
-    Relative(
-        "granitehybrid",
-        "Granite 4",
-        "granitemoehybrid",
-        "GraniteHybrid",
-        "ibm-granite",
-        GRANITE_HYBRID,
-        "granite",
-    ),
     Relative("exaone4", "EXAONE 4", "exaone4", "Exaone4", "LGAI-EXAONE", EXAONE4),
     Relative("ernie45", "ERNIE 4.5", "ernie4_5", "Ernie45", "baidu", ERNIE45),
     Relative("seedoss", "Seed-OSS", "seed_oss", "SeedOSS", "ByteDance-Seed", SEEDOSS),

@@ -25,6 +25,7 @@ from minhub_py.models.layers import (
     ALiBi,
     Disentangled,
     EmbeddingLayer,
+    GroupNorm,
     HeadLayerNorm,
     LinearLayer,
     RelativeBias,
@@ -245,6 +246,56 @@ class ShortConvolution:
 
 
 @dataclass(frozen=True, eq=False)
+class CausalConvolution:
+    """The numbers of h from `first` on pass through the nn.Conv1d `conv` over time and the
+    activation, with a state. The `SelectiveScan` that follows has the same layer of the cache.
+    """
+
+    conv: nn.Conv1d
+    activation: str
+    first: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """h = h, followed by layer(the numbers of h from `first` on)."""
+
+    layer: LinearLayer
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
+class NormPart:
+    """The numbers of h from `first` on are normed by `norm`; see `layers.group_norm`."""
+
+    norm: GroupNorm
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
+class SelectiveScan:
+    """h = scan of x · silu(z), (B, T, N), by models/state_space.py, with a recurrent state.
+
+    channels, heads, states, groups: N, H, S, G.    decay: A_log, (N, S) in Mamba 1 or (H,) in
+    Mamba 2.    skip: D, (N,) or (H,).    bias: of Δ, (H,) or None.    x, z, b, c, dt: where the
+    inputs begin in h.
+    """
+
+    channels: int
+    heads: int
+    states: int
+    groups: int
+    decay: Tensor
+    skip: Tensor
+    bias: Tensor | None
+    x: int
+    z: int
+    b: int
+    c: int
+    dt: int
+
+
+@dataclass(frozen=True, eq=False)
 class Convolution:
     """x = x + activation(conv(the x of `SaveResidual`)): an nn.Conv1d over the positions of a text,
     in an encoder.
@@ -383,6 +434,10 @@ Step = (
     | CacheEncoder
     | DeltaRule
     | ShortConvolution
+    | CausalConvolution
+    | Project
+    | NormPart
+    | SelectiveScan
     | Convolution
     | Gate
     | Add

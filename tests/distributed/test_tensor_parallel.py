@@ -66,7 +66,8 @@ CONFIGS = {
         "quantization_config": {"quant_method": "mxfp4"},
     },
 }
-NAMES = [*(name for name in FEW if not name.startswith("gemma4_")), *EXTRA, *CONFIGS]
+UNSPLIT = ("gemma4_", "mamba", "falcon_mamba", "granitemoehybrid")
+NAMES = [*(name for name in FEW if not name.startswith(UNSPLIT)), *EXTRA, *CONFIGS]
 # The largest allocation of a rank is measured, which takes half of the time to load the model.
 MEASURED = [
     "gpt2-wide",
@@ -82,6 +83,8 @@ FOUR = ["gpt2", "llama-one-group", "olmo2-groups", "qwen3_5_text"]
 REFUSED = {
     "lstm": {"vocab_size": 61, "hidden_size": 16, "embedding_size": 8, "num_layers": 1},
     "gemma4_text": CASES["gemma4_text-dense"],
+    "mamba": CASES["mamba"],
+    "granitemoehybrid": CASES["granitemoehybrid"],
 }
 UNEVEN = ["gpt2-odd-sizes", "gpt2-one-head-one-layer"]  # 7 heads and 1 head
 PROMPTS = [[5], list(range(1, 31)), [7, 3, 60, 2, 9, 9, 41] * 2]
@@ -324,6 +327,10 @@ def test_errors_state_the_solution(folder: Path, tmp_path: Path) -> None:
     assert first["gemma4_text"].startswith(
         "ValueError: Gemma 4: NormValues layers cannot be split among processes"
     )
+    for name, title in (("mamba", "Mamba"), ("granitemoehybrid", "Granite 4")):
+        assert first[name].startswith(
+            f"ValueError: {title}: CausalConvolution layers cannot be split among processes"
+        )
     single_head, odd = (first[name] for name in reversed(UNEVEN))
     assert single_head.endswith(
         "1 heads and 1 KV heads cannot be split among 2 processes: possible numbers are 1"

@@ -42,7 +42,7 @@ from minhub_py import attention_weights, embed
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.loading.inspection import inspect
-from minhub_py.models.cache import State
+from minhub_py.models.cache import KeyValues, State
 from minhub_py.models.config import read as read_settings
 from minhub_py.models.registry import ENTRIES, architecture_of, entry_of
 
@@ -95,6 +95,10 @@ WITHOUT_WEIGHTS = {name for name in CASES if CASES[name].settings(name).get("ali
 def test_attention_weights_match_transformers(load, name: str) -> None:
     reference, model, _ = load(name)
     [ids] = texts_of(40)  # beyond any window of the cases
+    if not any(isinstance(layout, KeyValues) for layout in model.cache_layout()):
+        with pytest.raises(ValueError, match="no attention"):
+            attention_weights(model, None, ids)
+        return
     actual = attention_weights(model, None, ids)
     before = reference.config._attn_implementation
     reference.set_attn_implementation("eager")  # the others have no attention weights
@@ -189,12 +193,14 @@ def test_gradients_match_transformers(name: str) -> None:
     cross_entropy(reference(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     gradients = {key: value.grad for key, value in reference.named_parameters()}
     expected = weights_map.to_native(family.model_type, gradients, config)
+    recurrent = any(isinstance(layout, State) for layout in model.cache_layout())
     for key, parameter in model.named_parameters():
         # The gradient of a bias of k is zero without rotary embedding: it adds the same to all
         # scores. Experts without a token have none.
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         error = (gradient - expected[key]).abs().max() / expected[key].abs().max().clamp_min(1e-9)
-        assert error < 1e-5, (key, error)  # the rotations are float32 in both
+        # the rotations and recurrent states are float32 in both
+        assert error < (3e-5 if recurrent else 1e-5), (key, error)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -21,7 +21,11 @@ def draw(model: nn.Module) -> None:
                 is_embedding = any(
                     part in name for part in ("embed_", "wte", "wpe", "shared", "relative")
                 )
-                parameter.copy_(noise * (2.0 if is_embedding else 1.7 * parameter.shape[1] ** -0.5))
+                # Δ, b and c of Mamba 1 multiply each other: float16 ends at 65504
+                gain = 0.6 if "x_proj" in name else 1.7
+                parameter.copy_(
+                    noise * (2.0 if is_embedding else gain * parameter.shape[1] ** -0.5)
+                )
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))

@@ -41,7 +41,7 @@ enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID, SQUARED_RELU };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
        NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN, PREDICTION_INPUTS, DISTANCES, DISTANCE_LINEAR,
-       NEIGHBORS, CLIP, XIELU };
+       NEIGHBORS, CLIP, XIELU, CAUSAL_CONVOLUTION, PROJECT, NORM_PART, SELECTIVE_SCAN };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -52,6 +52,7 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, S
 #define MAX_EXPERTS 1024 /* of a layer */
 #define QUERIES 6        /* tokens that attend together */
 #define TEXT_QUERIES 96  /* the same without a KV cache; a multiple of every TILE */
+#define SCAN_CHANNELS 64 /* channels of a selective scan that are computed together */
 #define MAX_BF16_HEAD 256 /* largest head size of bfloat16 attention */
 #define PANEL (1 << 15)  /* floats per unpacked panel of weights */
 #define PREFETCH 8192    /* distance of prefetched weights in bytes; measured (docs/benchmarks/experiments.md) */
@@ -158,6 +159,22 @@ typedef struct {
         struct { int64_t count, size; } neighbors; /* positions side by side, numbers of each */
         struct { int64_t size; float limit; } clip; /* numbers of a token; the largest absolute value */
         struct { const float *weights; int64_t size; } xielu; /* weights: as in pointwise.h; numbers of a token */
+        struct {                           /* CAUSAL_CONVOLUTION */
+            const float *convolution, *bias; /* (taps, channels); (channels,) or NULL */
+            int32_t taps, channels, first; /* first: number of a token that passes through the convolution */
+        } causal_convolution;
+        struct { linear_layer linear; int64_t input, output; } project; /* first number of its input and output in a token */
+        struct {                           /* NORM_PART: RMS norms of `groups` equal parts of `size` numbers from `first` on */
+            const float *weight;
+            int32_t first, size, groups;
+            float epsilon;
+        } norm_part;
+        struct {                           /* SELECTIVE_SCAN */
+            const float *decay, *skip, *bias; /* A, D; bias of the steps (heads,), or NULL */
+            int32_t by_channel;            /* A (states, channels), and D and steps by channel; otherwise all by head */
+            int32_t channels, heads, states, groups;
+            int32_t x, z, b, c, dt;        /* where the inputs begin in a token */
+        } selective_scan;
     };
 } operation;
 
@@ -183,9 +200,10 @@ typedef struct {
                                      its text (encoder), whose tokens follow each other */
     const int64_t *types; /* of each token: its row of TYPES; NULL: row 0 */
     const int64_t *adapted; /* of each token: whether the products with low_a and low_b are added; NULL: to all */
-    void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, size, H); DELTA_RULE, SHORT_CONVOLUTION: previous inputs,
-                             float32 (B, size, taps - 1, channels) */
-    void *const *values;  /* by layer: the same; LSTM: c (B, size, H); DELTA_RULE: state (B, size, H, K, V), float32 */
+    void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, size, H); DELTA_RULE, SHORT_CONVOLUTION,
+                             CAUSAL_CONVOLUTION: previous inputs, float32 (B, size, taps - 1, channels) */
+    void *const *values;  /* by layer: the same; LSTM: c (B, size, H); DELTA_RULE: state (B, size, H, K, V), float32;
+                             SELECTIVE_SCAN: state (B, size, heads, states, channels of a head), float32 */
     const int64_t *sizes; /* by layer: slots of the cache; position p is in slot p % size, the state after n positions in
                              slot n % size */
     const int64_t *sources; /* (B, source_count): the row of the cache whose slot has the keys and values of a position, where
@@ -293,6 +311,16 @@ typedef struct { /* a block of queries of one head; all its tokens are in the ca
 #define DISTANCE_WORKSPACE(tokens, D) \
     (((tokens) + TEXT_QUERIES + 64) * (D) + QUERIES * ((tokens) + TEXT_QUERIES + 192) + TEXT_QUERIES * (tokens) + 16 * (D))
 
+typedef struct { /* the selective scan of a token for some channels */
+    const float *state; float *next; /* (states, stride): before and after the token; may be the same */
+    const float *x, *z, *b, *c;      /* by channel, by channel, by number of the state, the same */
+    const float *dt, *bias, *decay, *skip; /* by_channel: of each channel, and decay (states, stride); otherwise one number;
+                                        bias: or NULL */
+    int64_t states, stride;
+    int by_channel;
+    float *out;
+} scan;
+
 typedef void linear_kernel(const product *p);
 
 /* Adds products at the processor's highest rate, without memory: the reference of profiles. sums: zeros, PEAK_SUMS + 1
@@ -334,6 +362,7 @@ typedef struct {
     void (*delta_rule)(const float *, float *, const float *, const float *, const float *, float, float, int64_t, int64_t,
                        float *);
     peak_kernel *peaks[PEAKS];   /* BFLOATS: or NULL */
+    void (*selective_scan)(const scan *, int64_t);
 } kernel_table;
 
 extern kernel_table kernels;

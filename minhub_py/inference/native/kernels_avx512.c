@@ -41,6 +41,7 @@ void use_avx512(kernel_table *table) {
     table->convolve = convolve;
     table->normalize_length = normalize_length;
     table->delta_rule = delta_rule;
+    table->selective_scan = selective_scan;
 }
 #else
 void use_avx512(kernel_table *table) {}

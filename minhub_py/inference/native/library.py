@@ -79,6 +79,10 @@ KINDS = {
     "neighbors": 31,
     "clip": 32,
     "xielu": 33,
+    "causal_convolution": 34,
+    "project": 35,
+    "norm_part": 36,
+    "selective_scan": 37,
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
@@ -272,6 +276,33 @@ class Parameters(ctypes.Union):
         ("neighbors", structure(count=int64, size=int64)),
         ("clip", structure(size=int64, limit=float32)),
         ("xielu", structure(weights=pointer, size=int64)),
+        (
+            "causal_convolution",
+            structure(convolution=pointer, bias=pointer, taps=int32, channels=int32, first=int32),
+        ),
+        ("project", structure(linear=LinearArguments, input=int64, output=int64)),
+        (
+            "norm_part",
+            structure(weight=pointer, first=int32, size=int32, groups=int32, epsilon=float32),
+        ),
+        (
+            "selective_scan",
+            structure(
+                decay=pointer,
+                skip=pointer,
+                bias=pointer,
+                by_channel=int32,
+                channels=int32,
+                heads=int32,
+                states=int32,
+                groups=int32,
+                x=int32,
+                z=int32,
+                b=int32,
+                c=int32,
+                dt=int32,
+            ),
+        ),
     ]
 
 

@@ -27,6 +27,7 @@ static const linear_layer *layer_of(const operation *op) {
     case ADD: return &op->add.linear;
     case LOGITS: return &op->logits.linear;
     case ROUTE: return &op->route.linear;
+    case PROJECT: return &op->project.linear;
     default: return &op->linear;
     }
 }
@@ -393,6 +394,14 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
                 kernels.rms_norm(v + head * D, op->norm_values.ones, op->norm_values.epsilon, D, v + head * D);
             break;
         }
+        case NORM_PART: {
+            const int64_t size = op->norm_part.size / op->norm_part.groups;
+            for (int64_t i = 0; i < op->norm_part.size; i += size) {
+                float *part = in + op->norm_part.first + i;
+                kernels.rms_norm(part, op->norm_part.weight + i, op->norm_part.epsilon, size, part);
+            }
+            break;
+        }
         case LAYER_INPUTS: layer_inputs(op, c, in, m); break;
         case PREDICTION_INPUTS: {
             const int64_t size = op->prediction_inputs.tokens.columns;
@@ -739,6 +748,56 @@ static void short_convolution_chunk(void *context, int64_t chunk, int thread) {
     }
 }
 
+/* 256 channels of a convolution over time, in place. The tokens of a sequence run one after another. */
+static void causal_convolution_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t taps = op->causal_convolution.taps, channels = op->causal_convolution.channels, first = 256 * chunk;
+    const int64_t count = min64(channels - first, 256), size = c->sizes[op->layer], reach = (taps - 1) * channels;
+    const float *bias = op->causal_convolution.bias ? op->causal_convolution.bias + first : NULL;
+    float *windows = (float *)c->keys[op->layer] + first;
+    slots at = {0};
+    for (int64_t m = 0; m < c->tokens; m++) {
+        at = slots_of(c, size, m, at);
+        float *v = t->in + m * c->width + op->causal_convolution.first + first;
+        kernels.convolve(windows + (c->rows[m] * size + at.before) * reach, windows + (c->rows[m] * size + at.after) * reach,
+                         op->causal_convolution.convolution + first, taps, channels, v, count, NONE);
+        kernels.add_bias_activate(v, bias, count, op->activation);
+    }
+}
+
+/* The blocks of SCAN_CHANNELS channels of a head. */
+static int64_t scan_blocks(const operation *op) {
+    return (op->selective_scan.channels / op->selective_scan.heads + SCAN_CHANNELS - 1) / SCAN_CHANNELS;
+}
+
+/* A block of channels of a selective scan. The tokens of a sequence run one after another, because each needs the previous
+ * state. */
+static void scan_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t N = op->selective_scan.channels, H = op->selective_scan.heads, S = op->selective_scan.states, P = N / H;
+    const int64_t blocks = scan_blocks(op), head = chunk / blocks, first = chunk % blocks * SCAN_CHANNELS;
+    const int64_t group = head / (H / op->selective_scan.groups), at_channel = head * P + first, size = c->sizes[op->layer];
+    const int64_t number = op->selective_scan.by_channel ? at_channel : head; /* of A, D and the steps */
+    float *states = (float *)c->values[op->layer] + head * S * P + first;
+    slots at = {0};
+    for (int64_t m = 0; m < c->tokens; m++) {
+        at = slots_of(c, size, m, at);
+        const float *in = t->in + m * c->width;
+        const scan token = {
+            .state = states + (c->rows[m] * size + at.before) * S * N, .next = states + (c->rows[m] * size + at.after) * S * N,
+            .x = in + op->selective_scan.x + at_channel, .z = in + op->selective_scan.z + at_channel,
+            .b = in + op->selective_scan.b + group * S, .c = in + op->selective_scan.c + group * S,
+            .dt = in + op->selective_scan.dt + number, .bias = op->selective_scan.bias ? op->selective_scan.bias + head : NULL,
+            .decay = op->selective_scan.decay + number, .skip = op->selective_scan.skip + number, .states = S, .stride = P,
+            .by_channel = op->selective_scan.by_channel, .out = t->out + m * c->width + at_channel};
+        kernels.selective_scan(&token, min64(P - first, SCAN_CHANNELS));
+    }
+}
+
 static void run(const operation *ops, int64_t count, const call *c, int alone) {
     const int64_t width = c->width;
     float *x = c->x, *in = c->h, *out = c->g, *swap;
@@ -800,6 +859,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case RMS_NORM:
         case ROTATE:
         case NORM_VALUES:
+        case NORM_PART:
         case LAYER_INPUTS:
         case GATE_INPUT:
         case SCALE:
@@ -861,6 +921,18 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case SHORT_CONVOLUTION: {
             task t = {.op = op, .c = c, .in = in, .out = out};
             parallel((op->short_convolution.channels + 255) / 256, short_convolution_chunk, &t, alone);
+            swap = in, in = out, out = swap;
+            break;
+        }
+        case CAUSAL_CONVOLUTION: {
+            task t = {.op = op, .c = c, .in = in};
+            parallel((op->causal_convolution.channels + 255) / 256, causal_convolution_chunk, &t, alone);
+            break;
+        }
+        case PROJECT: linear(op, c, in + op->project.input, in + op->project.output, c->tokens, alone); break;
+        case SELECTIVE_SCAN: {
+            task t = {.op = op, .c = c, .in = in, .out = out};
+            parallel(op->selective_scan.heads * scan_blocks(op), scan_chunk, &t, alone);
             swap = in, in = out, out = swap;
             break;
         }

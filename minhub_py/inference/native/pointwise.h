@@ -1,4 +1,5 @@
-/* Operations on each number of a token: activations, norms, gates, the LSTM cell, and the gated delta rule. */
+/* Operations on each number of a token: activations, norms, gates, the LSTM cell, the gated delta rule, and the selective
+ * scan. */
 
 /* v = activation(v + bias), in place; bias may be NULL. */
 static void add_bias_activate(float *v, const float *bias, int64_t count, int activation) {
@@ -173,4 +174,51 @@ static void delta_rule(const float *state, float *next, const float *q, const fl
         delta_columns(state + at, next + at, q, k, v + at, decay, beta, K, V, out + at, 4, LANES);
     for (; at < V; at += LANES)
         delta_columns(state + at, next + at, q, k, v + at, decay, beta, K, V, out + at, 1, min64(V - at, LANES));
+}
+
+/* ln(1 + e^v), by the series of ln(1 + u) = 2 atanh(u / (2 + u)) for u = e^-|v|. */
+INLINE vec softplus(vec v) {
+    const vec u = vexp(-vabs(v)), t = u / (2 + u), s = t * t;
+    vec sum = 1.0f / 13 + s * (1.0f / 15);
+    sum = 1.0f / 11 + s * sum;
+    sum = 1.0f / 9 + s * sum;
+    sum = 1.0f / 7 + s * sum;
+    sum = 1.0f / 5 + s * sum;
+    sum = 1.0f / 3 + s * sum;
+    return vmax(v, (vec){0}) + 2 * t * (1 + s * sum);
+}
+
+/* `width` vectors of channels from `at` on, as in `selective_scan`; n numbers in the last one. */
+INLINE void scan_channels(const scan *t, int64_t at, int64_t width, int64_t n) {
+    vec steps[4], inputs[4], decays[4], sums[4];
+    for (int64_t j = 0; j < width; j++) {
+        const int64_t i = at + j * LANES;
+        vec dt = t->by_channel ? load_up_to(t->dt, i, n, FLOAT32) : broadcast(*t->dt);
+        if (t->bias) dt += broadcast(*t->bias);
+        steps[j] = softplus(dt);
+        inputs[j] = steps[j] * load_up_to(t->x, i, n, FLOAT32);
+        if (!t->by_channel) decays[j] = vexp(steps[j] * *t->decay);
+        sums[j] = (vec){0};
+    }
+    for (int64_t s = 0; s < t->states; s++)
+        for (int64_t j = 0; j < width; j++) {
+            const int64_t i = s * t->stride + at + j * LANES;
+            if (t->by_channel) decays[j] = vexp(steps[j] * load_up_to(t->decay, i, n, FLOAT32));
+            vec value = decays[j] * load_up_to(t->state, i, n, FLOAT32) + t->b[s] * inputs[j];
+            sums[j] += value * t->c[s];
+            store_up_to(t->next + i, value, n);
+        }
+    for (int64_t j = 0; j < width; j++) {
+        const int64_t i = at + j * LANES;
+        const vec skip = t->by_channel ? load_up_to(t->skip, i, n, FLOAT32) : broadcast(*t->skip);
+        const vec y = sums[j] + skip * load_up_to(t->x, i, n, FLOAT32);
+        store_up_to(t->out + i, y * activate(load_up_to(t->z, i, n, FLOAT32), SILU), n);
+    }
+}
+
+/* The selective scan: the state decays by exp(dt A), dt b x is added, and out = (c . next + D x) * silu(z). */
+static void selective_scan(const scan *t, int64_t channels) {
+    int64_t at = 0;
+    for (; at + 4 * LANES <= channels; at += 4 * LANES) scan_channels(t, at, 4, LANES);
+    for (; at < channels; at += LANES) scan_channels(t, at, 1, min64(channels - at, LANES));
 }

@@ -72,6 +72,7 @@ from minhub_py.models.steps import (
     AddTypes,
     Attend,
     CacheEncoder,
+    CausalConvolution,
     Convolution,
     CrossAttend,
     DeltaRule,
@@ -85,13 +86,16 @@ from minhub_py.models.steps import (
     LoadResidual,
     Logits,
     Norm,
+    NormPart,
     NormValues,
     PredictionInputs,
     PredictionStep,
+    Project,
     Recurrent,
     Rotate,
     SaveResidual,
     ScaleResidual,
+    SelectiveScan,
     ShortConvolution,
     StoreResidual,
 )
@@ -451,6 +455,58 @@ class Program(Weights):
             "short_convolution", layer=self.layers - 1, **self.taps(step.conv), bias=bias
         )
 
+    def causal_convolution(self, step: CausalConvolution) -> DecoderOperation:
+        self.layers += 1
+        return new_operation(
+            "causal_convolution",
+            code_of(step.activation),
+            layer=self.layers - 1,
+            **self.taps(step.conv),
+            bias=self.floats(step.conv.bias),
+            first=step.first,
+        )
+
+    def project(self, step: Project) -> DecoderOperation:
+        linear = self.product(step.layer, step.layer.bias)
+        operation = new_operation("project", linear=linear, input=step.first, output=self.outputs)
+        self.outputs += linear.weight.rows
+        self.width = max(self.width, self.outputs)
+        return operation
+
+    def norm_part(self, step: NormPart) -> DecoderOperation:
+        norm = step.norm
+        weight = torch.ones(norm.size, device=CPU) if norm.weight is None else norm.weight
+        return new_operation(
+            "norm_part",
+            weight=self.floats(weight),
+            first=step.first,
+            size=norm.size,
+            groups=norm.groups,
+            epsilon=norm.eps,
+        )
+
+    def selective_scan(self, step: SelectiveScan) -> DecoderOperation:
+        """The cache has one layer for the scan and the convolution before it."""
+        by_channel = step.decay.dim() == 2
+        decay = -step.decay.detach().float().exp()
+        return new_operation(
+            "selective_scan",
+            layer=self.layers - 1,
+            decay=self.floats(decay.t() if by_channel else decay),
+            skip=self.floats(step.skip),
+            bias=self.floats(step.bias),
+            by_channel=by_channel,
+            channels=step.channels,
+            heads=step.heads,
+            states=step.states,
+            groups=step.groups,
+            x=step.x,
+            z=step.z,
+            b=step.b,
+            c=step.c,
+            dt=step.dt,
+        )
+
     def taps(self, conv: nn.Conv1d) -> dict[str, Any]:
         """The parameters of a convolution over time, transposed, so that adjacent channels are
         computed together.
@@ -625,6 +681,8 @@ TRANSLATORS: dict[type, Callable[[Program, Any], DecoderOperation | list[Decoder
     StoreResidual: Program.store_residual, HiddenStates: Program.hidden_states, SaveResidual: Program.save_residual,
     LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
     Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,
+    CausalConvolution: Program.causal_convolution, Project: Program.project, NormPart: Program.norm_part,
+    SelectiveScan: Program.selective_scan,
     DeltaRule: Program.delta_rule, ShortConvolution: Program.short_convolution, Convolution: Program.convolution,
     Gate: Program.gate, Add: Program.add,
     Experts: Program.experts, NormValues: Program.norm_values, LayerInputs: Program.layer_inputs,

@@ -1,0 +1,129 @@
+"""The selective state space of Mamba: the recurrence, its state, and its memory."""
+
+import pytest
+import torch
+from guarantees import RUNNER
+from references import configured, random_model, texts_of
+
+import minhub_py
+from minhub_py.inference.native_runner import runner_of
+from minhub_py.models.state_space import Mamba1Mixer, Mixer, chunked_scan, selective_scan
+
+NAMES = ("mamba", "mamba2", "falcon_mamba", "granitemoehybrid")
+
+
+def inputs(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_scan_of_mamba_1_is_the_recurrence() -> None:
+    """For each channel n and number s of its state, in float64."""
+    x, dt = inputs(2, 9, 3, seed=4), inputs(2, 9, 3, seed=5).exp()
+    b, c = inputs(2, 9, 4, seed=6), inputs(2, 9, 4, seed=7)
+    a, d, state = -inputs(3, 4, seed=1).exp(), inputs(3, seed=2), inputs(2, 4, 3, seed=3)
+    y, last = selective_scan(x, dt, a, b, c, d, state)
+    for t in range(9):
+        for n in range(3):
+            for s in range(4):
+                decay = (dt[:, t, n] * a[n, s]).exp()
+                added = dt[:, t, n] * b[:, t, s] * x[:, t, n]
+                state[:, s, n] = decay * state[:, s, n] + added
+            expected = (c[:, t] * state[:, :, n]).sum(dim=1) + d[n] * x[:, t, n]
+            torch.testing.assert_close(y[:, t, n], expected)
+    torch.testing.assert_close(last, state)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 64])
+def test_the_scan_of_mamba_2_is_mamba_1s_with_equal_decays(chunk: int) -> None:
+    """In chunks of any size, for heads that share b and c."""
+    heads, size, states, groups = 6, 5, 7, 2
+    x, dt = inputs(2, 13, heads * size, seed=1), inputs(2, 13, heads, seed=2).exp()
+    b, c = inputs(2, 13, groups * states, seed=3), inputs(2, 13, groups * states, seed=4)
+    a, d, state = (
+        -inputs(heads, seed=5).exp(),
+        inputs(heads, seed=6),
+        inputs(2, heads, states, size, seed=7),
+    )
+    y, last = chunked_scan(x, dt, a, b, c, d, state, chunk)
+    for head in range(heads):
+        part, group = slice(head * size, (head + 1) * size), head // (heads // groups)
+        of_group = slice(group * states, (group + 1) * states)
+        expected, expected_last = selective_scan(
+            x[:, :, part],
+            dt[:, :, head : head + 1].expand(-1, -1, size),
+            a[head].expand(size, states),
+            b[:, :, of_group],
+            c[:, :, of_group],
+            d[head].expand(size),
+            state[:, head],
+        )
+        torch.testing.assert_close(y[:, :, part], expected)
+        torch.testing.assert_close(last[:, head], expected_last)
+
+
+def test_a_large_decay_does_not_round_later_decays() -> None:
+    """A token that resets the state, and tokens with small decays after it, in one chunk."""
+    dt = torch.full((1, 40, 1), 1e-3, dtype=torch.float64)
+    dt[:, 3] = 1e4
+    x, b, c = (inputs(1, 40, size, seed=size) for size in (4, 8, 9))
+    values = x, dt, torch.tensor([-1.0]).double(), b, c[:, :, :8], torch.zeros(1).double()
+    state = torch.zeros(1, 1, 8, 4, dtype=torch.float64)
+    expected, _ = chunked_scan(*values, state)
+    y, _ = chunked_scan(*(value.float() for value in (*values, state)))
+    later = slice(4, None)
+    error = (y[:, later] - expected[:, later]).abs().max() / expected[:, later].abs().max()
+    assert error < 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_the_cache_has_one_size_for_any_number_of_tokens(name: str) -> None:
+    """In bytes, before and after thousands of tokens: a state of 100,000 tokens is as small."""
+    model = random_model(name)
+    cache = model.new_cache(2, 100_000)
+    size = cache.size
+    assert size == model.new_cache(2, 1).size
+    config = model.config
+    N, S, taps = config.inner, config.state_size, config.conv_kernel
+    convolved = N + (2 * config.n_groups * S if name == "mamba2" else 0)
+    assert size == 2 * 4 * config.num_hidden_layers * (S * N + (taps - 1) * convolved)
+    runner = runner_of(model)
+    assert type(runner) is RUNNER
+    cache = runner.new_cache(2, 4000)
+    size = cache.size
+    [ids] = texts_of(3000)
+    for row in range(2):
+        runner.forward({row: ids}, cache)
+    assert cache.size == size
+    assert cache.lengths == [3000, 3000]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_continue_after_a_shared_prefix_as_from_the_start(name: str) -> None:
+    """A server's batch with a prefix cache; greedy text is that of single runs without a cache."""
+    model = random_model(name)
+    [prefix] = texts_of(30)
+    prompts = [[*prefix, 5, 6], [*prefix, 7], prefix]
+    together = minhub_py.generate(model, prompts, 12, temperature=0, eos_id=None)
+    for prompt, text in zip(prompts, together, strict=True):
+        ids = list(prompt)
+        for _ in range(12):
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+        assert text == ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_new_models_start_with_slow_decays(name: str) -> None:
+    """Δ is between 0.001 and 0.1, and A is -1, -2 and so on, as the authors draw them."""
+    mixers = [
+        module
+        for module in configured(name)[0].new(configured(name)[1]).modules()
+        if isinstance(module, Mixer)
+    ]
+    assert mixers
+    for mixer in mixers:
+        bias = mixer.dt_proj.bias if isinstance(mixer, Mamba1Mixer) else mixer.dt_bias
+        dt = torch.nn.functional.softplus(bias)
+        assert 0.00099 < dt.min() < dt.max() < 0.101
+        numbers = mixer.A_log[0] if isinstance(mixer, Mamba1Mixer) else mixer.A_log
+        torch.testing.assert_close(numbers.exp(), torch.arange(1.0, len(numbers) + 1))
