@@ -193,6 +193,8 @@ class GGUFCheckpoint(Checkpoint):
     ValueError: the file is corrupt, or its architecture or a setting is not supported.
     """
 
+    has_blocks = True
+
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.header = read_header(path)
@@ -445,11 +447,6 @@ def concatenated(parts: Sequence[Tensor]) -> Tensor:
     ):
         return first.as_strided((len(parts) * first.size(0), first.size(1)), first.stride())
     return torch.cat(list(parts))
-
-
-def checkpoint_at(path: Path) -> Checkpoint:
-    """The checkpoint of a folder or a GGUF file. ValueError: the file is corrupt or not supported."""
-    return GGUFCheckpoint(path) if path.is_file() else Checkpoint(path)
 
 
 def scaled_rope(factors: Tensor, rope: Mapping[str, object], size: int) -> dict[str, object]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.loading.files import ModelFiles
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.registry import Architecture
@@ -33,7 +32,7 @@ class Facts:
     differing: tensors that config.json ties, but whose values differ. They are used, and the config
     is not tied.
     without_head: a text embedding model, whose files lack the output head.
-    is_gguf: whether weights may be stored in blocks, which `quantize="auto"` uses.
+    has_blocks: whether weights may be stored in blocks, which `quantize="auto"` uses.
     has_modules: whether modules.json describes text embeddings.
     """
 
@@ -44,7 +43,7 @@ class Facts:
     ties: Mapping[str, str]
     differing: Mapping[str, str]
     without_head: bool
-    is_gguf: bool
+    has_blocks: bool
     has_modules: bool
 
     def over(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -97,7 +96,7 @@ def collect(files: ModelFiles, mtp: bool = False) -> Facts:
         ties if config.tie_word_embeddings else {},
         differing,
         without_head,
-        isinstance(checkpoint, GGUFCheckpoint),
+        checkpoint.has_blocks,
         has_modules,
     )
 

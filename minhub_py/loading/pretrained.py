@@ -231,12 +231,14 @@ def load(
     kinds: Mapping[object, str | Blocks] = {}
     if kind == "auto":
         kinds = stored_blocks(model, facts, files.checkpoint, target_device)
+        if kinds and dtype == "auto" and probe.name == "cpu":
+            target = torch.float32  # as for the other kinds, in choose_types()
     elif kind is not None:
         kinds = {**dict(layers_of(model, kind))}
     if quantize == "auto" and not kinds:
         warnings.warn(
-            'quantize="auto" has no effect: it applies to the quantized weights of GGUF files. '
-            '"int8" and "nf4" quantize any model.',
+            'quantize="auto" has no effect: it applies to the quantized weights of GGUF, GPTQ and AWQ'
+            ' files. "int8" and "nf4" quantize any model.',
             stacklevel=2,
         )
     assign(model, facts, kinds, target_device, target)
@@ -267,7 +269,7 @@ def choose_types(
     """
     kind = None if quantize == "none" else quantize
     on_cpu = probe.name == "cpu"
-    if quantize is None and facts.is_gguf and dtype == "auto" and on_cpu and not is_shared:
+    if quantize is None and facts.has_blocks and dtype == "auto" and on_cpu and not is_shared:
         kind = "auto"
     if dtype == "auto" and kind in KINDS and on_cpu:
         dtype = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
@@ -307,8 +309,8 @@ def assign(
 def stored_blocks(
     model: LanguageModel, facts: Facts, checkpoint: Checkpoint, device: torch.device
 ) -> dict[object, str | Blocks]:
-    """The layers whose weights a GGUF file stores in blocks, with the kinds of quantization that
-    use them.
+    """The layers whose weights a file stores in blocks, or in integers that become blocks, with the
+    kinds of quantization that use them.
     """
     kinds: dict[object, str | Blocks] = {}
     paths: dict[object, str] = {module: path for path, module in model.named_modules()}
