@@ -82,6 +82,7 @@ class QuantizedCheckpoint(Checkpoint):
         super().__init__(path)
         self.stored, self.forms = StoredTensors(path), forms
         self.config = without_quantization(settings)
+        self.dtype = declared_dtype(self.config)
         self.has_blocks = any(form.integers for form in forms)
 
     @property
@@ -114,6 +115,15 @@ class QuantizedCheckpoint(Checkpoint):
             )
         return weights
 
+    @property
+    def biases(self) -> list[str]:  # type: ignore[override]
+        return [
+            f"{name.removesuffix(weight.form.target)}.bias"
+            for name, weight in self.weights.items()
+            if weight.form.codes == GPTQ.codes
+            and f"{name.removesuffix(weight.form.target)}.bias" in self.stored.contents.meta
+        ]
+
     @cached_property
     def contents(self) -> Contents:
         """See `Checkpoint`. Dequantized weights have config.json's dtype, or else that of the other
@@ -128,22 +138,13 @@ class QuantizedCheckpoint(Checkpoint):
         }
         if double := sorted(meta.keys() & weights.keys()):
             raise ValueError(f"{self.path}: {double[0]} is stored both quantized and as floats")
-        dtype = self._dtype(meta)
+        floating = [tensor.dtype for tensor in meta.values() if tensor.is_floating_point()]
+        dtype = self.dtype or (floating[0] if floating else torch.bfloat16)
         files = {name: stored.files[name] for name in meta}
         for name, weight in weights.items():
             meta[name] = torch.empty(weight.shape, dtype=dtype, device="meta")
             files[name] = stored.files[weight.parts["codes"]]
         return Contents(meta, files, stored.layout)
-
-    def _dtype(self, others: Mapping[str, Tensor]) -> torch.dtype:
-        text = self.config.get("text_config")
-        config = {**self.config, **(text if isinstance(text, dict) else {})}
-        declared = config.get("dtype") or config.get("torch_dtype")
-        dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
-        if isinstance(declared, str) and declared in dtypes and declared != "uint8":
-            return dtypes[declared]
-        floating = [tensor.dtype for tensor in others.values() if tensor.is_floating_point()]
-        return floating[0] if floating else torch.bfloat16
 
     def parts(self, name: str) -> dict[str, Tensor]:
         """The stored tensors of a quantized weight, by their roles."""
@@ -195,6 +196,15 @@ class QuantizedCheckpoint(Checkpoint):
 
     def release(self) -> None:
         self.stored.release()
+
+
+def declared_dtype(settings: JsonMapping) -> torch.dtype | None:
+    """The dtype that a config.json names."""
+    text = settings.get("text_config")
+    sources = [text, settings] if isinstance(text, dict) else [settings]
+    names = [source.get(name) for source in sources for name in ("dtype", "torch_dtype")]
+    dtypes = {str(dtype): dtype for dtype in DTYPES.values() if dtype.is_floating_point}
+    return next((dtypes[f"torch.{name}"] for name in names if f"torch.{name}" in dtypes), None)
 
 
 def parts_of(form: Form, stem: str, names: Mapping[str, Tensor]) -> dict[str, str]:
@@ -250,10 +260,10 @@ def forms_of(settings: JsonMapping | None) -> Sequence[Form]:
             if method == "awq":
                 check_setting(settings, format_name(settings, "version"), None, "gemm", "GEMM")
                 return [AWQ(group)]
-            name = format_name(settings, "checkpoint_format")
-            check_setting(settings, name, None, "gptq", "gptq_v2")
+            format = format_name(settings, "checkpoint_format")
+            check_setting(settings, format, None, "gptq", "gptq_v2")
             check_setting(settings, "is_marlin_format", None, False)
-            return [GPTQ(group, offset=0 if settings.get(name) == "gptq_v2" else 1)]
+            return [GPTQ(group, offset=0 if settings.get(format) == "gptq_v2" else 1)]
         case "compressed-tensors":
             return compressed_forms(settings)
     return ()
@@ -280,18 +290,18 @@ def compressed_forms(settings: JsonMapping) -> Sequence[Form]:
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise unsupported("config_groups", group, "groups with quantized weights")
-        name = group.get("format") or settings.get("format")
-        if name == "pack-quantized":
+        format = group.get("format") or settings.get("format")
+        if format == "pack-quantized":
             check_setting(weights, "num_bits", 4, 8)
             forms[Packed(group_of(weights))] = None
-        elif name in ("float-quantized", "int-quantized", "naive-quantized"):
+        elif format in ("float-quantized", "int-quantized", "naive-quantized"):
             check_setting(weights, "num_bits", 8)
             size = group_of(weights)
             block = block_of(weights, "block_structure") or (None if size is None else (1, size))
             forms[Scaled(block, integers=weights.get("type", "int") == "int")] = None
         else:
             raise unsupported(
-                "format", name, "pack-quantized, float-quantized, int-quantized, naive-quantized"
+                "format", format, "pack-quantized, float-quantized, int-quantized, naive-quantized"
             )
     if len({(type(form), form.integers) for form in forms}) < len(forms):
         raise unsupported("config_groups", groups, "one size of groups or blocks for each format")

@@ -76,11 +76,13 @@ class Checkpoint(Mapping[str, Tensor]):
 
     dtypes: supported dtypes by their safetensors names.    has_blocks: whether weights may be stored
     in blocks, or in integers that become blocks; `quantize="auto"` uses them.
+    biases: names of the biases of quantized weights.
     """
 
     dtypes: ClassVar[Mapping[str, torch.dtype]] = DTYPES
     max_tensors: ClassVar[int] = MAX_TENSORS
     has_blocks = False
+    biases: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self.path = path

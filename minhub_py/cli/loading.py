@@ -61,7 +61,7 @@ def open_model(
 
 
 def note_quantized(model: "LanguageModel", quantize: str | None) -> None:
-    """Print a note if the quantized weights of a GGUF file are used by default."""
+    """Print a note if the quantized weights of the file are used by default."""
     from minhub_py.inference.quantize import kind_of
 
     if quantize is None and (kind := kind_of(model)):

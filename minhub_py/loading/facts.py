@@ -70,6 +70,8 @@ def collect(files: ModelFiles, mtp: bool = False) -> Facts:
         check_mtp(config, meta)
         config = replace(config, **{"mtp_layers": 1})
     if contents.layout == "hub":
+        if checkpoint.biases:
+            meta = without_zero_biases(files, config)
         meta = weights_map.to_native(architecture.model_type, meta, config)
     ties = weights_map.table_of(architecture.model_type, config).ties()
     lacks_head = bool(ties) and not ties.keys() & meta.keys()
@@ -99,6 +101,19 @@ def collect(files: ModelFiles, mtp: bool = False) -> Facts:
         checkpoint.has_blocks,
         has_modules,
     )
+
+
+def without_zero_biases(files: ModelFiles, config: ModelConfig) -> Mapping[str, Tensor]:
+    """Shapes and dtypes of the tensors by Hub name, without the zeros that older versions of
+    AutoGPTQ store as biases of layers that have none.
+    """
+    checkpoint, meta = files.checkpoint, files.checkpoint.contents.meta
+    model = skeleton(files.architecture.new, config)
+    needed = weights_map.to_hub(files.architecture.model_type, model.state_dict(), config)
+    unused = {
+        name for name in checkpoint.biases if name not in needed and not checkpoint[name].any()
+    }
+    return {name: tensor for name, tensor in meta.items() if name not in unused}
 
 
 def fit(facts: Facts) -> LanguageModel:

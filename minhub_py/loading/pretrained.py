@@ -89,11 +89,12 @@ def from_pretrained(
             Quantized models cannot be trained or saved. Activations are rounded to 16 bits, or to 8
             bits if `dtype` is "bfloat16": prefill is then faster and the error larger. With dtype
             "auto" the remaining weights are float32 on a CPU. "auto" computes with the quantized
-            weights of a GGUF file as they are stored, and activations are rounded to 8 bits, except
-            in the head; with `dtype` "float32", K-quants round them to 15 bits, and other types
-            compute in float32. "none" dequantizes the weights, for training or saving. The default,
-            None, means "auto" for a GGUF file on a CPU. It means "none" for other models and
-            devices, with `parallel`, and if `dtype` is not "auto".
+            weights of a GGUF file as they are stored, or with the integers of GPTQ, AWQ and
+            compressed-tensors, and activations are rounded to 8 bits, except in the head; with
+            `dtype` "float32", K-quants round them to 15 bits, and other types compute in float32.
+            "none" dequantizes the weights, for training or saving. The default, None, means "auto"
+            for these files on a CPU. It means "none" for other models and devices, with `parallel`,
+            and if `dtype` is not "auto". FP8 weights are dequantized.
         parallel: "tensor" splits the weights among the processes that torchrun started; on CUDA,
             each process needs its own GPU. All processes must make the same calls of
             `from_pretrained`, `generate`, `stream` and `score` with the same arguments. No effect

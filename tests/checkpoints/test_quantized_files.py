@@ -31,6 +31,7 @@ from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.registry import architecture_of
 
+UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
 PROMPT = [[1, 2, 3, 4]]
 
 
@@ -144,6 +145,20 @@ def test_modules_that_are_not_converted_stay(name: str, tmp_path: Path) -> None:
         assert count == 13
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_zeros_as_biases_of_layers_without_a_bias_are_not_used(
+    model_type: str, tmp_path: Path
+) -> None:
+    folder, weights = write_quantized(tmp_path / "model", "gptq", model_type)
+    add(folder, {f"{DOWN}.bias": torch.zeros(64, dtype=torch.float16)})
+    assert hub(from_pretrained(folder, device="cpu", dtype="float32")).keys() == weights.keys()
+    convert(folder, tmp_path / "plain")
+    assert load_file(tmp_path / "plain" / "model.safetensors").keys() == weights.keys()
+    change(folder, {f"{DOWN}.bias": torch.ones(64, dtype=torch.float16)})
+    with pytest.raises(ValueError, match="layers.0.mlp.down_proj.bias"):
+        from_pretrained(folder, device="cpu")
+
+
 @pytest.mark.parametrize("name", ["fp8-block", "gptq"])
 def test_tied_embeddings_are_shared(name: str, tmp_path: Path) -> None:
     folder, weights = write_quantized(tmp_path / "model", name, tie_word_embeddings=True)
@@ -191,6 +206,12 @@ def change(folder: Path, changes: dict[str, Tensor | None]) -> None:
         save_file(tensors, file)
 
 
+def add(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Add tensors to the first shard of a folder."""
+    file = "model-00001-of-00002.safetensors"
+    save_file({**load_file(folder / file), **tensors}, folder / file)
+
+
 def test_verify_reports_a_scale_that_is_not_a_number(tmp_path: Path) -> None:
     folder, _ = write_quantized(tmp_path / "model", "fp8-tensor")
     name = "model.layers.0.mlp.up_proj.weight"
@@ -221,7 +242,6 @@ def test_int8_and_adapters_start_from_the_dequantized_weights(name: str, tmp_pat
     )
 
 
-UP = "model.layers.0.mlp.up_proj"
 PROBLEMS: dict[str, tuple[str, dict[str, Tensor | None], str]] = {
     "no scale": (
         "fp8-block",
