@@ -26,7 +26,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from weights_map.blocks import Blocks
+from weights_map.blocks import Blocks, float16_at
 
 Parts = Mapping[str, Tensor]  # role -> tensor
 Names = Mapping[str, tuple[str, ...]]  # role -> ends of the name, in the order of preference
@@ -34,6 +34,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the position of each of eight outputs in a word
 # The block types with integers times a scale, the fewest bits first, and the range of the integers.
 RANGES = {"Q4_0": (-8, 7), "Q5_0": (-16, 15), "Q8_0": (-128, 127)}
+TERNARY = {"TQ1_0": 52, "TQ2_0": 64}  # GGUF's types with -1, 0 and 1, and the offset of a scale
 
 
 class Levels(NamedTuple):
@@ -422,3 +423,11 @@ def to_blocks(levels: Levels, type: str) -> Blocks:
             bits = (codes >> 4).unflatten(2, (4, 8)) << torch.arange(8, dtype=torch.uint8)
             parts.insert(1, bits.sum(3, dtype=torch.uint8))
     return Blocks(type, torch.cat(parts, dim=2).flatten(1))
+
+
+def ternary_levels(rows: Tensor, weights: Tensor, type: str) -> Levels:
+    """The levels of rows (out, bytes) in a type of `TERNARY` with dequantized weights (out, in)."""
+    scales = float16_at(rows.unflatten(1, (-1, TERNARY[type] + 2)), TERNARY[type]).squeeze(2)
+    values = weights.unflatten(1, (scales.size(1), -1)) / scales.unsqueeze(2)
+    # corrupt or zero scales give other weights or zeros
+    return Levels(values.nan_to_num(0, 0, 0).round().clamp(-8, 7).flatten(1).short(), scales)

@@ -43,6 +43,7 @@ from minhub_py.system.printable import printable
 from weights_map.blocks import TYPES, Blocks
 from weights_map.conversion import Mapped
 from weights_map.gguf import PACKED, GGUFArchitecture
+from weights_map.quantized import TERNARY, ternary_levels, to_blocks
 
 CHUNK = 2**18  # elements dequantized at a time: they fit into a core's cache
 
@@ -107,6 +108,19 @@ class Tensors(Mapping[str, Tensor]):
     def rows(self, name: str) -> Tensor:
         """A tensor as stored in the mapped file: uint8 (…, bytes of a row)."""
         return torch.from_numpy(self.bytes_of(name)).view(*self.stored[name].shape[:-1], -1)
+
+    def block_type(self, name: str) -> str:
+        """The type of `blocks`."""
+        type = self.stored[name].type
+        return "Q4_0" if type in TERNARY else type
+
+    def blocks(self, name: str) -> Blocks:
+        """A tensor in blocks as stored. Ternary ones become Q4_0, which has the same values."""
+        rows, type = self.rows(name), self.stored[name].type
+        if type in TERNARY:
+            levels = ternary_levels(rows.flatten(0, -2), self[name].flatten(0, -2), type)
+            rows = to_blocks(levels, "Q4_0").rows.view(*rows.shape[:-1], -1)
+        return Blocks(self.block_type(name), rows)
 
     def __getitem__(self, name: str) -> Tensor:
         type, shape = self.stored[name].type, self.stored[name].shape
@@ -392,13 +406,13 @@ class GGUFCheckpoint(Checkpoint):
         if types <= FLOAT_TYPES.keys():
             return None
         permuted = all(map(native.permutes, names)) and all(map(self._shapes.permutes, hub_names))
-        if len(types) == 1 and types <= TYPES.keys() and permuted:
-            tensors = native.over(
-                self._shapes.over({source: self._tensors.rows(source) for source in sources})
-            )
+        if len(types) == 1 and types <= {*TYPES, *TERNARY} and permuted:
+            rows = {source: self._tensors.blocks(source).rows for source in sources}
+            tensors = native.over(self._shapes.over(rows))
             parts = [tensors[name] for name in names]
             if all(part.dim() == 2 and part.stride(1) == 1 for part in parts):  # not transposed
-                return Blocks(types.pop(), concatenated(parts))
+                [type] = {self._tensors.block_type(source) for source in sources}
+                return Blocks(type, concatenated(parts))
         return "int8"
 
     @cached_property
