@@ -11,7 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
+from minhub_py.checkpoints.gguf import GGUFCheckpoint
+from minhub_py.checkpoints.opening import checkpoint_at
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.inference.limits import CHAT_SAMPLING, PUBLISHED_FIELDS
 from minhub_py.inference.sampling import Sampling

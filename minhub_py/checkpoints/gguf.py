@@ -43,6 +43,7 @@ from minhub_py.system.printable import printable
 from weights_map.blocks import TYPES, Blocks
 from weights_map.conversion import Mapped
 from weights_map.gguf import PACKED, GGUFArchitecture
+from weights_map.quantized import TERNARY, ternary_levels, to_blocks
 
 CHUNK = 2**18  # elements dequantized at a time: they fit into a core's cache
 
@@ -108,6 +109,19 @@ class Tensors(Mapping[str, Tensor]):
     def rows(self, name: str) -> Tensor:
         """A tensor as stored in the mapped file: uint8 (…, bytes of a row)."""
         return torch.from_numpy(self.bytes_of(name)).view(*self.stored[name].shape[:-1], -1)
+
+    def block_type(self, name: str) -> str:
+        """The type of `blocks`."""
+        type = self.stored[name].type
+        return "Q4_0" if type in TERNARY else type
+
+    def blocks(self, name: str) -> Blocks:
+        """A tensor in blocks as stored. Ternary ones become Q4_0, which has the same values."""
+        rows, type = self.rows(name), self.stored[name].type
+        if type in TERNARY:
+            levels = ternary_levels(rows.flatten(0, -2), self[name].flatten(0, -2), type)
+            rows = to_blocks(levels, "Q4_0").rows.view(*rows.shape[:-1], -1)
+        return Blocks(self.block_type(name), rows)
 
     def __getitem__(self, name: str) -> Tensor:
         type, shape = self.stored[name].type, self.stored[name].shape
@@ -193,6 +207,8 @@ class GGUFCheckpoint(Checkpoint):
 
     ValueError: the file is corrupt, or its architecture or a setting is not supported.
     """
+
+    has_blocks = True
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -391,13 +407,13 @@ class GGUFCheckpoint(Checkpoint):
         if types <= FLOAT_TYPES.keys():
             return None
         permuted = all(map(native.permutes, names)) and all(map(self._shapes.permutes, hub_names))
-        if len(types) == 1 and types <= TYPES.keys() and permuted:
-            tensors = native.over(
-                self._shapes.over({source: self._tensors.rows(source) for source in sources})
-            )
+        if len(types) == 1 and types <= {*TYPES, *TERNARY} and permuted:
+            rows = {source: self._tensors.blocks(source).rows for source in sources}
+            tensors = native.over(self._shapes.over(rows))
             parts = [tensors[name] for name in names]
             if all(part.dim() == 2 and part.stride(1) == 1 for part in parts):  # not transposed
-                return Blocks(types.pop(), concatenated(parts))
+                [type] = {self._tensors.block_type(source) for source in sources}
+                return Blocks(type, concatenated(parts))
         return "int8"
 
     @cached_property
@@ -446,11 +462,6 @@ def concatenated(parts: Sequence[Tensor]) -> Tensor:
     ):
         return first.as_strided((len(parts) * first.size(0), first.size(1)), first.stride())
     return torch.cat(list(parts))
-
-
-def checkpoint_at(path: Path) -> Checkpoint:
-    """The checkpoint of a folder or a GGUF file. ValueError: the file is corrupt or not supported."""
-    return GGUFCheckpoint(path) if path.is_file() else Checkpoint(path)
 
 
 def scaled_rope(factors: Tensor, rope: Mapping[str, object], size: int) -> dict[str, object]:

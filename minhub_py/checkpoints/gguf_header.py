@@ -24,6 +24,7 @@ from minhub_py.system.files import open_regular
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import reason_of
 from weights_map.blocks import TYPES
+from weights_map.quantized import TERNARY
 
 MAGIC = b"GGUF"
 # `struct` formats of value types by number. 8 is a string, and 9 an array.
@@ -55,6 +56,11 @@ FLOAT_TYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+# Types whose blocks the decoder does not have, and which the package dequantizes.
+DEQUANTIZED = (
+    *TERNARY,
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+)
 
 
 class StoredTensor(NamedTuple):
@@ -259,8 +265,8 @@ def _tensor_entry(scanner: Scanner) -> tuple[str, StoredTensor]:
     if shape[-1] % block or not all(shape):
         raise ValueError(f"{name} has the shape {shape}, which is invalid for its type")
     stored = StoredTensor(type.name, shape, scanner.number("Q"), math.prod(shape) // block * size)
-    if stored.type not in (*FLOAT_TYPES, *TYPES):
-        supported = ", ".join((*FLOAT_TYPES, *TYPES))
+    if stored.type not in (*FLOAT_TYPES, *TYPES, *DEQUANTIZED):
+        supported = ", ".join((*FLOAT_TYPES, *TYPES, *DEQUANTIZED))
         raise ValueError(f"{name} is stored as {stored.type}; supported types are {supported}")
     return name, stored
 

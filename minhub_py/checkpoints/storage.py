@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -73,7 +73,16 @@ class Checkpoint(Mapping[str, Tensor]):
 
     FileNotFoundError: the folder has no weights, or a shard is missing. ValueError: a file is
     corrupt, not a checkpoint, or a pickle that contains code.
+
+    dtypes: supported dtypes by their safetensors names.    has_blocks: whether weights may be stored
+    in blocks, or in integers that become blocks; `quantize="auto"` uses them.
+    biases: names of the biases of quantized weights.
     """
+
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = DTYPES
+    max_tensors: ClassVar[int] = MAX_TENSORS
+    has_blocks = False
+    biases: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,8 +148,10 @@ class Checkpoint(Mapping[str, Tensor]):
                     raise ValueError(f"{file} is corrupt: it contains a tensor named {brief(name)}")
                 if name in files:
                     raise ValueError(f"{name} is both in {files[name].name} and in {file.name}")
-                if len(files) == MAX_TENSORS:
-                    raise ValueError(f"{file} has too many tensors; the maximum is {MAX_TENSORS:,}")
+                if len(files) == self.max_tensors:
+                    raise ValueError(
+                        f"{file} has too many tensors; the maximum is {self.max_tensors:,}"
+                    )
                 files[name] = file
                 tensor = handle[name] if is_pickle else handle.get_slice(name)
                 shape, stored = (
@@ -148,7 +159,8 @@ class Checkpoint(Mapping[str, Tensor]):
                     if is_pickle
                     else (tensor.get_shape(), tensor.get_dtype())
                 )
-                meta[name] = meta_tensor(name, shape, checked_dtype(name, stored, DTYPES | MASKS))
+                dtype = checked_dtype(name, stored, {**self.dtypes, **MASKS})
+                meta[name] = meta_tensor(name, shape, dtype)
         return Contents(meta, files, layout)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -158,7 +170,9 @@ class Checkpoint(Mapping[str, Tensor]):
         handle = self._open[file]
         is_pickle = isinstance(handle, dict)
         checked_dtype(
-            name, handle[name].dtype if is_pickle else handle.get_slice(name).get_dtype(), DTYPES
+            name,
+            handle[name].dtype if is_pickle else handle.get_slice(name).get_dtype(),
+            self.dtypes,
         )
         return handle[name] if is_pickle else handle.get_tensor(name)  # type: ignore[no-any-return]
 
@@ -196,9 +210,9 @@ def checked_dtype(
     if dtype is None or dtype not in allowed.values():
         if str(stored).startswith(("F8_", "torch.float8_")):
             raise ValueError(
-                f"{name} is stored as {stored}: FP8-quantized files are not supported. Use the BF16"
-                f" repository of the same model; {setting('quantize', 'int8')} reduces it to the"
-                " same size"
+                f"{name} is stored as {stored}, but config.json has no quantization_config that"
+                " names its scales: download config.json again, or use the BF16 repository of the"
+                f" same model; {setting('quantize', 'int8')} reduces it to the same size"
             )
         raise ValueError(f"{name} is stored as {stored}; supported dtypes are {', '.join(DTYPES)}")
     return dtype

@@ -61,7 +61,7 @@ def open_model(
 
 
 def note_quantized(model: "LanguageModel", quantize: str | None) -> None:
-    """Print a note if a GGUF file's quantized weights are used by default."""
+    """Print a note if the file's quantized weights are used by default."""
     from minhub_py.inference.quantize import kind_of
 
     if quantize is None and (kind := kind_of(model)):

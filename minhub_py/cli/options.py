@@ -140,8 +140,8 @@ LOADING_OPTIONS: list[Decorator] = [
         help=(
             "int8, nf4: store weights in 8 or 4 bits; faster on a CPU, slightly less accurate."
             " --dtype bfloat16 also speeds up prefill. auto: compute with the quantized weights of"
-            " a GGUF file, and activations of 8 bits (--dtype float32: 15 bits or more); the"
-            " default for GGUF files on a CPU, unless --dtype is set. none: convert quantized weights"
+            " a GGUF, GPTQ or AWQ file, and activations of 8 bits (--dtype float32: 15 bits or"
+            " more); the default for these files on a CPU, unless --dtype is set. none: convert quantized weights"
             " to floating point."
         ),
     ),

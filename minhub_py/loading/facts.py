@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.loading.files import ModelFiles
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.registry import Architecture
@@ -33,7 +32,7 @@ class Facts:
     differing: tensors that config.json ties, but whose values differ. They are used, and the config
     is not tied.
     without_head: a text embedding model, whose files lack the output head.
-    is_gguf: whether weights may be stored in blocks, which `quantize="auto"` uses.
+    has_blocks: whether weights may be stored in blocks, which `quantize="auto"` uses.
     has_modules: whether modules.json describes text embeddings.
     """
 
@@ -44,7 +43,7 @@ class Facts:
     ties: Mapping[str, str]
     differing: Mapping[str, str]
     without_head: bool
-    is_gguf: bool
+    has_blocks: bool
     has_modules: bool
 
     def over(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -71,6 +70,8 @@ def collect(files: ModelFiles, mtp: bool = False) -> Facts:
         check_mtp(config, meta)
         config = replace(config, **{"mtp_layers": 1})
     if contents.layout == "hub":
+        if checkpoint.biases:
+            meta = without_zero_biases(files, config)
         meta = weights_map.to_native(architecture.model_type, meta, config)
     ties = weights_map.table_of(architecture.model_type, config).ties()
     lacks_head = bool(ties) and not ties.keys() & meta.keys()
@@ -97,9 +98,22 @@ def collect(files: ModelFiles, mtp: bool = False) -> Facts:
         ties if config.tie_word_embeddings else {},
         differing,
         without_head,
-        isinstance(checkpoint, GGUFCheckpoint),
+        checkpoint.has_blocks,
         has_modules,
     )
+
+
+def without_zero_biases(files: ModelFiles, config: ModelConfig) -> Mapping[str, Tensor]:
+    """Shapes and dtypes of the tensors by Hub name, without the zeros that older versions of
+    AutoGPTQ store as biases of layers that have none.
+    """
+    checkpoint, meta = files.checkpoint, files.checkpoint.contents.meta
+    model = skeleton(files.architecture.new, config)
+    needed = weights_map.to_hub(files.architecture.model_type, model.state_dict(), config)
+    unused = {
+        name for name in checkpoint.biases if name not in needed and not checkpoint[name].any()
+    }
+    return {name: tensor for name, tensor in meta.items() if name not in unused}
 
 
 def fit(facts: Facts) -> LanguageModel:

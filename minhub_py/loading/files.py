@@ -11,7 +11,7 @@ from typing import Literal
 
 import weights_map
 from minhub_py.checkpoints import hub, local
-from minhub_py.checkpoints.gguf import checkpoint_at
+from minhub_py.checkpoints.opening import checkpoint_at
 from minhub_py.checkpoints.sentence_transformers import read_modules
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.loading.adapters.loading import (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import weights_map
 from minhub_py.checkpoints import hub, local
-from minhub_py.checkpoints.gguf import checkpoint_at
+from minhub_py.checkpoints.opening import checkpoint_at
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_file
 from minhub_py.inference.quantize import count

@@ -89,11 +89,12 @@ def from_pretrained(
             Quantized models cannot be trained or saved. Activations are rounded to 16 bits, or to 8
             bits if `dtype` is "bfloat16": prefill is then faster and the error larger. With dtype
             "auto" the remaining weights are float32 on a CPU. "auto" computes with the quantized
-            weights of a GGUF file as they are stored, and activations are rounded to 8 bits, except
-            in the head; with `dtype` "float32", K-quants round them to 15 bits, and other types
-            compute in float32. "none" dequantizes the weights, for training or saving. The default,
-            None, means "auto" for a GGUF file on a CPU. It means "none" for other models and
-            devices, with `parallel`, and if `dtype` is not "auto".
+            weights of a GGUF file as they are stored, or with the integers of GPTQ, AWQ and
+            compressed-tensors, and activations are rounded to 8 bits, except in the head; with
+            `dtype` "float32", K-quants round them to 15 bits, and other types compute in float32.
+            "none" dequantizes the weights, for training or saving. The default, None, means "auto"
+            for these files on a CPU. It means "none" for other models and devices, with `parallel`,
+            and if `dtype` is not "auto". FP8 weights are dequantized.
         parallel: "tensor" splits the weights among the processes that torchrun started; on CUDA,
             each process needs its own GPU. All processes must make the same calls of
             `from_pretrained`, `generate`, `stream` and `score` with the same arguments. No effect
@@ -231,12 +232,14 @@ def load(
     kinds: Mapping[object, str | Blocks] = {}
     if kind == "auto":
         kinds = stored_blocks(model, facts, files.checkpoint, target_device)
+        if kinds and dtype == "auto" and probe.name == "cpu":
+            target = torch.float32  # as for the other kinds, in choose_types()
     elif kind is not None:
         kinds = {**dict(layers_of(model, kind))}
     if quantize == "auto" and not kinds:
         warnings.warn(
-            'quantize="auto" has no effect: it applies to the quantized weights of GGUF files. '
-            '"int8" and "nf4" quantize any model.',
+            'quantize="auto" has no effect: it applies to the quantized weights of GGUF, GPTQ and AWQ'
+            ' files. "int8" and "nf4" quantize any model.',
             stacklevel=2,
         )
     assign(model, facts, kinds, target_device, target)
@@ -267,7 +270,7 @@ def choose_types(
     """
     kind = None if quantize == "none" else quantize
     on_cpu = probe.name == "cpu"
-    if quantize is None and facts.is_gguf and dtype == "auto" and on_cpu and not is_shared:
+    if quantize is None and facts.has_blocks and dtype == "auto" and on_cpu and not is_shared:
         kind = "auto"
     if dtype == "auto" and kind in KINDS and on_cpu:
         dtype = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
@@ -307,8 +310,8 @@ def assign(
 def stored_blocks(
     model: LanguageModel, facts: Facts, checkpoint: Checkpoint, device: torch.device
 ) -> dict[object, str | Blocks]:
-    """The layers whose weights a GGUF file stores in blocks, with the kinds of quantization that
-    use them.
+    """The layers whose weights a file stores in blocks, or in integers that become blocks, with the
+    kinds of quantization that use them.
     """
     kinds: dict[object, str | Blocks] = {}
     paths: dict[object, str] = {module: path for path, module in model.named_modules()}

@@ -23,7 +23,7 @@ from memory import MB, PREPARE, growth
 from needs import needs
 from references import assert_identical
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import weights_map
 from minhub_py import (
@@ -35,7 +35,7 @@ from minhub_py import (
 )
 from minhub_py.checkpoints import gguf as reading
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
-from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, read_header
+from minhub_py.checkpoints.gguf_header import DEQUANTIZED, FLOAT_TYPES, read_header
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
 from minhub_py.inference.native.library import KINDS
@@ -44,6 +44,7 @@ from minhub_py.inference.quantize import Quantized, QuantizedExperts, kind_of
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.mixture import Mixture
 from weights_map.blocks import TYPES
+from weights_map.quantized import TERNARY
 
 
 def rope_factors(model: Any) -> dict[str, torch.Tensor]:
@@ -116,7 +117,7 @@ def test_quantized_file_matches_the_gguf_package(name: str, kind: str, tmp_path:
     assert torch.equal(half.state_dict()[key], tensor.bfloat16())
 
 
-@pytest.mark.parametrize("kind", [*FLOAT_TYPES, *TYPES])
+@pytest.mark.parametrize("kind", [*FLOAT_TYPES, *TYPES, *DEQUANTIZED])
 def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_path: Path) -> None:
     """Uses more blocks than one chunk."""
     block, _ = gguf.GGML_QUANT_SIZES[Type[kind]]
@@ -140,6 +141,38 @@ def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_pa
     assert actual.shape == (1, count * block)
     assert torch.equal(actual.flatten(), expected.flatten())
     assert actual.isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", DEQUANTIZED)
+def test_blocks_without_kernels_become_q4_0_or_int8(kind: str, tmp_path: Path) -> None:
+    """Ternary weights keep their values."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**CASES["llama"], **sizes}))
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        for name, tensor in writer.tensors[0].items():
+            if "blk" in name and len(tensor.shape) == 2:
+                rows, columns = tensor.shape
+                data = blocks(kind, rows * columns // 256, sum(name.encode()))
+                tensor.tensor, tensor.dtype = data.reshape(rows, -1), Type[kind]
+                tensor.nbytes = data.nbytes
+
+    file = write(tmp_path / "model.gguf", model, change=change)
+    floats = from_pretrained(file, device="cpu", quantize="none")
+    ours = from_pretrained(file, device="cpu")
+    layers = {
+        path: module for path, module in ours.named_modules() if isinstance(module, Quantized)
+    }
+    assert len(layers) == 14
+    assert {layer.kind for layer in layers.values()} == {"Q4_0" if kind in TERNARY else "int8"}
+    for path, layer in layers.items():
+        weight = floats.get_submodule(path).weight
+        assert weight.unique().numel() > 2
+        if kind in TERNARY:
+            assert torch.equal(layer.weight, weight), path
+        else:
+            assert (layer.weight - weight).abs().max() <= weight.abs().max() / 127
 
 
 @torch.no_grad()

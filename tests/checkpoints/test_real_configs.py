@@ -569,31 +569,33 @@ FP8 = {
     "quant_method": "fp8",
     "weight_block_size": None,
 }
+BITSANDBYTES = {
+    "bnb_4bit_compute_dtype": "bfloat16",
+    "bnb_4bit_quant_type": "nf4",
+    "load_in_4bit": True,
+    "quant_method": "bitsandbytes",
+}
+# Repositories with quantized weights, and their settings without quantization_config.
+QUANTIZED: dict[str, tuple[Settings, Settings]] = {
+    "mistralai/Devstral-Small-2-24B-Instruct-2512": (
+        {**MISTRAL3, "tie_word_embeddings": False, "text_config": DEVSTRAL},
+        FP8,
+    ),
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": (QWEN25_7B, AWQ),
+    "Qwen/Qwen2.5-0.5B-Instruct-GPTQ-Int4": (QWEN25_05B, GPTQ),
+}
 LONGROPE = {
     "long_factor": [1.08, 1.11, 1.14],
     "short_factor": [1.0, 1.02, 1.03],
     "type": "longrope",
 }
 REFUSED: dict[str, tuple[Settings, str]] = {
-    "mistralai/Devstral-Small-2-24B-Instruct-2512": (
-        {
-            **MISTRAL3,
-            "tie_word_embeddings": False,
-            "quantization_config": FP8,
-            "text_config": DEVSTRAL,
-        },
+    "unsloth/Qwen2.5-7B-Instruct-bnb-4bit": (
+        {**QWEN25_7B, "quantization_config": BITSANDBYTES},
         (
-            r"weights are quantized \(quant_method 'fp8'\).* take the repository of the same model"
-            r" in BF16"
+            r"weights are quantized \(quant_method 'bitsandbytes'\).* take the repository of the same"
+            r" model in BF16"
         ),
-    ),
-    "Qwen/Qwen2.5-7B-Instruct-AWQ": (
-        {**QWEN25_7B, "quantization_config": AWQ},
-        r"quantized \(quant_method 'awq'\)",
-    ),
-    "Qwen/Qwen2.5-0.5B-Instruct-GPTQ-Int4": (
-        {**QWEN25_05B, "quantization_config": GPTQ},
-        r"quantized \(quant_method 'gptq'\)",
     ),
     # The same rope in a model of type llama, and other settings that llama does not support.
     "a llama with longrope": (
@@ -655,6 +657,13 @@ def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
         "eos_token_id",
     ):
         assert getattr(config, setting) == getattr(reference_model, setting), setting
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_repositories_have_the_config_of_their_model(name: str, tmp_path: Path) -> None:
+    settings, quantization = QUANTIZED[name]
+    plain = described(tmp_path, settings)
+    assert described(tmp_path, {**settings, "quantization_config": quantization}) == plain
 
 
 @pytest.mark.parametrize("name", REFUSED)

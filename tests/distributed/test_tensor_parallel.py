@@ -22,6 +22,7 @@ from cases import ARCHITECTURES
 from children import SERVER
 from click.testing import CliRunner
 from fast_python import python
+from quantized_files import write_quantized
 from random_weights import draw
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -67,7 +68,7 @@ CONFIGS = {
     },
 }
 UNSPLIT = ("gemma4_", "mamba", "falcon_mamba", "granitemoehybrid")
-NAMES = [*(name for name in FEW if not name.startswith(UNSPLIT)), *EXTRA, *CONFIGS]
+NAMES = [*(name for name in FEW if not name.startswith(UNSPLIT)), *EXTRA, *CONFIGS, "fp8"]
 # The largest allocation of a rank is measured, which takes half of the time to load the model.
 MEASURED = [
     "gpt2-wide",
@@ -254,6 +255,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             model = architecture.Model(read(architecture.Config, settings))
             draw(model)
             save_pretrained(model, folder / name)
+    write_quantized(folder / "fp8", "fp8-block", dtype=torch.float32, vocab_size=61)
     return folder
 
 

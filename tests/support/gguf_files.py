@@ -166,6 +166,8 @@ def blocks(kind: str, count: int, seed: int = 0, scale: float = 0.01) -> "np.nda
             127 + np.round(np.log2(scale)) + np.random.default_rng(seed).integers(-1, 2, count)
         )
         return data
+    if kind == "IQ1_M":  # its scale is in the upper four bits of four numbers
+        data[:, 55] = data[:, 55] & 15 | 0x20
     # Where each type has its float16 numbers.
     offsets = {
         "Q2_K": (80, 82),
@@ -175,6 +177,9 @@ def blocks(kind: str, count: int, seed: int = 0, scale: float = 0.01) -> "np.nda
         "Q6_K": (208,),
         "Q4_1": (0, 2),
         "Q5_1": (0, 2),
+        "TQ1_0": (52,),
+        "TQ2_0": (64,),
+        "IQ1_M": (),
     }.get(kind, (0,))
     for offset in offsets:
         scales = np.random.default_rng(offset).normal(0, scale, count).astype(np.float16)

@@ -741,15 +741,17 @@ def test_integer_weights_keep_their_dtype(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_fp8_files_are_rejected_by_name(tmp_path: Path, dtype: torch.dtype, kind: str) -> None:
+def test_fp8_files_without_a_format_are_rejected_by_name(
+    tmp_path: Path, dtype: torch.dtype, kind: str
+) -> None:
     tensors = {"lstm.weight_ih_l0": torch.randn(4, 4).to(dtype)}
     if kind == "safetensors":
         save_file(tensors, tmp_path / "model.safetensors")
     else:
         torch.save(tensors, tmp_path / "pytorch_model.bin")
     message = (
-        r"lstm\.weight_ih_l0 is stored as .*8_?e.m.*: FP8-quantized files are not supported. Use"
-        r" the BF16"
+        r"lstm\.weight_ih_l0 is stored as .*8_?e.m.*, but config.json has no quantization_config"
+        r" .*BF16"
     )
     with pytest.raises(ValueError, match=f"(?i){message}"):
         Checkpoint(tmp_path).contents  # noqa: B018

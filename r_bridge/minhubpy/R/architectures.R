@@ -31,10 +31,10 @@ ARCHITECTURES <- c("gpt2", "gptneo", "lstm", "llama", "gptneox", "gptbigcode", "
 #'     is faster and results differ more; `"auto"` is float32 on a CPU. A
 #'     quantized model has no float weights, cannot be saved, and cannot become an
 #'     R torch module.
-#'   * `"auto"` computes with a GGUF file's quantized weights, without
-#'     further loss.
+#'   * `"auto"` computes with the quantized weights of a GGUF, GPTQ or AWQ
+#'     file, without further loss.
 #'   * `"none"` converts them to floating point.
-#'   * `NULL` is `"auto"` for a GGUF file on a CPU with `dtype = "auto"`, and
+#'   * `NULL` is `"auto"` for such a file on a CPU with `dtype = "auto"`, and
 #'     `"none"` otherwise.
 #' @param adapter A LoRA adapter of the model in PEFT's format: its folder, a
 #'   repository of the Hub (with `"@revision"` at the end for a branch, tag or
