@@ -550,10 +550,13 @@ class CodeWriter:
     def layer_inputs(self, step: LayerInputs) -> None:
         size = step.norm.weight.numel()
         sizes = f"[{self.outputs // size}, {size}]"
+        norm = self.normed(f"(h * {step.scale}).unflatten(2, {sizes})", step.norm)
+        if step.tokens is None:
+            self.lines.append(f"inputs = {norm}")
+            return
         rows = (
             f"scaled(F.embedding({self.idx}, {self.path(step.tokens.weight)}), {step.tokens_scale})"
         )
-        norm = self.normed(f"(h * {step.scale}).unflatten(2, {sizes})", step.norm)
         self.lines.append(f"inputs = ({norm} + {rows}.unflatten(2, {sizes})) * {step.factor}")
 
     def experts(self, step: Experts) -> None:

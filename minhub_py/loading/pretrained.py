@@ -330,7 +330,8 @@ def cast(model: LanguageModel, dtype: torch.dtype) -> None:
     """Change the dtype of a quantized model. Tables that are only looked up stay in the mapped
     file, in its dtype.
     """
-    tables = [step.tokens for step in model.steps() if isinstance(step, LayerInputs)]
+    steps = [step for step in model.steps() if isinstance(step, LayerInputs)]
+    tables = [step.tokens for step in steps if step.tokens is not None]
     weights = [table.weight for table in tables]
     for table in tables:
         table.weight = None  # type: ignore[assignment]

@@ -60,6 +60,60 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 HALF_VARIANCE = 2**-0.5  # of the sum of two vectors for each layer
 
 
+def full_sizes(
+    title: str,
+    per_layer: JsonObject | None,
+    kinds: list[str],
+    own: tuple[int, int],
+    sliding: tuple[int, int],
+) -> tuple[int, int]:
+    """Head size and number of KV heads of the full layers, from per_layer_config; None: `own`.
+
+    sliding: those of the other layers, for what per_layer_config omits.    ValueError: it has other
+    differences.
+    """
+    if per_layer is None:
+        return own
+    names = "head_dim", "num_key_value_heads"
+    full = {str(layer) for layer, kind in enumerate(kinds) if kind == FULL}
+    entries = list(per_layer.values())
+    first = entries[0] if entries else {}
+    same = all(entry == first for entry in entries) and set(per_layer) in (full, set())
+    if (
+        not same
+        or not isinstance(first, dict)
+        or not all(
+            name in names and type(value) is int and 1 <= value <= 2**16
+            for name, value in first.items()
+        )
+    ):
+        raise ValueError(
+            f"{title}: per_layer_config must contain the same head_dim and num_key_value_heads for"
+            " all layers of full_attention, and nothing else"
+        )
+    size, heads = (first.get(name, number) for name, number in zip(names, sliding, strict=True))
+    return size, heads
+
+
+def ropes_of_types(
+    title: str, parameters: JsonObject | None, full: JsonObject, context: int
+) -> dict[str, JsonObject]:
+    """rope_parameters of each layer type, with defaults; full: those of the full layers.
+
+    ValueError: they are not one dict per layer type.
+    """
+    parameters = parameters or {}
+    if not all(
+        name in (FULL, SLIDING) and isinstance(value, dict | None)
+        for name, value in parameters.items()
+    ):
+        raise ValueError(f"{title}: rope_parameters must contain settings for {FULL} and {SLIDING}")
+    return {
+        kind: rotary.completed(parameters.get(kind) or default, context)
+        for kind, default in ((FULL, full), (SLIDING, {}))
+    }
+
+
 class Attention(nn.Module):
     """source: the layer whose keys and values this layer attends to, or None for its own."""
 
@@ -410,35 +464,10 @@ class Gemma4Config(Positions):
         """Head size and number of KV heads of the full layers. ValueError: per_layer_config has
         other differences.
         """
-        full = {str(layer) for layer, kind in enumerate(self.kinds) if kind == FULL}
         heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
-        own = {
-            "head_dim": self.global_head_dim,
-            "num_key_value_heads": heads or self.num_key_value_heads,
-        }
-        if self.per_layer_config is None:
-            return own["head_dim"], own["num_key_value_heads"]
-        sliding = {"head_dim": self.head_dim, "num_key_value_heads": self.num_key_value_heads}
-        entries = list(self.per_layer_config.values())
-        first = entries[0] if entries else {}
-        same = all(entry == first for entry in entries) and set(self.per_layer_config) in (
-            full,
-            set(),
-        )
-        if (
-            not same
-            or not isinstance(first, dict)
-            or not all(
-                name in sliding and type(value) is int and 1 <= value <= 2**16
-                for name, value in first.items()
-            )
-        ):
-            raise ValueError(
-                "Gemma 4: per_layer_config must contain the same head_dim and num_key_value_heads for"
-                " all layers of full_attention, and nothing else"
-            )
-        merged = {**sliding, **first}
-        return merged["head_dim"], merged["num_key_value_heads"]
+        own = self.global_head_dim, heads or self.num_key_value_heads
+        sliding = self.head_dim, self.num_key_value_heads
+        return full_sizes(self.TITLE, self.per_layer_config, self.kinds, own, sliding)
 
     @property
     def head_sizes(self) -> list[int]:
@@ -471,19 +500,8 @@ class Gemma4Config(Positions):
         """rope_parameters of each layer type, with defaults. ValueError: they are not one dict per
         layer type.
         """
-        parameters = self.rope_parameters or {}
-        if not all(
-            name in (FULL, SLIDING) and isinstance(value, dict | None)
-            for name, value in parameters.items()
-        ):
-            raise ValueError(
-                f"Gemma 4: rope_parameters must contain settings for {FULL} and {SLIDING}"
-            )
         full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
-        return {
-            kind: rotary.completed(parameters.get(kind) or default, self.max_position_embeddings)
-            for kind, default in ((FULL, full), (SLIDING, {}))
-        }
+        return ropes_of_types(self.TITLE, self.rope_parameters, full, self.max_position_embeddings)
 
     def to_hub(self) -> JsonObject:
         """The config.json of this model for transformers."""

@@ -489,3 +489,4 @@ EUROBERT: Sizes = {
         "2.1B": (2304, 32, 18, 6, 6144),
     }.items()
 }
+EMBEDDINGGEMMA2: Sizes = {"embeddinggemma-2": {"architectures": ["EmbeddingGemma2Model"]}}

@@ -800,6 +800,17 @@ ARCHITECTURES = {
             names={"eurobert": ("eurobert",)},
             is_encoder=True,
         ),
+        Architecture(
+            "embeddinggemma2",
+            "EmbeddingGemma 2",
+            "embedding_gemma2_text",
+            ("EmbeddingGemma2Config", "EmbeddingGemma2"),
+            Training({}),
+            "google",
+            published.EMBEDDINGGEMMA2,
+            wrappers=("embedding_gemma2",),
+            is_encoder=True,
+        ),
     )
 }
 

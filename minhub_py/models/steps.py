@@ -336,14 +336,14 @@ class LayerInputs:
 
     h and p contain P numbers for each layer, (B, T, L * P), and the norm is over P numbers.
     tokens_scale is rounded to the dtype of the rows. The table is only looked up: it is not
-    quantized, and a mapped file is read by rows.
+    quantized, and a mapped file is read by rows. Without a table, None, p = norm(scale · h).
     """
 
-    tokens: nn.Embedding
+    tokens: nn.Embedding | None
     norm: RMSNorm
     scale: float
-    tokens_scale: float
-    factor: float
+    tokens_scale: float = 1.0
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -142,7 +142,8 @@ typedef struct {
         } delta_rule;
         struct { const float *convolution, *bias; int32_t taps, channels; } short_convolution; /* bias: or NULL */
         struct {                           /* LAYER_INPUTS */
-            matrix tokens;                 /* rows to look up, with the inputs of all layers */
+            matrix tokens;                 /* rows to look up, with the inputs of all layers; data NULL: none */
+            int64_t count;                 /* numbers of all layers */
             const float *norm;             /* of a layer's part */
             int32_t size;                  /* of that part */
             float scale, row_scale, factor, epsilon; /* of the projection, of the row, of their sum; of the norm */

@@ -257,6 +257,7 @@ class Parameters(ctypes.Union):
             "layer_inputs",
             structure(
                 tokens=Matrix,
+                count=int64,
                 norm=pointer,
                 size=int32,
                 scale=float32,

@@ -332,14 +332,18 @@ static void rotate(const operation *op, const call *c, float *in, int64_t m) {
     }
 }
 
-/* The inputs of all layers for token m: the norm of each layer's part of a projection, and the row of the token. */
+/* The inputs of all layers for token m: the norm of each layer's part of a projection, and the token's row, if any. */
 static void layer_inputs(const operation *op, const call *c, float *projected, int64_t m) {
-    const int64_t size = op->layer_inputs.size, count = op->layer_inputs.tokens.columns;
+    const int64_t size = op->layer_inputs.size, count = op->layer_inputs.count;
     float *inputs = c->inputs + m * c->width;
-    kernels.unpack_row(&op->layer_inputs.tokens, c->ids[m], inputs);
     for (int64_t i = 0; i < count; i++) projected[i] *= op->layer_inputs.scale;
     for (int64_t first = 0; first < count; first += size)
         kernels.rms_norm(projected + first, op->layer_inputs.norm, op->layer_inputs.epsilon, size, projected + first);
+    if (!op->layer_inputs.tokens.data) {
+        memcpy(inputs, projected, count * sizeof(float));
+        return;
+    }
+    kernels.unpack_row(&op->layer_inputs.tokens, c->ids[m], inputs);
     for (int64_t i = 0; i < count; i++)
         inputs[i] = (projected[i] + inputs[i] * op->layer_inputs.row_scale) * op->layer_inputs.factor;
 }

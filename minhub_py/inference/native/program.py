@@ -534,13 +534,16 @@ class Program(Weights):
         return operation
 
     def layer_inputs(self, step: LayerInputs) -> DecoderOperation:
+        table = step.tokens
+        rows = {} if table is None else {"tokens": self.matrix(table)}
         return new_operation(
             "layer_inputs",
-            tokens=self.matrix(step.tokens),
+            **rows,
+            count=self.outputs,
             norm=self.factor(step.norm),
             size=step.norm.weight.numel(),
             scale=step.scale,
-            row_scale=rounded(step.tokens_scale, step.tokens),
+            row_scale=1.0 if table is None else rounded(step.tokens_scale, table),
             factor=step.factor,
             epsilon=step.norm.eps,
         )
