@@ -9,7 +9,7 @@ import pytest
 
 from minhub_py import estimate
 from minhub_py.analysis.cross_fit import cross_fitted, median_of
-from minhub_py.analysis.estimate import best_power
+from minhub_py.analysis.regression import best_power
 
 RUNS = 500
 SEED = 20261125  # chosen before the first run
