@@ -10,7 +10,7 @@ from pathlib import Path
 import fast_python
 import pytest
 from needs import needs
-from paths import PROGRAMS, R_PACKAGE
+from paths import PROGRAMS, R_PACKAGE, ROOT
 from r_package import environment
 
 from minhub_py import FAMILIES
@@ -185,6 +185,20 @@ def test_help_pages_are_up_to_date(tmp_path: Path) -> None:
     assert (copy / "NAMESPACE").read_text() == (R_PACKAGE / "NAMESPACE").read_text()
     pages = filecmp.dircmp(copy / "man", R_PACKAGE / "man")
     assert (pages.left_only, pages.right_only, pages.diff_files) == ([], [], [])
+
+
+def test_the_cheat_sheet_lists_every_export_and_no_other_function() -> None:
+    text = (ROOT / "docs" / "guides" / "r_cheatsheet.md").read_text(encoding="utf-8")
+    exports = set(
+        re.findall(r"^export\((.*)\)$", (R_PACKAGE / "NAMESPACE").read_text(), re.MULTILINE)
+    )
+    generics = {"predict", "plot", "summary", "tidy", "list", "options", "model"}
+    named = set(re.findall(r"(?<![$\w.:])([a-z][a-z0-9_]+)\(", text)) - generics
+    constructors = {
+        f"{name}{end}" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")
+    }
+    assert named <= exports, named - exports
+    assert exports - constructors - named <= {"tokenizer"}, exports - constructors - named
 
 
 def test_exports_have_a_help_page() -> None:

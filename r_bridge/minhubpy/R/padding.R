@@ -19,7 +19,7 @@ enable_padding <- function(tokenizer, direction, pad_id, pad_type_id, pad_token,
 padding_token <- function(tokenizer, token = NULL) ask("padding_token", tokenizer = tokenizer, token = token)
 
 enable_truncation <- function(tokenizer, max_length, stride, strategy, direction) {
-  if (!identical(as.integer(stride), 0L)) fail("stride must be 0: the tokens beyond max_length are not returned")
+  if (whole_number(stride) != 0L) fail("stride must be 0: the tokens beyond max_length are not returned")
   set_lengths(tokenizer, "truncation", list(
     max_length = whole_number(max_length, min = 1), strategy = choice(strategy, c("longest_first", "only_first", "only_second")),
     direction = choice(direction, c("right", "left"))

@@ -18,6 +18,7 @@ REQUIRED <- list(
   },
   truth = function() "coded", negative = function() "be", y = function() 1:8, n = function() 2,
   attention = function() attention_weights(a_model(), "To"), formula = function() human ~ 1, prediction = function() "guess",
+  from = function() c(1, 0), to = function() c(0, 1),
   data = function() data.frame(human = c(1, 0, NA, NA), guess = c(0.9, 0.2, 0.8, 0.1), probability = 0.5)
 )
 
@@ -106,6 +107,8 @@ right_arguments <- function(name, f) {
   if (name == "generate") right$x <- a_model()
   if ("targets" %in% names(formals(f)) && "contexts" %in% needed) right$targets <- "be"
   if (name %in% c("text_similarity", "text_search")) right[] <- list(diag(2))
+  if (name %in% c("text_projection", "text_topics")) right$x <- diag(2)
+  if (name == "text_topics") right$topics <- 2
   if (name == "linear_probe") right$x <- matrix(as.double(1:16), 8L)
   if (name == "choose_for_coding") right[[1L]] <- data.frame(margin = c(0.1, 0.5, 0.9))
   if (name == "tuned_lens") right$steps <- 1
@@ -195,10 +198,11 @@ test_that("methods of tokenizers and models answer wrong arguments with errors o
   needs_python()
   tok <- a_tokenizer()
   model <- a_random_model()
-  right <- list(sequence = "To", input = "To", ids = 1L, sequences = list(1L), tokens = "T", path = tempfile("saved "), messages = "To")
+  right <- list(sequence = "To", input = "To", ids = 1L, sequences = list(1L), tokens = "T", path = tempfile("saved "), messages = "To", max_length = 5)
   for (name in minhubpy:::TOKENIZER_METHODS) {
     f <- minhubpy:::`$.minhub_tokenizer`(if (name == "apply_chat_template") tokenizer_of(a_chat_model()) else tok, name)
     expect_identical(defects(paste0("tok$", name), f, right[intersect(names(right), names(formals(f)))]), character())
+    tok$no_padding()$no_truncation()
   }
   for (name in c("parameter", "load_state_dict", "to")) {
     f <- minhubpy:::`$.minhub_model`(model, name)

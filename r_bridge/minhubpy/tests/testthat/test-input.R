@@ -124,7 +124,7 @@ test_that("invalid texts are errors in every function", {
   expect_refused(tok$decode_batch(list(1:3, 0.5)), "row 2: ids must be whole numbers, not 0.5")
   expect_refused(tok$decode_batch(list(1:3, "a")), 'sequences must be token IDs, not "a"')
   expect_refused(tok$id_to_token("a"), 'ids must be token IDs, not "a"')
-  expect_refused(tok$frobnicate, "a tokenizer has no frobnicate; it has encode(), encode_batch()")
+  expect_refused(tok$frobnicate, "a tokenizer has no frobnicate; it has padding, truncation, encode(), encode_batch()")
 })
 
 test_that("all forms of texts have equal results", {
