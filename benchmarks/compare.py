@@ -6,7 +6,8 @@ machine.
 
 `pip install -r benchmarks/requirements.txt` installs the libraries that fit into one environment.
 OpenVINO's exporter, optimum-intel, requires older packages: install it into its own environment,
-and set MINHUB_BENCH_OPENVINO to that environment's python.
+and set MINHUB_BENCH_OPENVINO to that environment's python. ik_llama.cpp has no package: build it, and
+set MINHUB_BENCH_IK_LLAMA to the folder of the build.
 
 Needs no network. A complete run takes about an hour; --quick takes some minutes.
 """
@@ -33,6 +34,14 @@ from minhub_py.cli.output import check_writable, emit
     type=click.Choice(list(CASES)),
     metavar="CASE",
     help=f"Run only this case; may be given several times: {', '.join(CASES)}.",
+)
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="GGUF",
+    help="GGUF file for the case files; may be given several times.",
 )
 @click.option("--quick", is_flag=True, help="Fewer repeats, dtypes and tokens, for rough numbers.")
 @click.option(
@@ -118,6 +127,7 @@ def run(
     threads: int | None,
     repeats: int | None,
     text: str,
+    files: tuple[str, ...],
 ) -> Result:
     """Run the benchmark. live: print each table when its case is done.    save: write the result
     after each case.
@@ -133,6 +143,7 @@ def run(
         repeats=repeats or (2 if quick else 5),
         quick=quick,
         text=text,
+        files=files,
     )
 
     def done(result: Result, name: str) -> None:

@@ -40,6 +40,7 @@ CASES = {
     "llama": "decoding one text with a small Llama, also of llama.cpp's files",
     "positions": "time per token early and late in a text",
     "gptneo": "GPT-Neo near the end of its context",
+    "files": "prompts and decoding of GGUF files (--file)",
     "batch": "several texts at once",
     "prefill": "time to the first new token",
     "speculation": "speculative decoding of repetitive text",

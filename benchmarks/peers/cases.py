@@ -17,6 +17,7 @@ from typing import Any
 from minhub_py.checkpoints import hub, local
 from minhub_py.system.processor import cores
 from peers import BITS, Row
+from peers.files import files
 from peers.run import TAME, WILD, Bench, Case, Runner, Subject, variants
 from peers.worker import Worker, environment
 
@@ -754,6 +755,7 @@ FUNCTIONS: dict[str, Callable[[Bench], Case]] = {
         llama,
         positions,
         gptneo,
+        files,
         batch,
         prefill,
         speculation,

@@ -55,6 +55,7 @@ class Settings:
     repeats: int = 5
     quick: bool = False
     text: str = ""
+    files: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,13 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "decode": DECODING,
     "llama": DECODING,
+    "files": (
+        ("file", "file", ""),
+        ("runner", "runner", ""),
+        ("prompt of 256", lambda row: row["speeds"][0], ".0f"),
+        ("prompt of 512", lambda row: row["speeds"][1], ".0f"),
+        ("decoding", lambda row: row["speeds"][2], ".1f"),
+    ),
     "speculation": (
         ("text", "text", ""),
         ("runner", "runner", ""),

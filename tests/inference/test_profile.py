@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from decoders import ROUNDING, new, some_ids
-from decoders import kernel as kernel
 from needs import need
 from torch import nn
 
