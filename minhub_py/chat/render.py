@@ -138,9 +138,7 @@ class RejectedError(Exception):
     """A template called raise_exception()."""
 
 
-def render(
-    compiled: "Callable[[str], jinja2.Template]", request: "JsonObject"
-) -> dict[str, str]:
+def render(compiled: "Callable[[str], jinja2.Template]", request: "JsonObject") -> dict[str, str]:
     """The response to a request, including exceptions of the template."""
     chunks, length = [], 0
     try:

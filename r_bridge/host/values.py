@@ -40,7 +40,9 @@ def _vector(values: Sequence[object]) -> object:
     if not present:
         return None
     if all(isinstance(value, date) for value in present):
-        moments = [np.datetime64("NaT") if value is None else _moment(value) for value in values]
+        moments = [
+            _moment(value) if isinstance(value, date) else np.datetime64("NaT") for value in values
+        ]
         return np.array(moments, "M8[us]" if _has_time(present) else "M8[D]")
     is_bool = [isinstance(value, bool | np.bool_) for value in present]
     numbers = [isinstance(value, int | float | np.number) for value in present]

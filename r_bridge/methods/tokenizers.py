@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from r_bridge.arguments import character, frame, id_rows, setting
-from r_bridge.convert import Frame
+from r_bridge.convert import Frame, Numeric
 from r_bridge.objects import Session, Tokenizer
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def encode_batch(
     texts: list[str],
     add_special_tokens: bool,
     pairs: list[str] | None = None,
-    padding: dict[str, Any] | None = None,
-    truncation: dict[str, Any] | None = None,
+    padding: dict[str, object] | None = None,
+    truncation: dict[str, object] | None = None,
 ) -> dict[str, object]:
     """The concatenated token IDs, type IDs and masks of all texts, and the number of tokens of each
     text.
@@ -93,7 +93,7 @@ def encode_batch(
     lengths = np.array([len(row) for row in rows], np.int32)
     count = int(lengths.sum())
 
-    def vector(values: list[list[int]]) -> Any:
+    def vector(values: list[list[int]]) -> Numeric:
         return np.fromiter(itertools.chain.from_iterable(values), np.int32, count)
 
     return {
@@ -106,8 +106,8 @@ def encode_batch(
 
 @contextmanager
 def _lengths(
-    tokenizer: Tokenizer, padding: dict[str, Any] | None, truncation: dict[str, Any] | None
-) -> Iterator[Any]:
+    tokenizer: Tokenizer, padding: dict[str, object] | None, truncation: dict[str, object] | None
+) -> Iterator[Callable[..., list["tokenizers.Encoding"]]]:
     """The tokenizer's `encode_batch_fast` with padding and truncation, which other functions must
     not see.
     """

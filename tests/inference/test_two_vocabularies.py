@@ -116,9 +116,7 @@ def test_scores_of_targets(pair: Pair, tmp_path: Path) -> None:
     expected = [expected_logprobs(pair, text, TEXTS[1]) for text in TEXTS]
     ids = target_tokenizer(pair.tokenizer).encode(TEXTS[1]).ids
     prompts = [pair.tokenizer.encode(text).ids for text in TEXTS]
-    for found, values in zip(
-        score(pair.model, prompts, targets=[ids] * 2), expected, strict=True
-    ):
+    for found, values in zip(score(pair.model, prompts, targets=[ids] * 2), expected, strict=True):
         assert found.tolist() == pytest.approx(values, abs=1e-4)
     file, out = tmp_path / "in.csv", tmp_path / "out.csv"
     file.write_text("text,answer\n" + "".join(f'"{text}","{TEXTS[1]}"\n' for text in TEXTS))

@@ -535,10 +535,8 @@ class Program(Weights):
 
     def layer_inputs(self, step: LayerInputs) -> DecoderOperation:
         table = step.tokens
-        rows = {} if table is None else {"tokens": self.matrix(table)}
-        return new_operation(
+        operation = new_operation(
             "layer_inputs",
-            **rows,
             count=self.outputs,
             norm=self.factor(step.norm),
             size=step.norm.weight.numel(),
@@ -547,6 +545,9 @@ class Program(Weights):
             factor=step.factor,
             epsilon=step.norm.eps,
         )
+        if table is not None:
+            operation.layer_inputs.tokens = self.matrix(table)
+        return operation
 
     def gate_layer_input(self, step: GateLayerInput) -> DecoderOperation:
         return new_operation(
