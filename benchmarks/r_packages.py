@@ -5,9 +5,9 @@ lines of code.
 
 Two tasks: the log-probability of each word in its sentence, and one embedding per sentence. The
 models are random, in the shapes of GPT-2 and BERT base, with tokenizers trained on the sentences.
-Each way runs in its own R process, with one thread; R's code is in PROGRAMS and is what the last
-column counts. Seconds are CPU seconds of R and its Python: the first ones load packages and model,
-the others are the task, the best of the repetitions. Memory is the peak of both processes.
+Each way runs in its own R process, with one thread; the last column counts the lines of its code in
+PROGRAMS. Seconds are CPU seconds of R and its Python: the first ones load packages and model, the
+others are the task, the best of the repetitions. Memory is the peak of both processes.
 
 A way whose R packages are not installed is named. `RETICULATE_PYTHON` is the Python for reticulate,
 with torch and transformers; pangoling 1.0.3 needs transformers below 5.

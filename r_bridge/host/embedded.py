@@ -26,6 +26,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -104,8 +105,9 @@ class Embedded:
     """
 
     def __init__(self, r: R, arguments: Sequence[str], interactive: bool) -> None:
-        os.environ.update(front_end_variables(r))
-        openrlib = open_libr(r)
+        variables = front_end_variables(r)
+        os.environ.update(variables)
+        openrlib = open_libr(r, Path(variables["R_HOME"]))
         self.lib, self.ffi, self.lock = openrlib.rlib, openrlib.ffi, openrlib.rlock
         if self.lib.R_NilValue != self.ffi.NULL:
             raise RuntimeError(
@@ -387,8 +389,14 @@ def front_end_variables(r: R) -> Mapping[str, str]:
     )
 
 
-def open_libr(r: R) -> Any:
+def open_libr(r: R, home: Path) -> Any:
     """rpy2's bindings to libR. OSError: R was built without the shared library."""
+    # Since 3.6.6, rpy2 also finds the library of another R.
+    if not any((home / "lib").glob("libR.*")):
+        raise OSError(
+            f"{r.executable} was built without its shared library: install the R of your"
+            " distribution, or build R with --enable-R-shlib"
+        )
     # rpy2 logs that its optional compiled module is missing.
     logging.getLogger("rpy2.rinterface_lib.openrlib").setLevel(logging.ERROR)
     try:

@@ -34,15 +34,14 @@ def for_r(value: object) -> object:
 
 
 def _vector(values: Sequence[object]) -> object:
-    """A vector of values of one kind, of which some may be None; None for other lists."""
+    """A vector of values of one kind or None. Returns None for other lists."""
     present = [value for value in values if value is not None]
     missing = [value is None for value in values]
     if not present:
         return None
     if all(isinstance(value, date) for value in present):
-        moments = [
-            _moment(value) if isinstance(value, date) else np.datetime64("NaT") for value in values
-        ]
+        absent = np.datetime64("NaT")
+        moments = [_moment(value) if isinstance(value, date) else absent for value in values]
         return np.array(moments, "M8[us]" if _has_time(present) else "M8[D]")
     is_bool = [isinstance(value, bool | np.bool_) for value in present]
     numbers = [isinstance(value, int | float | np.number) for value in present]

@@ -63,6 +63,9 @@ texts <- function(x, what = deparse(substitute(x)), one = FALSE, missing = FALSE
   enc2utf8(x)
 }
 
+# The argument `texts` of a function, in which a function as its value would hide texts().
+argument_texts <- function(x, missing = FALSE) texts(x, "texts", missing = missing)
+
 # A factor or text of any class as strings.
 as_text <- function(x) if (is.factor(x)) as.character(x) else plain(x)
 

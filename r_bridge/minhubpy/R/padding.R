@@ -52,7 +52,7 @@ train_tokenizer <- function(texts, vocab_size, model, special_tokens) {
   model <- choice(model, c("bpe", "wordpiece"))
   special_tokens <- if (is.null(special_tokens)) if (model == "bpe") "<|endoftext|>" else character() else texts(special_tokens)
   json <- ask(
-    "train_tokenizer", texts = texts(texts), vocab_size = whole_number(vocab_size, min = 1), model = model,
+    "train_tokenizer", texts = argument_texts(texts), vocab_size = whole_number(vocab_size, min = 1), model = model,
     special_tokens = special_tokens
   )
   new_tokenizer("tokenizer_from_json", list(json = json))

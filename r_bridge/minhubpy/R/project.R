@@ -1,7 +1,7 @@
 #' Project embeddings on the direction between two meanings
 #'
-#' The direction points from the mean embedding of one set of texts to that of another,
-#' such as from negative to positive words. The projection of a text shows where it is
+#' The direction points from the mean embedding of one set of texts to the mean of another
+#' set, such as from negative to positive words. The projection of a text shows where it is
 #' between them. `plot()` draws the words along the direction.
 #'
 #' All embeddings are scaled to length 1. The projection is the cosine of the direction
@@ -143,13 +143,16 @@ text_topics <- function(x, texts = NULL, topics = 10, words = 8, ignore = charac
   topics <- whole_number(topics, min = 1)
   words <- whole_number(words, min = 1)
   ignore <- if (length(ignore)) texts(ignore) else character()
-  if (!is.null(texts)) texts <- texts(texts, missing = TRUE)
+  if (!is.null(texts)) texts <- argument_texts(texts, missing = TRUE)
   if (!is.null(texts) && length(texts) != nrow(x)) fail("texts must have one text per row of x, ", nrow(x), ", not ", length(texts))
   unit <- unit_rows(x)
   known <- which(!is.na(rowSums(unit)))
   different <- nrow(unique(unit[known, , drop = FALSE]))
   if (topics > different) fail("topics must be at most ", different, ", the number of different embeddings, not ", topics)
-  cluster <- stats::kmeans(unit[known, , drop = FALSE], topics, nstart = whole_number(starts, min = 1), iter.max = 100L)$cluster
+  cluster <- stats::kmeans(
+    unit[known, , drop = FALSE], topics, nstart = whole_number(starts, min = 1), iter.max = 100L,
+    algorithm = if (topics < length(known)) "Hartigan-Wong" else "Lloyd" # the former requires fewer clusters than rows
+  )$cluster
   cluster <- match(cluster, order(-tabulate(cluster, topics))) # the largest topic is the first
   topic <- similarity <- rep(NA, nrow(x))
   topic[known] <- cluster

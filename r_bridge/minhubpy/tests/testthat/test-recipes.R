@@ -33,6 +33,7 @@ test_that("the step replaces texts by their embeddings", {
 })
 
 test_that("wrong columns and models are errors", {
+  needs_python()
   skip_if_not_installed("recipes")
   recipe <- recipes::recipe(y ~ ., data = lines())
   prepare <- function(...) recipes::prep(step_minhub_embedding(recipe, ...), training = lines())
