@@ -403,7 +403,7 @@ TILES(tiles_8, 1, 0, 128)
 #undef TILES
 
 /* The products of BLOCK_ROWS rows with one token, as `tile_blocks` computes them, for formats with blocks of 32: weights stay
- * in registers. The next rows are prefetched evenly, because a core waits for few lines at a time. */
+ * in registers; measured with LANES >= 8. The next rows are prefetched evenly, because a core waits for few lines at a time. */
 INLINE void one_token(const uint8_t *rows, int64_t stride, int64_t width, int64_t groups, const byte_group *in, vec *totals,
                       int dtype) {
     const int most = excess_of(dtype) == 128 ? 128 : dtype == Q4_0 || dtype == Q4_1 ? 15 : 31;
@@ -435,7 +435,7 @@ INLINE void gemm_blocks(const product *p, int dtype) {
     for (int64_t n = p->begin; n < p->end; n += step) {
         const int64_t first = stride ? min64(n, w->rows - BLOCK_ROWS) : n, end = min64(n + step, p->end);
         const uint8_t *rows = (const uint8_t *)w->data + first * w->stride, *ahead = rows + BLOCK_ROWS * stride;
-        const int panels = size > 32 || p->tokens > 1;
+        const int panels = LANES < 8 || size > 32 || p->tokens > 1;
         memset(totals, 0, p->tokens * PANEL_VECTORS * sizeof(vec));
         if (!panels) one_token(rows, stride, width, in_stride, (const byte_group *)p->codes, totals, dtype);
         for (int64_t k = 0; panels && k < w->columns; k += PANEL_INPUTS, ahead += 64 * lines) {
