@@ -302,8 +302,13 @@ def test_an_error_ends_its_search_only() -> None:
 
 def test_largest_numbers_of_a_vocabulary() -> None:
     values = torch.randn(4, 30011, generator=torch.Generator().manual_seed(0))
-    best, indices = values.flatten().topk(8)
-    assert largest(values, 8) == list(zip(best.tolist(), indices.tolist(), strict=True))
+    scores = [0.0, 0.5, -1e9, 0.25]
+    for few in (values, values[:, :100]):
+        sums = few + torch.tensor(scores).unsqueeze(1)
+        best, indices = sums.flatten().topk(8)
+        places = [divmod(index, few.size(1)) for index in indices.tolist()]
+        found = largest(few, scores, 8)
+        assert found == [(score, *at) for score, at in zip(best.tolist(), places, strict=True)]
     assert repeating([1, 2, 3, 1, 2], 3) == [3]
     assert repeating([1, 2], 3) == []
     assert EXACT in (True, False)

@@ -4,7 +4,6 @@ The expected texts are those of transformers' model and tokenizer.
 """
 
 import copy
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from bridge_calls import run
 from commands import succeeded
 from job_runs import read_csv, write_csv
 from served_models import connected, served, user
-from translation_files import save_two_vocabularies
 from transformers import MarianTokenizer
+from translation_files import save_two_vocabularies
 
 from minhub_py import (
     beam_search,
@@ -116,9 +115,7 @@ def test_scores_of_targets(pair: Pair, tmp_path: Path) -> None:
     expected = [expected_logprobs(pair, text, TEXTS[1]) for text in TEXTS]
     ids = target_tokenizer(pair.tokenizer).encode(TEXTS[1]).ids
     prompts = [pair.tokenizer.encode(text).ids for text in TEXTS]
-    for found, values in zip(
-        score(pair.model, prompts, targets=[ids] * 2), expected, strict=True
-    ):
+    for found, values in zip(score(pair.model, prompts, targets=[ids] * 2), expected, strict=True):
         assert found.tolist() == pytest.approx(values, abs=1e-4)
     file, out = tmp_path / "in.csv", tmp_path / "out.csv"
     file.write_text("text,answer\n" + "".join(f'"{text}","{TEXTS[1]}"\n' for text in TEXTS))

@@ -1,7 +1,6 @@
 """Languages of translations in completions and chats, with models of each style."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -107,7 +106,10 @@ def test_languages_that_are_missing_or_unknown(http: httpx2.Client) -> None:
         assert "the model needs source_language" in found["message"]
         found = error(http, "nllb", path, **fields, source_language="en", target_language="xx")
         assert "target_language: the model has no language 'xx'" in found["message"]
-    assert "add_special_tokens" in error(http, "nllb", **LANGUAGES, add_special_tokens=False)["message"]
+    assert (
+        "add_special_tokens"
+        in error(http, "nllb", **LANGUAGES, add_special_tokens=False)["message"]
+    )
     assert "must not be empty" in error(http, "nllb", prompt=" ", **LANGUAGES)["message"]
     messages = [{"role": "system", "content": "Translate"}, *user(TEXT)]
     found = error(http, "nllb", "/v1/chat/completions", messages=messages, **LANGUAGES)
