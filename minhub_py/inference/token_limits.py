@@ -215,8 +215,8 @@ def model_limits(model: LanguageModel) -> TokenLimits:
 
 
 def generation_settings(model: LanguageModel) -> JsonMapping:
-    """The settings of an encoder-decoder's generation: those of generation_config.json, or of
-    config.json in older repositories; none for a decoder, which `generate` leaves to its arguments.
+    """The settings of an encoder-decoder's generation, from generation_config.json, or from
+    config.json in older repositories; empty for a decoder.
     """
     if not model.encoder_decoder:
         return {}

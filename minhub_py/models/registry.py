@@ -698,7 +698,7 @@ ENTRIES = {
 }
 
 
-# model types that users expect beside a supported one, and what to use instead
+# relatives of supported model types that are not supported: the reason, and an alternative
 MISSING = {
     "pegasus_x": "its encoder attends in blocks and to global tokens. Use a pegasus model, and"
     " divide long texts",

@@ -135,7 +135,7 @@ def test_candidates_that_cannot_occur_are_no_results() -> None:
     model.generation_config = {"forced_bos_token_id": 7}
     [found] = beam_search(model, [ids], 1, beams=4)
     assert [hypothesis.ids for hypothesis in found] == [[7]]
-    # two tokens, of which one ends the reply and one is banned after itself
+    # two tokens: one ends the reply, the other cannot follow itself
     model.generation_config = {"bad_words_ids": [[id] for id in range(V) if id not in (1, 7)]}
     [found] = beam_search(model, [ids], 4, beams=4, no_repeat_ngram_size=1, length_penalty=0.0)
     assert sorted(hypothesis.ids for hypothesis in found) == [[1], [7, 1]]

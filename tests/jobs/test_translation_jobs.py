@@ -89,7 +89,7 @@ def test_killed_jobs_resume_with_identical_output(tmp_path: Path, nllb: Path) ->
 def test_the_memory_of_a_job_does_not_grow(
     tmp_path: Path, nllb: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of live objects after each part, of which a result has at least one."""
+    """The number of live objects after each part; a result is one at least."""
     counts, write = [], Parts.write
 
     def counted(parts: Parts, *arguments: Any) -> None:
