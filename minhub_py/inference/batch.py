@@ -130,6 +130,7 @@ class Batch:
         self.joining: list[BatchRow] = []
         self.rows: list[BatchRow] = []  # rows[i] uses slot i of the cache
         self.masks = MaskThreads()
+        self.logprobs = torch.empty(0)
         self.prefixes, self.chunk = prefixes or PrefixCache(prefix_bytes), chunk
         self.exact = self.prefixes.size > 0 or chunk is not None
         self.disk = (
@@ -519,7 +520,7 @@ class Batch:
         events: list[Event] = []
         starts = [0, *accumulate(1 + len(row.draft) for row in rows)]
         for members, indices in searches_of(rows, starts):
-            events += self._search(members, logits[indices])
+            events += self._search(members, [logits[index] for index in indices])
         numbered = zip(rows, starts, strict=False)
         first = {row.key: start for row, start in numbered if row.beams is None}
         rows = [row for row in rows if row.beams is None]
@@ -552,13 +553,15 @@ class Batch:
             row.draft = []
         return events
 
-    def _search(self, rows: list[BatchRow], logits: Tensor) -> list[Event]:
-        """Extend a sequence's beams, in their order, by logits (n, V)."""
+    def _search(self, rows: list[BatchRow], logits: Sequence[Tensor]) -> list[Event]:
+        """Extend a sequence's beams, in their order, by the logits (V,) of each."""
         first, beams = rows[0], rows[0].beams
         assert beams is not None
-        begins = not first.forked
+        begins, count = not first.forked, beams.settings.beams
+        if len(self.logprobs) < count:  # one buffer for all searches
+            self.logprobs = logits[0].new_empty((count, len(logits[0])), dtype=torch.float32)
         try:
-            self.rows += extend_beams(rows, logits, self.cache)
+            self.rows += extend_beams(rows, logits, self.cache, self.logprobs[:count])
         except ValueError as error:
             return [self._fail(row, error) for row in rows][:1]
         if (

@@ -24,8 +24,12 @@ def searches_of(
         yield [row for row, _ in pairs], [start for _, start in pairs]
 
 
-def extend_beams(rows: Sequence[BatchRow], logits: Tensor, cache: Cache) -> list[BatchRow]:
-    """Extend a sequence's beams by logits (n, V). Returns the rows that are new.
+def extend_beams(
+    rows: Sequence[BatchRow], logits: Sequence[Tensor], cache: Cache, buffer: Tensor
+) -> list[BatchRow]:
+    """Extend a sequence's beams by the logits (V,) of each. Returns the rows that are new.
+
+    logits, buffer: see `Beams.advance`.
 
     The first step has one row; the others then share its positions of the cache. At the end of the
     search, the rows get their `stop_reason`.
@@ -34,7 +38,7 @@ def extend_beams(rows: Sequence[BatchRow], logits: Tensor, cache: Cache) -> list
     """
     first, beams = rows[0], rows[0].beams
     assert beams is not None
-    following = beams.advance(logits, [row.text for row in rows])
+    following = beams.advance(logits, [row.text for row in rows], buffer)
     if not following:
         for row in rows:
             row.stop_reason = beams.hypotheses[0].end

@@ -9,7 +9,7 @@ hypotheses, and the best K others the next beams. There are at least 2K candidat
 them are incomplete.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -112,23 +112,26 @@ class Beams:
         """Whether there are as many hypotheses as beams."""
         return len(self.hypotheses) == self.settings.beams
 
-    def advance(self, logits: Tensor, texts: Sequence[list[int]]) -> list[Candidate]:
+    def advance(
+        self, logits: Sequence[Tensor], texts: Sequence[list[int]], buffer: Tensor
+    ) -> list[Candidate]:
         """The next beams; none if the search is complete.
 
-        logits: (K, V), or (1, V) in the first step.    texts: each beam's tokens.
+        logits: K tensors (V,), which are overwritten; one in the first step.
+        texts: each beam's tokens.    buffer: (K, V), for the log-probabilities.
         ValueError: logits that are NaN or infinite, or limits that allow no token.
         """
         count = self.settings.beams
         texts = list(texts) * (count // len(texts))
         length = len(texts[0]) + 1 - self.start
-        with one_thread(logits):
-            values = self._logprobs(logits, texts)
-            values = values + torch.tensor(self.scores, device=values.device).unsqueeze(1)
-            best = largest(values, max(2, 1 + len(self.stop.ids)) * count)
+        with one_thread(buffer):
+            values = self._logprobs(logits, texts, buffer)
+            best = largest(values, self.scores, max(2, 1 + len(self.stop.ids)) * count)
         candidates = []
-        for score, index in best:
-            parent, token = divmod(index, values.size(1))
-            stopped = self.stop.reached([*texts[parent], token], self.start)
+        for score, parent, token in best:
+            stopped = token in self.stop.ids or (
+                bool(self.stop.strings) and self.stop.reached([*texts[parent], token], self.start)
+            )
             end: Literal["stop", "length"] | None
             end = "stop" if stopped else "length" if length == self.max_new_tokens else None
             candidates.append(Candidate(parent, token, score, end))
@@ -170,28 +173,37 @@ class Beams:
         longest = self.max_new_tokens if early == "never" and penalty > 0 else length
         return best / longest**penalty <= self.hypotheses[-1].score
 
-    def _logprobs(self, logits: Tensor, texts: Sequence[list[int]]) -> Tensor:
+    def _logprobs(
+        self, logits: Sequence[Tensor], texts: Sequence[list[int]], values: Tensor
+    ) -> Tensor:
         """The log-probabilities (K, V) of the next tokens, with the settings of sampling and the
-        limits.
+        limits. values: a buffer for them.
         """
-        check_finite(logits.amax(dim=-1))
-        values = torch.log_softmax(logits.float(), dim=-1).expand(len(texts), -1)
-        values = self.sampling.adjusted(values, texts, [self.output_start] * len(texts))
-        size = self.settings.no_repeat_ngram_size
-        if size or self.matchers:
-            values = values.clone()
-        if size:
-            for row, text in zip(values, texts, strict=True):
-                row[repeating(text, size)] = -torch.inf
-        for row, matcher in zip(values, self.matchers, strict=False):
-            mask = matcher.mask()
-            if mask is not None:
-                row.masked_fill_(~mask.to(row.device), -torch.inf)
-            if matcher.forced:  # as in transformers, a forced token does not change the score
-                row[sorted(matcher.forced)] = 0.0
+        rows = [row.float() for row in logits]
+        check_finite(torch.stack([row.amax() for row in rows]))
+        once = self.renormalize and not self.sampling.adjusts  # logits and logprobs are restricted
+        if once:
+            self._restrict(rows, texts)
+        for row, result in zip(rows, values, strict=False):
+            torch.log_softmax(row, dim=-1, out=result)
+        values[len(rows) :] = values[0]
+        if not once:
+            values = self.sampling.adjusted(values, texts, [self.output_start] * len(texts))
+            self._restrict(values, texts)
         if self.renormalize:
-            values = torch.log_softmax(values, dim=-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+            values = values if once else torch.log_softmax(values, dim=-1)
+            ended = values[:, 0].isnan()  # no token can continue
+            if ended.any():
+                values[ended] = -torch.inf
         return values
+
+    def _restrict(self, rows: Iterable[Tensor], texts: Sequence[list[int]]) -> None:
+        """Set the values (V,) of tokens that cannot come next to minus infinity."""
+        size = self.settings.no_repeat_ngram_size
+        for row, text in zip(rows, texts, strict=False) if size else ():
+            row[repeating(text, size)] = -torch.inf
+        for row, matcher in zip(rows, self.matchers, strict=False):
+            matcher.restrict(row)
 
 
 def repeating(text: Sequence[int], size: int) -> list[int]:
@@ -202,23 +214,32 @@ def repeating(text: Sequence[int], size: int) -> list[int]:
     ]
 
 
-def largest(values: Tensor, count: int) -> list[tuple[float, int]]:
-    """The `count` largest numbers of a matrix with their indices in row-major order, in descending
-    order.
+def largest(values: Tensor, scores: Sequence[float], count: int) -> list[tuple[float, int, int]]:
+    """The `count` largest sums of values (K, V) and the row's score, in descending order: (sum, row,
+    column).
 
     They are in the `count` blocks with the largest maxima: PyTorch selects from a vocabulary
     slowly.
     """
-    flat = values.reshape(-1)
-    count = min(count, flat.numel())
-    blocks = flat.numel() // BLOCK
-    if blocks <= 2 * count:
-        best, indices = flat.topk(count)
-        return list(zip(best.tolist(), indices.tolist(), strict=True))
-    maxima = flat[: blocks * BLOCK].view(blocks, BLOCK).amax(dim=1)
-    chosen = maxima.topk(count).indices.sort().values
-    numbers = chosen.unsqueeze(1) * BLOCK + torch.arange(BLOCK, device=flat.device)
-    last = torch.arange(blocks * BLOCK, flat.numel(), device=flat.device)
-    numbers = torch.cat((numbers.flatten(), last))
-    best, indices = flat[numbers].topk(count)
-    return list(zip(best.tolist(), numbers[indices].tolist(), strict=True))
+    rows, columns = values.shape
+    device = values.device
+    added = torch.tensor(scores, dtype=values.dtype, device=device).unsqueeze(1)  # (K, 1)
+    count, blocks = min(count, values.numel()), columns // BLOCK
+    if rows * blocks <= 2 * count:
+        best, numbers = (values + added).flatten().topk(count)
+    else:
+        width = blocks * BLOCK
+        maxima = values[:, :width].unflatten(1, (blocks, BLOCK)).amax(dim=2) + added
+        chosen = maxima.flatten().topk(count).indices
+        first = torch.arange(rows, device=device).unsqueeze(1) * columns
+        remaining = first + torch.arange(width, columns, device=device)
+        starts = chosen // blocks * columns + chosen % blocks * BLOCK
+        inside = starts.unsqueeze(1) + torch.arange(BLOCK, device=device)
+        numbers = torch.cat((inside.flatten(), remaining.flatten()))
+        sums = values.reshape(-1)[numbers] + added.flatten()[numbers // columns]
+        best, order = sums.topk(count)
+        numbers = numbers[order]
+    return [
+        (score, *divmod(number, columns))
+        for score, number in zip(best.tolist(), numbers.tolist(), strict=True)
+    ]

@@ -82,6 +82,12 @@ class Sampling:
                 f"{name} has token {largest}, but the model's token IDs are 0 to {size - 1}"
             )
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether `adjusted` has an effect."""
+        penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
+        return self.logit_bias is not None or any(penalties)
+
     def choose(
         self,
         logits: Tensor,

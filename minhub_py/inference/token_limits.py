@@ -76,8 +76,13 @@ class TokenLimits:
         if self.allowed is not None:
             mask[:] = False
             mask[sorted(self.allowed)] = True
-        mask[[ids[0] for ids in self.banned if len(ids) == 1]] = False
+        mask[self.never] = False
         return mask
+
+    @cached_property
+    def never(self) -> list[int]:
+        """The tokens that are banned everywhere."""
+        return [ids[0] for ids in self.banned if len(ids) == 1]
 
     @cached_property
     def allows_all(self) -> bool:
@@ -106,15 +111,24 @@ class LimitedMatcher:
         """Whether the grammar computes a mask; the limits take no time."""
         return self.matcher is not None and self.matcher.restricts
 
+    def restrict(self, values: Tensor) -> None:
+        """Set the values (V,) of tokens that cannot come next to minus infinity, without a grammar.
+
+        As in transformers, a forced token has the log-probability 0.
+        """
+        if isinstance(self.matcher, LimitedMatcher):
+            self.matcher.restrict(values)
+        if self.forced:
+            values.fill_(-torch.inf)
+            values[sorted(self.forced)] = 0.0
+            return
+        if self.limits.allowed is not None:
+            values.masked_fill_(~self.limits.mask.to(values.device), -torch.inf)
+        if excluded := [*self.limits.never, *self._excluded()]:
+            values[excluded] = -torch.inf
+
     def allowed(self) -> Tensor | None:
         """A mask (V,) of the tokens that can come next. GrammarError: no token can."""
-        mask = self.mask()
-        if mask is not None and not mask.any():
-            raise GrammarError("no token can continue the reply: allow more tokens, or ban fewer")
-        return mask
-
-    def mask(self) -> Tensor | None:
-        """As `allowed`, but without an error."""
         mask = self._limited()
         grammar = None if self.matcher is None else self.matcher.allowed()
         if mask is self.limits.mask and self.limits.allows_all:
@@ -122,6 +136,8 @@ class LimitedMatcher:
         if grammar is not None:
             both = grammar & mask
             mask = both if both.any() else grammar
+        if not mask.any():
+            raise GrammarError("no token can continue the reply: allow more tokens, or ban fewer")
         return mask
 
     def accept(self, id: int) -> bool:
@@ -155,6 +171,15 @@ class LimitedMatcher:
             mask = torch.zeros(self.limits.size, dtype=torch.bool)
             mask[sorted(self.forced)] = True
             return mask
+        excluded = self._excluded()
+        if not excluded:
+            return self.limits.mask
+        mask = self.limits.mask.clone()
+        mask[excluded] = False
+        return mask
+
+    def _excluded(self) -> list[int]:
+        """The tokens that cannot come next, but elsewhere."""
         excluded = [
             ids[-1]
             for ids in self.limits.banned
@@ -162,11 +187,7 @@ class LimitedMatcher:
         ]
         if self.count < self.limits.minimum:
             excluded += self.limits.ends
-        if not excluded:
-            return self.limits.mask
-        mask = self.limits.mask.clone()
-        mask[excluded] = False
-        return mask
+        return excluded
 
 
 def model_limits(model: LanguageModel) -> TokenLimits:
@@ -194,8 +215,8 @@ def model_limits(model: LanguageModel) -> TokenLimits:
 
 
 def generation_settings(model: LanguageModel) -> JsonMapping:
-    """The settings of an encoder-decoder's generation: those of generation_config.json, or of
-    config.json in older repositories; none for a decoder, which `generate` leaves to its arguments.
+    """The settings of an encoder-decoder's generation, from generation_config.json, or from
+    config.json in older repositories; empty for a decoder.
     """
     if not model.encoder_decoder:
         return {}

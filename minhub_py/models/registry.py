@@ -824,6 +824,13 @@ ENTRIES = {
 }
 
 
+# relatives of supported model types that are not supported: the reason, and an alternative
+MISSING = {
+    "pegasus_x": "its encoder attends in blocks and to global tokens. Use a pegasus model, and"
+    " divide long texts",
+}
+
+
 def entry_of(model_type: object) -> Entry:
     """The entry for config.json's model_type. ValueError: it is not supported; the message lists
     supported types.
@@ -831,6 +838,11 @@ def entry_of(model_type: object) -> Entry:
     for entry in ENTRIES.values():
         if model_type in entry.model_types:
             return entry
+    if isinstance(model_type, str) and model_type in MISSING:
+        raise ValueError(
+            f"config.json's model_type is {brief(model_type)}, which is not supported:"
+            f" {MISSING[model_type]}"
+        )
     supported = ", ".join(
         model_type for entry in ENTRIES.values() for model_type in entry.model_types
     )

@@ -44,7 +44,7 @@ def parse_translation(
 
     RequestError: the model lacks a language, or needs one.
     """
-    source, target = fields.string(SOURCE), fields.string(TARGET)
+    source, target = fields.string(SOURCE) or None, fields.string(TARGET) or None
     named, tokenizer = source is not None or target is not None, served.tokenizer
     if not served.model.encoder_decoder:
         for name in (SOURCE, TARGET):

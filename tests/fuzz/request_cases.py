@@ -43,6 +43,8 @@ BEAMS: dict[str, Any] = {
     "early_stopping": "never",
     "no_repeat_ngram_size": 2,
     "use_beam_search": True,
+    "source_language": "",
+    "target_language": "",
 }
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,

@@ -135,7 +135,7 @@ def test_candidates_that_cannot_occur_are_no_results() -> None:
     model.generation_config = {"forced_bos_token_id": 7}
     [found] = beam_search(model, [ids], 1, beams=4)
     assert [hypothesis.ids for hypothesis in found] == [[7]]
-    # two tokens, of which one ends the reply and one is banned after itself
+    # two tokens: one ends the reply, the other cannot follow itself
     model.generation_config = {"bad_words_ids": [[id] for id in range(V) if id not in (1, 7)]}
     [found] = beam_search(model, [ids], 4, beams=4, no_repeat_ngram_size=1, length_penalty=0.0)
     assert sorted(hypothesis.ids for hypothesis in found) == [[1], [7, 1]]
@@ -302,8 +302,13 @@ def test_an_error_ends_its_search_only() -> None:
 
 def test_largest_numbers_of_a_vocabulary() -> None:
     values = torch.randn(4, 30011, generator=torch.Generator().manual_seed(0))
-    best, indices = values.flatten().topk(8)
-    assert largest(values, 8) == list(zip(best.tolist(), indices.tolist(), strict=True))
+    scores = [0.0, 0.5, -1e9, 0.25]
+    for few in (values, values[:, :100]):
+        sums = few + torch.tensor(scores).unsqueeze(1)
+        best, indices = sums.flatten().topk(8)
+        places = [divmod(index, few.size(1)) for index in indices.tolist()]
+        found = largest(few, scores, 8)
+        assert found == [(score, *at) for score, at in zip(best.tolist(), places, strict=True)]
     assert repeating([1, 2, 3, 1, 2], 3) == [3]
     assert repeating([1, 2], 3) == []
     assert EXACT in (True, False)

@@ -1,11 +1,11 @@
 """Marian with a vocabulary for each language: texts are read in one, and written in the other.
 
-The expected texts are those of transformers' model and tokenizer.
+transformers' model and tokenizer return the expected texts.
 """
 
 import copy
-import json
 import warnings
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from bridge_calls import run
 from commands import succeeded
 from job_runs import read_csv, write_csv
 from served_models import connected, served, user
-from translation_files import save_two_vocabularies
 from transformers import MarianTokenizer
+from translation_files import save_two_vocabularies
 
 from minhub_py import (
     beam_search,
@@ -130,7 +130,7 @@ def test_scores_of_targets(pair: Pair, tmp_path: Path) -> None:
     assert kind == "done", about
     model = {"model": scalar(about["number"], int), "tokenizer": None}
     frame = run(service, "score", **model, texts=TEXTS, targets=[TEXTS[1]] * 2)[1]
-    assert frame["logprob"] == pytest.approx(sum(expected, []), abs=1e-4)
+    assert frame["logprob"] == pytest.approx([*chain(*expected)], abs=1e-4)
     assert "".join(frame["token"][: len(ids)]) == "".join(
         pair.tokenizer.decode([id], skip_special_tokens=False) for id in ids
     )

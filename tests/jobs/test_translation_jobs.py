@@ -1,8 +1,10 @@
 """Translations, summaries and beam searches of the rows of files: notes of rows, kills, and replay."""
 
+import gc
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import done, succeeded
@@ -16,6 +18,7 @@ from minhub_py import (
     tokenizer_from_pretrained,
     translate,
 )
+from minhub_py.jobs.chunks import Parts
 
 SENTENCE = "the cat sat on the mat ."
 LANGUAGES = ["--source", "en", "--target", "German"]
@@ -81,3 +84,22 @@ def test_killed_jobs_resume_with_identical_output(tmp_path: Path, nllb: Path) ->
     done(*command, out, "--workers", 2)
     assert out.read_bytes() == complete.read_bytes()
     assert not replay(tmp_path / "job.json", rows=40).broken
+
+
+def test_the_memory_of_a_job_does_not_grow(
+    tmp_path: Path, nllb: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of live objects after each part; a result is one at least."""
+    counts, write = [], Parts.write
+
+    def counted(parts: Parts, *arguments: Any) -> None:
+        write(parts, *arguments)
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+
+    monkeypatch.setattr(Parts, "write", counted)
+    file = write_csv(tmp_path / "in.csv", [f"a dog w{number % 30}" for number in range(600)])
+    command = ["translate", nllb, file, *LANGUAGES, "-n", 2, "--beams", 1]
+    succeeded(*command, "--out", tmp_path / "out.csv")
+    assert len(counts) > 6
+    assert counts[-1] - counts[2] < 200  # of 400 rows

@@ -497,3 +497,9 @@ def test_published_sizes_have_the_published_parameter_counts(size: str, paramete
 def test_distilled_sizes_have_the_shapes_of_the_others() -> None:
     assert preset("facebook/nllb-200-distilled-1.3B") == preset("facebook/nllb-200-1.3B")
     assert SMALL["vocab_size"] == VOCABULARY
+
+
+def test_pegasus_x_is_rejected_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "pegasus_x"}')
+    with pytest.raises(ValueError, match="attends in blocks .* Use a pegasus model, and divide"):
+        minhub_py.from_pretrained(tmp_path)

@@ -1,7 +1,6 @@
 """Languages of translations in completions and chats, with models of each style."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
