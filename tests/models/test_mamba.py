@@ -3,9 +3,10 @@
 import pytest
 import torch
 from guarantees import RUNNER
-from references import configured, random_model, texts_of
+from references import CASES, assert_close, configured, random_model, texts_of
 
 import minhub_py
+from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.models.state_space import Mamba1Mixer, Mixer, chunked_scan, selective_scan
 
@@ -127,3 +128,18 @@ def test_new_models_start_with_slow_decays(name: str) -> None:
         assert 0.00099 < dt.min() < dt.max() < 0.101
         numbers = mixer.A_log[0] if isinstance(mixer, Mamba1Mixer) else mixer.A_log
         torch.testing.assert_close(numbers.exp(), torch.arange(1.0, len(numbers) + 1))
+
+
+def test_a_classifier_with_mamba_layers_is_computed_by_torch() -> None:
+    """Texts of an encoder have no cache, and so no state: the result is that of `forward`."""
+    settings = {**CASES["granitemoehybrid"].settings("granitemoehybrid"), "num_labels": 3}
+    del settings["model_type"]
+    settings |= {"architectures": ["GraniteMoeHybridForSequenceClassification"], "pad_token_id": 0}
+    model = minhub_py.from_config("granitemoehybrid", **settings).eval()
+    texts = texts_of(9, 23)
+    runner = encoder_runner(model)
+    assert type(runner) is TorchEncoder
+    states = runner.hidden_states(texts)
+    with torch.no_grad():
+        expected = torch.cat([model.hidden(torch.tensor([ids]))[0] for ids in texts])
+    assert_close(states, expected)
