@@ -31,7 +31,6 @@ from weights_map.blocks import Blocks, float16_at
 Parts = Mapping[str, Tensor]  # role -> tensor
 Names = Mapping[str, tuple[str, ...]]  # role -> ends of the name, in the order of preference
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the position of each of eight outputs in a word
 # The block types with integers times a scale, the fewest bits first, and the range of the integers.
 RANGES = {"Q4_0": (-8, 7), "Q5_0": (-16, 15), "Q8_0": (-128, 127)}
 TERNARY = {"TQ1_0": 52, "TQ2_0": 64}  # GGUF's types with -1, 0 and 1, and the offset of a scale
@@ -207,7 +206,10 @@ class GPTQ(Form):
 
 @dataclass(frozen=True)
 class AWQ(Form):
-    """Integers of 4 bits, in the order of the gemm kernel. group: inputs of a group; None for all."""
+    """Integers of 4 bits. group: inputs of a group; None for all.
+
+    Eight outputs of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7 of the gemm kernel.
+    """
 
     codes: ClassVar[str] = ".qweight"
     target: ClassVar[str] = ".weight"
@@ -226,7 +228,11 @@ class AWQ(Form):
 
     def levels(self, parts: Parts) -> Levels:
         codes, zeros = (
-            unpack(parts[role], 4).unflatten(1, (-1, 8))[..., AWQ_ORDER].flatten(1).T
+            unpack(parts[role], 4)
+            .unflatten(1, (-1, 2, 4))
+            .transpose(2, 3)
+            .flatten(1)
+            .T.contiguous()
             for role in ("codes", "zeros")
         )
         groups = input_groups(None, codes.size(1), self.group, zeros.size(1))
@@ -378,7 +384,7 @@ def floats(scales: Tensor) -> Tensor:
 
 
 def spread(grid: Tensor, height: int, rows: int) -> Tensor:
-    """The values of each row, from those of each block of rows."""
+    """Repeat the values of each block for all of its rows."""
     return grid.repeat_interleave(height, -2)[..., :rows, :]
 
 
@@ -420,9 +426,15 @@ def to_blocks(levels: Levels, type: str) -> Blocks:
         codes = (values - RANGES[type][0]).to(torch.uint8)
         parts = [heads, codes[..., :16] & 15 | codes[..., 16:] << 4]
         if type == "Q5_0":
-            bits = (codes >> 4).unflatten(2, (4, 8)) << torch.arange(8, dtype=torch.uint8)
-            parts.insert(1, bits.sum(3, dtype=torch.uint8))
+            parts.insert(1, gathered_bits(codes >> 4))
     return Blocks(type, torch.cat(parts, dim=2).flatten(1))
+
+
+def gathered_bits(values: Tensor) -> Tensor:
+    """Zeros and ones (…, 8 n) uint8 as bits (…, n), the lowest bit first."""
+    # The product has the bit of byte i at 56 + i, from the term of 2 ** (56 - 7 * i).
+    product = values.contiguous().view(torch.int64) * 0x0102040810204080
+    return (product >> 56 & 255).to(torch.uint8)
 
 
 def ternary_levels(rows: Tensor, weights: Tensor, type: str) -> Levels:

@@ -72,7 +72,7 @@ class QuantizedWeight(NamedTuple):
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A folder with quantized weights. The names and shapes are those of the dequantized weights.
+    """A folder with quantized weights. Names and shapes describe the dequantized weights.
 
     ValueError: a part of a weight is missing or has the wrong shape.
     """
@@ -126,8 +126,8 @@ class QuantizedCheckpoint(Checkpoint):
 
     @cached_property
     def contents(self) -> Contents:
-        """See `Checkpoint`. Dequantized weights have config.json's dtype, or else that of the other
-        tensors.
+        """See `Checkpoint`. Dequantized weights have config.json's dtype, or else the dtype of the
+        first float tensor.
         """
         stored, weights = self.stored.contents, self.weights
         parts = {part for weight in weights.values() for part in weight.parts.values()}

@@ -1,5 +1,5 @@
-"""Folders with weights in FP8, GPTQ, AWQ and compressed-tensors' formats: the values of the weights,
-and what can be done with them.
+"""Folders with weights in FP8, GPTQ, AWQ and compressed-tensors' formats: values, blocks, commands
+and errors.
 """
 
 import json
