@@ -1,14 +1,15 @@
 """Quantized weights of the Hub's checkpoints: dequantization to float32, and their integers as GGUF's
 blocks.
 
-    form      tensors of a weight (out, in), by the end of their names                          weight
-    Scaled    "weight" in FP8 or 8-bit integers; "_scale" or "_scale_inv" for the tensor,
-              each output, group of inputs, or block                                      scale * code
-    GPTQ      "qweight" (in, out) packed along the inputs; "scales" and "qzeros"
-              (groups, out); "g_idx": the group of each input                    scale * (code - zero)
-    AWQ       the same, packed along the outputs in another order, without "g_idx"
-    Packed    "weight_packed" (out, in), "weight_scale" (out, groups), "weight_shape";
-              "weight_zero_point" packed along the outputs                       scale * (code - zero)
+    form            tensors of a weight (out, in), by the end of their names              weight
+    Scaled          "weight" in FP8 or 8-bit integers; "_scale" or "_scale_inv" for the
+                    tensor, each output, group of inputs, or block                scale * code
+    GPTQ            "qweight" (in, out) packed along the inputs; "scales" and
+                    "qzeros" (groups, out); "g_idx": the group of each input      scale * (code - zero)
+    AWQ             the same, packed along the outputs in another order, without
+                    "g_idx"                                                       scale * (code - zero)
+    PackedIntegers  "weight_packed" (out, in), "weight_scale" (out, groups),
+                    "weight_shape"; "weight_zero_point" packed along the outputs  scale * (code - zero)
 
 Products are computed in float32 and rounded once, to the requested dtype. The references compute in
 the dtype of the scales, where each product is rounded once, too: the values are equal in this dtype.
@@ -48,7 +49,7 @@ class Levels(NamedTuple):
     groups: Tensor | None = None
 
 
-class Form(ABC):
+class WeightForm(ABC):
     """The tensors that a quantized weight consists of.
 
     codes: end of the name of the codes, which `target` replaces in the name of the weight.
@@ -85,7 +86,7 @@ class Form(ABC):
 
 
 @dataclass(frozen=True)
-class Scaled(Form):
+class Scaled(WeightForm):
     """FP8 or 8-bit integers. block: outputs and inputs of a scale, if there are blocks or groups."""
 
     codes: ClassVar[str] = ""
@@ -159,7 +160,7 @@ class Scaled(Form):
 
 
 @dataclass(frozen=True)
-class GPTQ(Form):
+class GPTQ(WeightForm):
     """Integers of 4 or 8 bits, with groups of inputs.
 
     group: inputs of a group; None for all.    offset: added to the stored zero points.
@@ -205,7 +206,7 @@ class GPTQ(Form):
 
 
 @dataclass(frozen=True)
-class AWQ(Form):
+class AWQ(WeightForm):
     """Integers of 4 bits. group: inputs of a group; None for all.
 
     Eight outputs of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7 of the gemm kernel.
@@ -243,7 +244,7 @@ class AWQ(Form):
 
 
 @dataclass(frozen=True)
-class Packed(Form):
+class PackedIntegers(WeightForm):
     """compressed-tensors' integers of 4 or 8 bits. group: inputs of a group; None for all."""
 
     codes: ClassVar[str] = ".weight_packed"

@@ -29,10 +29,10 @@ from weights_map.quantized import (
     AWQ,
     GPTQ,
     RANGES,
-    Form,
     Levels,
-    Packed,
+    PackedIntegers,
     Scaled,
+    WeightForm,
     block_type,
     to_blocks,
 )
@@ -66,7 +66,7 @@ class StoredTensors(Checkpoint):
 class QuantizedWeight(NamedTuple):
     """A weight of a checkpoint. parts: names of the stored tensors by their roles in the form."""
 
-    form: Form
+    form: WeightForm
     parts: Mapping[str, str]
     shape: tuple[int, ...]
 
@@ -77,7 +77,7 @@ class QuantizedCheckpoint(Checkpoint):
     ValueError: a part of a weight is missing or has the wrong shape.
     """
 
-    def __init__(self, path: Path, settings: JsonMapping, forms: Sequence[Form]) -> None:
+    def __init__(self, path: Path, settings: JsonMapping, forms: Sequence[WeightForm]) -> None:
         """settings: the content of config.json.    forms: of `forms_of`."""
         super().__init__(path)
         self.stored, self.forms = StoredTensors(path), forms
@@ -207,7 +207,7 @@ def declared_dtype(settings: JsonMapping) -> torch.dtype | None:
     return next((dtypes[f"torch.{name}"] for name in names if f"torch.{name}" in dtypes), None)
 
 
-def parts_of(form: Form, stem: str, names: Mapping[str, Tensor]) -> dict[str, str]:
+def parts_of(form: WeightForm, stem: str, names: Mapping[str, Tensor]) -> dict[str, str]:
     """The names of the further tensors of a weight, by their roles. ValueError: one is missing."""
     parts: dict[str, str] = {}
     for role, ends in {**form.required, **form.optional}.items():
@@ -239,7 +239,7 @@ def without_quantization(config: JsonMapping) -> JsonObject:
     }
 
 
-def forms_of(settings: JsonMapping | None) -> Sequence[Form]:
+def forms_of(settings: JsonMapping | None) -> Sequence[WeightForm]:
     """The forms of the weights of a quantization_config; none for methods that this module does not
     have, which the model's config supports or rejects.
 
@@ -274,7 +274,7 @@ def format_name(settings: JsonMapping, older: str) -> str:
     return older if settings.get(older) is not None else "format"
 
 
-def compressed_forms(settings: JsonMapping) -> Sequence[Form]:
+def compressed_forms(settings: JsonMapping) -> Sequence[WeightForm]:
     """The forms of compressed-tensors. The groups of layers may differ in their formats."""
     for name in ("sparsity_config", "transform_config"):
         value = settings.get(name)
@@ -285,7 +285,7 @@ def compressed_forms(settings: JsonMapping) -> Sequence[Form]:
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise unsupported("config_groups", groups, "groups of layers")
-    forms: dict[Form, None] = {}
+    forms: dict[WeightForm, None] = {}
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
@@ -293,7 +293,7 @@ def compressed_forms(settings: JsonMapping) -> Sequence[Form]:
         format = group.get("format") or settings.get("format")
         if format == "pack-quantized":
             check_setting(weights, "num_bits", 4, 8)
-            forms[Packed(group_of(weights))] = None
+            forms[PackedIntegers(group_of(weights))] = None
         elif format in ("float-quantized", "int-quantized", "naive-quantized"):
             check_setting(weights, "num_bits", 8)
             size = group_of(weights)
