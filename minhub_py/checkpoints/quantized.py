@@ -11,7 +11,8 @@ With `quantize="auto"`, integers of 4 and 8 bits become blocks of GGUF's types w
 (`auto_quantization`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -82,7 +83,6 @@ class QuantizedCheckpoint(Checkpoint):
         super().__init__(path)
         self.stored, self.forms = StoredTensors(path), forms
         self.config = without_quantization(settings)
-        self.dtype = declared_dtype(self.config)
         self.has_blocks = any(form.integers for form in forms)
 
     @property
@@ -126,9 +126,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     @cached_property
     def contents(self) -> Contents:
-        """See `Checkpoint`. Dequantized weights have config.json's dtype, or else the dtype of the
-        first float tensor.
-        """
+        """See `Checkpoint`. Dequantized weights have the dtype of most other floats."""
         stored, weights = self.stored.contents, self.weights
         parts = {part for weight in weights.values() for part in weight.parts.values()}
         meta = {
@@ -138,8 +136,7 @@ class QuantizedCheckpoint(Checkpoint):
         }
         if double := sorted(meta.keys() & weights.keys()):
             raise ValueError(f"{self.path}: {double[0]} is stored both quantized and as floats")
-        floating = [tensor.dtype for tensor in meta.values() if tensor.is_floating_point()]
-        dtype = self.dtype or (floating[0] if floating else torch.bfloat16)
+        dtype = main_dtype(meta.values())
         files = {name: stored.files[name] for name in meta}
         for name, weight in weights.items():
             meta[name] = torch.empty(weight.shape, dtype=dtype, device="meta")
@@ -198,13 +195,13 @@ class QuantizedCheckpoint(Checkpoint):
         self.stored.release()
 
 
-def declared_dtype(settings: JsonMapping) -> torch.dtype | None:
-    """The dtype that a config.json names."""
-    text = settings.get("text_config")
-    sources = [text, settings] if isinstance(text, dict) else [settings]
-    names = [source.get(name) for source in sources for name in ("dtype", "torch_dtype")]
-    dtypes = {str(dtype): dtype for dtype in DTYPES.values() if dtype.is_floating_point}
-    return next((dtypes[f"torch.{name}"] for name in names if f"torch.{name}" in dtypes), None)
+def main_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    """The dtype of most floats; bfloat16 if there are none."""
+    sizes = Counter[torch.dtype]()
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] += tensor.numel()
+    return sizes.most_common(1)[0][0] if sizes else torch.bfloat16
 
 
 def parts_of(form: WeightForm, stem: str, names: Mapping[str, Tensor]) -> dict[str, str]:
