@@ -1,14 +1,15 @@
 """Quantized weights of the Hub's checkpoints: dequantization to float32, and their integers as GGUF's
 blocks.
 
-    form      tensors of a weight (out, in), by the end of their names                          weight
-    Scaled    "weight" in FP8 or 8-bit integers; "_scale" or "_scale_inv" for the tensor,
-              each output, group of inputs, or block                                      scale * code
-    GPTQ      "qweight" (in, out) packed along the inputs; "scales" and "qzeros"
-              (groups, out); "g_idx": the group of each input                    scale * (code - zero)
-    AWQ       the same, packed along the outputs in another order, without "g_idx"
-    Packed    "weight_packed" (out, in), "weight_scale" (out, groups), "weight_shape";
-              "weight_zero_point" packed along the outputs                       scale * (code - zero)
+    form            tensors of a weight (out, in), by the end of their names              weight
+    Scaled          "weight" in FP8 or 8-bit integers; "_scale" or "_scale_inv" for the
+                    tensor, each output, group of inputs, or block                scale * code
+    GPTQ            "qweight" (in, out) packed along the inputs; "scales" and
+                    "qzeros" (groups, out); "g_idx": the group of each input      scale * (code - zero)
+    AWQ             the same, packed along the outputs in another order, without
+                    "g_idx"                                                       scale * (code - zero)
+    PackedIntegers  "weight_packed" (out, in), "weight_scale" (out, groups),
+                    "weight_shape"; "weight_zero_point" packed along the outputs  scale * (code - zero)
 
 Products are computed in float32 and rounded once, to the requested dtype. The references compute in
 the dtype of the scales, where each product is rounded once, too: the values are equal in this dtype.
@@ -31,7 +32,6 @@ from weights_map.blocks import Blocks, float16_at
 Parts = Mapping[str, Tensor]  # role -> tensor
 Names = Mapping[str, tuple[str, ...]]  # role -> ends of the name, in the order of preference
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the position of each of eight outputs in a word
 # The block types with integers times a scale, the fewest bits first, and the range of the integers.
 RANGES = {"Q4_0": (-8, 7), "Q5_0": (-16, 15), "Q8_0": (-128, 127)}
 TERNARY = {"TQ1_0": 52, "TQ2_0": 64}  # GGUF's types with -1, 0 and 1, and the offset of a scale
@@ -49,7 +49,7 @@ class Levels(NamedTuple):
     groups: Tensor | None = None
 
 
-class Form(ABC):
+class WeightForm(ABC):
     """The tensors that a quantized weight consists of.
 
     codes: end of the name of the codes, which `target` replaces in the name of the weight.
@@ -86,7 +86,7 @@ class Form(ABC):
 
 
 @dataclass(frozen=True)
-class Scaled(Form):
+class Scaled(WeightForm):
     """FP8 or 8-bit integers. block: outputs and inputs of a scale, if there are blocks or groups."""
 
     codes: ClassVar[str] = ""
@@ -160,7 +160,7 @@ class Scaled(Form):
 
 
 @dataclass(frozen=True)
-class GPTQ(Form):
+class GPTQ(WeightForm):
     """Integers of 4 or 8 bits, with groups of inputs.
 
     group: inputs of a group; None for all.    offset: added to the stored zero points.
@@ -206,8 +206,11 @@ class GPTQ(Form):
 
 
 @dataclass(frozen=True)
-class AWQ(Form):
-    """Integers of 4 bits, in the order of the gemm kernel. group: inputs of a group; None for all."""
+class AWQ(WeightForm):
+    """Integers of 4 bits. group: inputs of a group; None for all.
+
+    Eight outputs of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7 of the gemm kernel.
+    """
 
     codes: ClassVar[str] = ".qweight"
     target: ClassVar[str] = ".weight"
@@ -226,7 +229,11 @@ class AWQ(Form):
 
     def levels(self, parts: Parts) -> Levels:
         codes, zeros = (
-            unpack(parts[role], 4).unflatten(1, (-1, 8))[..., AWQ_ORDER].flatten(1).T
+            unpack(parts[role], 4)
+            .unflatten(1, (-1, 2, 4))
+            .transpose(2, 3)
+            .flatten(1)
+            .T.contiguous()
             for role in ("codes", "zeros")
         )
         groups = input_groups(None, codes.size(1), self.group, zeros.size(1))
@@ -237,7 +244,7 @@ class AWQ(Form):
 
 
 @dataclass(frozen=True)
-class Packed(Form):
+class PackedIntegers(WeightForm):
     """compressed-tensors' integers of 4 or 8 bits. group: inputs of a group; None for all."""
 
     codes: ClassVar[str] = ".weight_packed"
@@ -378,7 +385,7 @@ def floats(scales: Tensor) -> Tensor:
 
 
 def spread(grid: Tensor, height: int, rows: int) -> Tensor:
-    """The values of each row, from those of each block of rows."""
+    """Repeat the values of each block for all of its rows."""
     return grid.repeat_interleave(height, -2)[..., :rows, :]
 
 
@@ -420,9 +427,15 @@ def to_blocks(levels: Levels, type: str) -> Blocks:
         codes = (values - RANGES[type][0]).to(torch.uint8)
         parts = [heads, codes[..., :16] & 15 | codes[..., 16:] << 4]
         if type == "Q5_0":
-            bits = (codes >> 4).unflatten(2, (4, 8)) << torch.arange(8, dtype=torch.uint8)
-            parts.insert(1, bits.sum(3, dtype=torch.uint8))
+            parts.insert(1, gathered_bits(codes >> 4))
     return Blocks(type, torch.cat(parts, dim=2).flatten(1))
+
+
+def gathered_bits(values: Tensor) -> Tensor:
+    """Zeros and ones (…, 8 n) uint8 as bits (…, n), the lowest bit first."""
+    # The product has the bit of byte i at 56 + i, from the term of 2 ** (56 - 7 * i).
+    product = values.contiguous().view(torch.int64) * 0x0102040810204080
+    return (product >> 56 & 255).to(torch.uint8)
 
 
 def ternary_levels(rows: Tensor, weights: Tensor, type: str) -> Levels:

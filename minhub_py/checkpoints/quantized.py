@@ -11,7 +11,8 @@ With `quantize="auto"`, integers of 4 and 8 bits become blocks of GGUF's types w
 (`auto_quantization`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -29,10 +30,10 @@ from weights_map.quantized import (
     AWQ,
     GPTQ,
     RANGES,
-    Form,
     Levels,
-    Packed,
+    PackedIntegers,
     Scaled,
+    WeightForm,
     block_type,
     to_blocks,
 )
@@ -66,23 +67,22 @@ class StoredTensors(Checkpoint):
 class QuantizedWeight(NamedTuple):
     """A weight of a checkpoint. parts: names of the stored tensors by their roles in the form."""
 
-    form: Form
+    form: WeightForm
     parts: Mapping[str, str]
     shape: tuple[int, ...]
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A folder with quantized weights. The names and shapes are those of the dequantized weights.
+    """A folder with quantized weights. Names and shapes describe the dequantized weights.
 
     ValueError: a part of a weight is missing or has the wrong shape.
     """
 
-    def __init__(self, path: Path, settings: JsonMapping, forms: Sequence[Form]) -> None:
+    def __init__(self, path: Path, settings: JsonMapping, forms: Sequence[WeightForm]) -> None:
         """settings: the content of config.json.    forms: of `forms_of`."""
         super().__init__(path)
         self.stored, self.forms = StoredTensors(path), forms
         self.config = without_quantization(settings)
-        self.dtype = declared_dtype(self.config)
         self.has_blocks = any(form.integers for form in forms)
 
     @property
@@ -126,9 +126,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     @cached_property
     def contents(self) -> Contents:
-        """See `Checkpoint`. Dequantized weights have config.json's dtype, or else that of the other
-        tensors.
-        """
+        """See `Checkpoint`. Dequantized weights have the dtype of most other floats."""
         stored, weights = self.stored.contents, self.weights
         parts = {part for weight in weights.values() for part in weight.parts.values()}
         meta = {
@@ -138,8 +136,7 @@ class QuantizedCheckpoint(Checkpoint):
         }
         if double := sorted(meta.keys() & weights.keys()):
             raise ValueError(f"{self.path}: {double[0]} is stored both quantized and as floats")
-        floating = [tensor.dtype for tensor in meta.values() if tensor.is_floating_point()]
-        dtype = self.dtype or (floating[0] if floating else torch.bfloat16)
+        dtype = main_dtype(meta.values())
         files = {name: stored.files[name] for name in meta}
         for name, weight in weights.items():
             meta[name] = torch.empty(weight.shape, dtype=dtype, device="meta")
@@ -198,16 +195,16 @@ class QuantizedCheckpoint(Checkpoint):
         self.stored.release()
 
 
-def declared_dtype(settings: JsonMapping) -> torch.dtype | None:
-    """The dtype that a config.json names."""
-    text = settings.get("text_config")
-    sources = [text, settings] if isinstance(text, dict) else [settings]
-    names = [source.get(name) for source in sources for name in ("dtype", "torch_dtype")]
-    dtypes = {str(dtype): dtype for dtype in DTYPES.values() if dtype.is_floating_point}
-    return next((dtypes[f"torch.{name}"] for name in names if f"torch.{name}" in dtypes), None)
+def main_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    """The dtype of most floats; bfloat16 if there are none."""
+    sizes = Counter[torch.dtype]()
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] += tensor.numel()
+    return sizes.most_common(1)[0][0] if sizes else torch.bfloat16
 
 
-def parts_of(form: Form, stem: str, names: Mapping[str, Tensor]) -> dict[str, str]:
+def parts_of(form: WeightForm, stem: str, names: Mapping[str, Tensor]) -> dict[str, str]:
     """The names of the further tensors of a weight, by their roles. ValueError: one is missing."""
     parts: dict[str, str] = {}
     for role, ends in {**form.required, **form.optional}.items():
@@ -239,7 +236,7 @@ def without_quantization(config: JsonMapping) -> JsonObject:
     }
 
 
-def forms_of(settings: JsonMapping | None) -> Sequence[Form]:
+def forms_of(settings: JsonMapping | None) -> Sequence[WeightForm]:
     """The forms of the weights of a quantization_config; none for methods that this module does not
     have, which the model's config supports or rejects.
 
@@ -274,7 +271,7 @@ def format_name(settings: JsonMapping, older: str) -> str:
     return older if settings.get(older) is not None else "format"
 
 
-def compressed_forms(settings: JsonMapping) -> Sequence[Form]:
+def compressed_forms(settings: JsonMapping) -> Sequence[WeightForm]:
     """The forms of compressed-tensors. The groups of layers may differ in their formats."""
     for name in ("sparsity_config", "transform_config"):
         value = settings.get(name)
@@ -285,7 +282,7 @@ def compressed_forms(settings: JsonMapping) -> Sequence[Form]:
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise unsupported("config_groups", groups, "groups of layers")
-    forms: dict[Form, None] = {}
+    forms: dict[WeightForm, None] = {}
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
@@ -293,7 +290,7 @@ def compressed_forms(settings: JsonMapping) -> Sequence[Form]:
         format = group.get("format") or settings.get("format")
         if format == "pack-quantized":
             check_setting(weights, "num_bits", 4, 8)
-            forms[Packed(group_of(weights))] = None
+            forms[PackedIntegers(group_of(weights))] = None
         elif format in ("float-quantized", "int-quantized", "naive-quantized"):
             check_setting(weights, "num_bits", 8)
             size = group_of(weights)

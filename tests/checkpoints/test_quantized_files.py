@@ -1,5 +1,5 @@
-"""Folders with weights in FP8, GPTQ, AWQ and compressed-tensors' formats: the values of the weights,
-and what can be done with them.
+"""Folders with weights in FP8, GPTQ, AWQ and compressed-tensors' formats: values, blocks, commands
+and errors.
 """
 
 import json
@@ -58,10 +58,11 @@ def test_weights_are_those_of_the_reference(name: str, dtype: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", FP8_FILES)
-def test_fp8_has_the_dtype_of_the_config(name: str, tmp_path: Path) -> None:
-    folder, _ = write_quantized(tmp_path / "model", name)
-    model = from_pretrained(folder, device="cpu")
-    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}
+def test_fp8_has_the_dtype_of_the_other_weights(name: str, tmp_path: Path) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        folder, _ = write_quantized(tmp_path / str(dtype), name, dtype=dtype)
+        model = from_pretrained(folder, device="cpu")
+        assert {tensor.dtype for tensor in model.state_dict().values()} == {dtype}
 
 
 TYPES = {
@@ -99,6 +100,15 @@ def test_integers_become_blocks_with_the_same_values(name: str, tmp_path: Path) 
                 layer.weight, weights[f"model.{path}.weight"], rtol=0, atol=0
             )
     assert len(generate(model, PROMPT, 4, temperature=0)[0]) == 4
+
+
+def test_scales_that_float16_cannot_represent_become_int8(tmp_path: Path) -> None:
+    folder, _ = write_quantized(tmp_path / "model", "packed")
+    scale = torch.full((128, 2), 1.7e-6, dtype=torch.bfloat16)
+    change(folder, {f"{UP}.weight_scale": scale})
+    model = from_pretrained(folder, device="cpu")
+    kinds = [module.kind for module in model.modules() if isinstance(module, Quantized)]
+    assert sorted(kinds) == 13 * ["Q4_0"] + ["int8"]
 
 
 MODELS: dict[str, dict[str, Any]] = {

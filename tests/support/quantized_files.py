@@ -40,7 +40,7 @@ def fp8(
     ends: tuple[str, ...] = ("_scale_inv",),
     dtype: torch.dtype = torch.float32,
 ) -> Quantizer:
-    """Codes in FP8 with scales of a shape, which depends on that of the weight."""
+    """Codes in FP8 with scales. shape: of the scales, for a weight's rows and columns."""
 
     def quantize(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
         sizes = shape(*weight.shape)
