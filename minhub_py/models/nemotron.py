@@ -41,9 +41,10 @@ class NemotronConfig(DecoderConfig):
     MODEL_TYPE: ClassVar = "nemotron"
     ARCHITECTURE: ClassVar = "NemotronForCausalLM"
     ROTATED: ClassVar = 0.5
+    # the last is written
     ROPE_NAMES: ClassVar = {
-        "partial_rotary_factor": "partial_rotary_factor",
         "rope_percent": "partial_rotary_factor",
+        "partial_rotary_factor": "partial_rotary_factor",
     }
 
     vocab_size: int = 256000

@@ -286,5 +286,5 @@ def test_a_misspelled_model_type_is_not_looked_up_on_the_hub(
 
 
 def test_published_names_that_continue_a_model_type_are_repositories() -> None:
-    for name in ("xlm-roberta-base", "albert-base-v2", "t5-small", "distilgpt2", "openai-gpt"):
+    for name in ("xlm-roberta-base", "albert-base-v2", "t5-small", "distilgpt2"):
         assert similar_model_type(name) is None

@@ -40,6 +40,7 @@ REJECTED = {  # by classes of transformers 4 that accept two or three fields
     "phi3-part": "must be a dictionary with three fields",
 }
 OTHER_DEFAULT = {
+    "apertus-plain": "transformers 5 reads rope_scaling null as Apertus' llama3",
     "gpt_oss-rope": (
         "transformers 5 reads rope_scaling null, which transformers 4 reads as no scaling, as YaRN"
     ),

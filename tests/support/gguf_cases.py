@@ -126,6 +126,18 @@ def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
 WORDS: dict[str, tuple[Any, Any, bool]] = {
     "gpt-2": (BYTES(add_prefix_space=False), None, False),
     "olmo": (BYTES(add_prefix_space=False), normalizers.NFC(), False),
+    "falcon": (
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Punctuation("contiguous"),
+                BYTES(add_prefix_space=False),
+                pre_tokenizers.Digits(individual_digits=False),
+                pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+            ]
+        ),
+        None,
+        False,
+    ),
     "smollm": (
         pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), BYTES(add_prefix_space=False)]

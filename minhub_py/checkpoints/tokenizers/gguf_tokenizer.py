@@ -64,6 +64,7 @@ class Words:
 
     pattern: str | None = None  # None: GPT-2's
     digits: bool = False  # each digit is a separate word
+    falcon: bool = False  # GPT-2's, but adjacent punctuation and each three digits are words
     nfc: bool = False
     ignore_merges: bool = False  # a word that is a token is not split
     add_bos: bool = False  # the default of add_bos_token
@@ -87,6 +88,7 @@ PRE = {
     "olmo": COMPOSED,
     "mpt": COMPOSED,  # GPT-NeoX uses one of these
     "modern-bert": COMPOSED,
+    "falcon": Words(falcon=True),
     "smollm": DIGITS,
     "starcoder": DIGITS,
     "refact": DIGITS,
@@ -297,7 +299,11 @@ def set_words(tokenizer: Tokenizer, words: Words, prefix: bool = False) -> None:
         [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
     )
     steps += [pre_tokenizers.Split(Regex(words.pattern), "isolated")] if words.pattern else []
+    steps += [pre_tokenizers.Punctuation("contiguous")] if words.falcon else []
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=words.pattern is None))
+    if words.falcon:
+        steps.append(pre_tokenizers.Digits(individual_digits=False))
+        steps.append(pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if words.nfc:
         tokenizer.normalizer = normalizers.NFC()

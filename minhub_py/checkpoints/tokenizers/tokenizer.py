@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -76,7 +75,7 @@ from minhub_py.checkpoints.tokenizers.translation_tokenizer import (
     read_translation,
     surround_language,
 )
-from minhub_py.checkpoints.tokenizers.wordbpe import lower_case_bpe, read_word_bpe
+from minhub_py.checkpoints.tokenizers.wordbpe import check_merges, lower_case_bpe, read_word_bpe
 from minhub_py.inference.arguments import check_list, check_tokenizer
 from minhub_py.system.files import open_regular, read_bytes, read_text
 from minhub_py.system.printable import reason_of
@@ -451,12 +450,7 @@ def byte_level_bpe(
     """GPT-2's tokenizer: BPE over bytes, without unknown text. ValueError: the result of a merge is
     not a token.
     """
-    for left, right in merges:
-        if left + right not in vocabulary:  # the library may panic, which is no Exception
-            raise ValueError(
-                "vocab.json and merges.txt are inconsistent: the vocabulary lacks"
-                f" {brief(left + right)}"
-            )
+    check_merges(vocabulary, merges)
     try:
         model = models.BPE(dict(vocabulary), list(merges))
     except Exception as error:  # the library raises plain Exception

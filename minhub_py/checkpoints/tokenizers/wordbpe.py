@@ -9,6 +9,7 @@ Sources: Sennrich et al. (2016), "Neural Machine Translation of Rare Words with 
 Radford et al. (2018), GPT; MLLM, wiki/BPE.py.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as brief
 
@@ -49,18 +50,25 @@ def read_word_bpe(path: Path) -> Tokenizer:
     return tokenizer
 
 
+def check_merges(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
+    """ValueError: the result of a merge is not a token. The library may panic, which is no
+    Exception.
+    """
+    for left, right in merges:
+        if left + right not in vocabulary:
+            raise ValueError(
+                "vocab.json and merges.txt are inconsistent: the vocabulary lacks"
+                f" {brief(left + right)}"
+            )
+
+
 def lower_case_bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], unknown: str
 ) -> Tokenizer:
     """GPT's tokenizer: BPE within the words of BERT's lower-case texts. ValueError: the result of a
     merge is not a token.
     """
-    for left, right in merges:
-        if left + right not in vocabulary:  # the library may panic, which is no Exception
-            raise ValueError(
-                f"vocab.json and merges.txt are inconsistent: the vocabulary lacks"
-                f" {brief(left + right)}"
-            )
+    check_merges(vocabulary, merges)
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, end_of_word_suffix=END))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

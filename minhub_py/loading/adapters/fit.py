@@ -334,15 +334,16 @@ def check_shapes(
     """Compare the copies with the model with the adapter, and its other tensors with the tensors of
     the base.
     """
+
+    def name_in(names: Mapping[str, object], name: str) -> str:
+        return name if name in names else adapter.ties[name]
+
     for name, tensor in (adapter.base | adapter.saved).items():
-        shape = shapes.get(name) or shapes[adapter.ties[name]]
+        shape = shapes[name_in(shapes, name)]
         if tuple(tensor.shape) != shape:
             problems.add("wrong shape", [f"{name} is {tuple(tensor.shape)}, not {shape}"])
     for name, shape in shapes.items():
-        if (
-            adapter.value(name) is None
-            and (actual := base.get(name) or base[adapter.ties[name]]) != shape
-        ):
+        if adapter.value(name) is None and (actual := base[name_in(base, name)]) != shape:
             problems.add(
                 "missing",
                 [f"{name} {shape} for the tokens of the adapter; the model's is {actual}"],
