@@ -168,7 +168,7 @@ def decide(
             rotated, so that each has each position equally often; levels of a score are reversed in
             every second order.
         seed: Of the permutations after a full rotation.
-        progress: Called with the number of processed prompts and the total.
+        progress: Called with the number of processed prompts (Laya: tokens) and the total.
 
     Raises:
         ValueError: A question is invalid or has more options than labels; a label is not one token,
@@ -314,11 +314,9 @@ def scores_at_marks(
             for kind, prompt in enumerate(row):
                 inputs.append(Input(prompt.ids, [prompt.type] * len(prompt.ids)))
                 targets.append((values[kind][order, number], prompt.marks))
-    for done, (i, x) in enumerate(hidden_states(model, inputs), 1):
+    for i, x in hidden_states(model, inputs, progress):
         scores, marks = targets[i]
         scores[:] = head_output(model, x[marks]).double().numpy()
-        if progress is not None:
-            progress(done, len(inputs))
     return values, problems, sum(len(row.ids) for row in inputs)
 
 
