@@ -31,8 +31,8 @@ FILES = [
     found[0] for step in STEPS.values() if (found := re.findall(r"^`([\w/]+\.\w+)`", step, re.M))
 ]
 # Their tests are in other files: tests/models/test_lstm.py, test_sinusoidal.py, test_t5.py,
-# test_bart.py and test_embedding_gemma2.py.
-TESTED_ELSEWHERE = {"bart", "embeddinggemma2", "lstm", "sinusoidal", "t5"}
+# test_bart.py and test_embedding_gemma2.py, and tests/analysis/test_laya.py.
+TESTED_ELSEWHERE = {"bart", "embeddinggemma2", "laya", "lstm", "sinusoidal", "t5"}
 # Of files for a repository's own code: tests/models/test_remote_encoders.py.
 OF_OTHER_CODE = {"new"}
 

@@ -262,12 +262,8 @@ def scores_of_windows(
     """The scores of starts and ends (T, 2), float32, of each window."""
     inputs = [window.input for window in windows]
     results: list[Floats] = [np.empty(0)] * len(inputs)
-    processed, total = 0, sum(len(row.ids) for row in inputs)
-    for i, x in hidden_states(model, inputs):
+    for i, x in hidden_states(model, inputs, progress):
         results[i] = head_output(model, x).numpy()
-        processed += len(x)
-        if progress is not None:
-            progress(processed, total)
     return results
 
 

@@ -302,12 +302,8 @@ def scores_of_inputs(model: Encoder, inputs: Sequence[Input], progress: Progress
     scores = torch.full((len(inputs), len(model.config.labels)), torch.nan)
     numbers = [number for number, row in enumerate(inputs) if row.ids]
     inputs = [inputs[number] for number in numbers]
-    processed, total = 0, sum(len(row.ids) for row in inputs)
-    for i, x in hidden_states(model, inputs):
+    for i, x in hidden_states(model, inputs, progress):
         scores[numbers[i]] = head_output(model, x)
-        processed += len(x)
-        if progress is not None:
-            progress(processed, total)
     return scores
 
 

@@ -91,16 +91,7 @@ class DecisionPrompts:
 
         InvalidTextError: the state is empty or not JSON.    ValueError: the template fails.
         """
-        if not isinstance(state, str | Mapping | list) or not state:
-            raise InvalidTextError(f"must be text or JSON with content, not {brief(state)}")
-        try:
-            state = to_plain_json({"state": state}, "it")["state"]
-            json.dumps(state, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise InvalidTextError("has half of a character (a lone surrogate)") from error
-        except ValueError as error:
-            raise InvalidTextError(f"is not JSON: {error}") from error
-        source = self.settings.chat_template
+        state, source = checked_state(state), self.settings.chat_template
         if source is None:
             return [self._default(state, question) for question in questions]
         together = re.search(r"\bquestions\b", source) is not None
@@ -201,6 +192,20 @@ class DecisionPrompts:
                     else tokens_of(tokenizer, piece, as_text=number % 2 == 0)
                 )
         return ids
+
+
+def checked_state(state: object) -> Any:
+    """A state as plain JSON. InvalidTextError: it is empty or not JSON."""
+    if not isinstance(state, str | Mapping | list) or not state:
+        raise InvalidTextError(f"must be text or JSON with content, not {brief(state)}")
+    try:
+        state = to_plain_json({"state": state}, "it")["state"]
+        json.dumps(state, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidTextError("has half of a character (a lone surrogate)") from error
+    except ValueError as error:
+        raise InvalidTextError(f"is not JSON: {error}") from error
+    return state
 
 
 def without_sentinels(value: object) -> Any:

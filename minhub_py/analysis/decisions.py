@@ -12,7 +12,7 @@ divided by the temperature of the question's type. A repository may contain its 
 temperatures and prompt (decision.json, decision_template.jinja).
 
 A decision model (JevForDecision of transformers) has a linear layer for the scores, and reads them at
-the positions that its prompt marks.
+the positions that its prompt marks. Laya is an encoder, which scores a mark before each option.
 
 Questions about one text share its prefix in the KV cache, and texts are computed in batches. A
 text's results are bitwise identical to those of a single call.
@@ -38,6 +38,8 @@ from minhub_py.analysis.decision_prompts import (
     Prompted,
     State,
 )
+from minhub_py.analysis.encoders import Input, head_output, hidden_states
+from minhub_py.analysis.option_prompts import OptionPrompts
 from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.questions import (
     TYPES,
@@ -46,9 +48,10 @@ from minhub_py.analysis.questions import (
     Type,
     parse_questions,
 )
-from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of
+from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of, model_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.heads import DecisionHead
+from minhub_py.models.laya import Laya, LayaConfig
 from minhub_py.models.settings import ModelConfig
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.tables import Columns, Result
@@ -155,7 +158,7 @@ def decide(
         decide(model, tokenizer, ["I was charged twice."], questions).table()
 
     Args:
-        model: A chat model of this package.
+        model: A chat model of this package, or a decision model: JevForDecision or Laya.
         tokenizer: The model's tokenizer, whose files contain the chat template.
         texts: The states: a text, a dict (sent as JSON), or a list of them; None for a missing
             text.
@@ -165,7 +168,7 @@ def decide(
             rotated, so that each has each position equally often; levels of a score are reversed in
             every second order.
         seed: Of the permutations after a full rotation.
-        progress: Called with the number of processed prompts and the total.
+        progress: Called with the number of processed prompts (Laya: tokens) and the total.
 
     Raises:
         ValueError: A question is invalid or has more options than labels; a label is not one token,
@@ -202,17 +205,59 @@ def answer(
     """The result of `decide`, with NaN for texts that have a problem, and the problem of each of
     them by number.
     """
-    model = decoder_of(model, "decide()", decision=True)
+    model = model_of(model, "decide()")
+    if not isinstance(model.config, LayaConfig):
+        model = decoder_of(model, "decide()", decision=True)
     check_tokenizer(tokenizer, "encode_batch")
     if settings is None:
         settings = DecisionSettings.of(tokenizer)
     parsed = parse_questions(questions, settings)
-    prompts = DecisionPrompts(tokenizer, settings)
-    rows = [rows_of(model.config, prompts, question) for question in parsed]
-    index = {question.name: number for number, question in enumerate(parsed)}
     orders = check_integer("orders", orders, 1)
     variants = [permuted(parsed, order, seed) for order in range(orders)]
-    values = [np.full((orders, len(texts), len(question.options)), np.nan) for question in parsed]
+    score = scores_at_marks if isinstance(model.config, LayaConfig) else scores_after_prompts
+    ordered, problems, tokens = score(
+        model, tokenizer, settings, texts, [questions for questions, _ in variants], progress
+    )
+    values = [np.full(scores.shape, np.nan) for scores in ordered]
+    for order, (_, indices) in enumerate(variants):
+        for value, scores, index in zip(values, ordered, indices, strict=True):
+            value[order][:, index] = scores[order]
+    values = [
+        value / settings.scale_of(question) for question, value in zip(parsed, values, strict=True)
+    ]
+    temperature = {kind: settings.temperature_of(kind) for kind in TYPES}
+    by_order = [
+        probabilities_of(value, temperature[question.type])
+        for question, value in zip(parsed, values, strict=True)
+    ]
+    means, spreads = ([f(value, axis=0) for value in by_order] for f in (np.mean, np.std))
+    result = Decisions(
+        tuple(parsed), tuple(means), tuple(spreads), tuple(values), temperature, tokens
+    )
+    return result, problems
+
+
+# The scores (orders, texts, options) of each question, NaN for texts that are missing or have a
+# problem; the problem of each of these by number; and the number of tokens.
+Scored = tuple[list[Floats], dict[int, str], int]
+
+
+def scores_after_prompts(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    settings: DecisionSettings,
+    texts: Sequence[State | None],
+    variants: Sequence[Sequence[Question]],
+    progress: Progress | None,
+) -> Scored:
+    """The scores of the options by a language model, or by a decision head at marks of its prompt.
+
+    variants: the questions with their options in each order.
+    """
+    prompts = DecisionPrompts(tokenizer, settings)
+    rows = [rows_of(model.config, prompts, question) for question in variants[0]]
+    index = {question.name: number for number, question in enumerate(variants[0])}
+    values = empty_scores(variants, len(texts))
     spans, targets, problems = list[Span](), list[tuple[int, int, int]](), dict[int, str]()
     tokens = 0
     for number, state in enumerate(texts):
@@ -221,8 +266,8 @@ def answer(
         try:
             prompted = [
                 (order, prompt)
-                for order, (ordered, _) in enumerate(variants)
-                for prompt in prompts.prompts(state, ordered)
+                for order, questions in enumerate(variants)
+                for prompt in prompts.prompts(state, questions)
             ]
             check_lengths(model, [prompt for _, prompt in prompted])
         except InvalidTextError as error:
@@ -238,19 +283,46 @@ def answer(
         for position, span in zip(positions, numbers, strict=True):
             order, number, kind = targets[span]
             scores = logits[position, rows[kind]].double().cpu().numpy()
-            values[kind][order, number, variants[order][1][kind]] = scores
+            values[kind][order, number] = scores
 
     predict(model, spans, consume, progress)
-    temperature = {kind: settings.temperature_of(kind) for kind in TYPES}
-    by_order = [
-        probabilities_of(value, temperature[question.type])
-        for question, value in zip(parsed, values, strict=True)
-    ]
-    means, spreads = ([f(value, axis=0) for value in by_order] for f in (np.mean, np.std))
-    result = Decisions(
-        tuple(parsed), tuple(means), tuple(spreads), tuple(values), temperature, tokens
-    )
-    return result, problems
+    return values, problems, tokens
+
+
+def scores_at_marks(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    settings: DecisionSettings,
+    texts: Sequence[State | None],
+    variants: Sequence[Sequence[Question]],
+    progress: Progress | None,
+) -> Scored:
+    """The scores of the options by Laya, an encoder. See `scores_after_prompts`."""
+    assert isinstance(model, Laya)
+    prompts = OptionPrompts(tokenizer, model.config)
+    values = empty_scores(variants, len(texts))
+    inputs, targets, problems = list[Input](), list[tuple[Floats, list[int]]](), dict[int, str]()
+    for number, state in enumerate(texts):
+        if state is None:
+            continue
+        try:
+            prompted = [prompts.prompts(state, questions) for questions in variants]
+        except InvalidTextError as error:
+            problems[number] = str(error)
+            continue
+        for order, row in enumerate(prompted):
+            for kind, prompt in enumerate(row):
+                inputs.append(Input(prompt.ids, [prompt.type] * len(prompt.ids)))
+                targets.append((values[kind][order, number], prompt.marks))
+    for i, x in hidden_states(model, inputs, progress):
+        scores, marks = targets[i]
+        scores[:] = head_output(model, x[marks]).double().numpy()
+    return values, problems, sum(len(row.ids) for row in inputs)
+
+
+def empty_scores(variants: Sequence[Sequence[Question]], texts: int) -> list[Floats]:
+    """NaN (orders, texts, options) for each question."""
+    return [np.full((len(variants), texts, len(q.options)), np.nan) for q in variants[0]]
 
 
 def probabilities_of(scores: Floats, temperature: float) -> Floats:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minhub_py.analysis.encoders import (
     Input,
+    counted,
     hidden_states,
     truncated_inputs,
 )
@@ -262,15 +263,11 @@ def embeddings_of_inputs(
     matrices = [torch.empty(0, size)] * len(texts) if no_pooling else []
     # Written to in place: a list of vectors would take as much memory again.
     vectors = torch.full((0 if no_pooling else len(texts), size * len(settings.pooling)), torch.nan)
-    processed, total = 0, sum(len(row.ids) for row in rows)
-    for i, x in states:
+    for i, x in counted(states, sum(len(row.ids) for row in rows), progress):
         if no_pooling:
             matrices[numbers[i]] = x
         else:
             vectors[numbers[i]] = pooled(x, settings, rows[i].prompt)
-        processed += len(x)
-        if progress is not None:
-            progress(processed, total)
     return matrices if no_pooling else vectors
 
 

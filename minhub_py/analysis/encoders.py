@@ -1,13 +1,14 @@
 """Texts and pairs of texts through an encoder: token IDs, hidden states, and the head."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
+from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.tokens import ids_of_texts, is_missing
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import surrounding_ids, working
@@ -241,11 +242,43 @@ def truncate(first: Encoding, second: Encoding | None, room: int, only_first: bo
 
 
 @torch.inference_mode()
-def hidden_states(model: Encoder, inputs: Sequence[Input]) -> Iterator[tuple[int, Tensor]]:
-    """(index, hidden states (T, C), float32) of each input, the longest first."""
-    with borrowed_runner(model) as runner:
-        for batch in batches([len(row.ids) for row in inputs]):
-            yield from zip(batch, run(runner, model, [inputs[i] for i in batch]), strict=True)
+def hidden_states(
+    model: Encoder,
+    inputs: Sequence[Input],
+    progress: Progress | None = None,
+    attended: Sequence[int] | None = None,
+) -> Iterator[tuple[int, Tensor]]:
+    """(index, hidden states (T, C), float32) of each input, the longest first.
+
+    progress: see `counted`.    attended: of each input, as for `TorchEncoder`.
+    """
+    lengths = [len(row.ids) for row in inputs]
+
+    def generate(runner: EncoderRunner) -> Iterator[tuple[int, Tensor]]:
+        for batch in batches(lengths):
+            visible = None if attended is None else [attended[i] for i in batch]
+            states = run(runner, model, [inputs[i] for i in batch], visible)
+            yield from zip(batch, states, strict=True)
+
+    if attended is not None and list(attended) == lengths:
+        attended = None
+    if attended is None:
+        with borrowed_runner(model) as runner:
+            yield from counted(generate(runner), sum(lengths), progress)
+    else:
+        yield from counted(generate(TorchEncoder(model)), sum(lengths), progress)
+
+
+def counted(
+    results: Iterable[tuple[int, Tensor]], total: int, progress: Progress | None
+) -> Iterator[tuple[int, Tensor]]:
+    """The results, with a call of `progress` after the use of each: processed tokens and total."""
+    processed = 0
+    for i, x in results:
+        yield i, x
+        processed += len(x)
+        if progress is not None:
+            progress(processed, total)
 
 
 def run(

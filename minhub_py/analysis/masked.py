@@ -351,16 +351,12 @@ def logprobs_at(
         waiting.clear()
         rows.clear()
 
-    processed, total = 0, sum(len(row.ids) for row in inputs)
-    for i, x in hidden_states(model, inputs):
+    for i, x in hidden_states(model, inputs, progress):
         for number in by_input.get(i, ()):
             waiting.append(number)
             rows.append(x[positions[number][1]])
             if len(waiting) == ROWS:
                 flush()
-        processed += len(x)
-        if progress is not None:
-            progress(processed, total)
     flush()
     return result
 

@@ -247,6 +247,9 @@ class PredictionBatch:
                 if node.shared:
                     self.cache.set_row(number, self.cache, node.parent, node.shared)
                 self.cache.adapter_starts[number] = node.adapter_start
+            if all(node.first + 1 == len(node.ids) for node in level.values()):
+                self._run_to_last(level, consume)
+                continue
             for texts in chunks(
                 {number: node.ids[node.shared : node.first] for number, node in level.items()},
                 BATCH_TOKENS,
@@ -258,6 +261,16 @@ class PredictionBatch:
                 starts = [self.cache.lengths[number] for number in texts]
                 logits = self.runner.forward(texts, self.cache, every=True)
                 consume(logits, *self._predicted(texts, starts))
+
+    def _run_to_last(self, level: Mapping[int, Node], consume: Consumer) -> None:
+        """Evaluate nodes whose logits are needed after their last token only."""
+        for texts in chunks(
+            {number: node.ids[node.shared :] for number, node in level.items()}, BATCH_TOKENS
+        ):
+            logits = self.runner.forward(texts, self.cache)
+            lasts = {number: ids[-1:] for number, ids in texts.items()}
+            starts = [self.cache.lengths[number] - 1 for number in texts]
+            consume(logits, *self._predicted(lasts, starts))
 
     def _predicted(
         self, texts: Mapping[int, Sequence[int]], starts: Iterable[int]

@@ -1,6 +1,7 @@
 """The questions of typed decisions, the answers to them, and a repository's settings for both."""
 
 import json
+import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from minhub_py.checkpoints.layout import AGENT_SETTINGS
+from minhub_py.checkpoints.storage import agent_settings
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES
 from minhub_py.system.files import read_text
 from minhub_py.system.json_text import JsonObject
@@ -27,6 +30,10 @@ EXAMPLES = {
 SETTINGS, TEMPLATE = "decision.json", "decision_template.jinja"
 # Settings of decision heads in their original formats, which transformers converts.
 OTHER_HEADS = ("judge_config.json", "decision_config.json")
+# Of Laya: the order of its temperatures, the largest number of options, and the names of numbers.
+AGENT_TYPES: tuple[Type, ...] = ("choice", "score", "noul")
+AGENT_OPTIONS = 255
+SIZES = ((2, "2"), (5, "3-5"), (10, "6-10"))
 Content = str | dict | list | None  # type: ignore[type-arg]
 
 
@@ -110,6 +117,8 @@ class DecisionSettings:
         sanitize_control_tokens: Whether control tokens in texts and questions are ordinary text.
         chat_template: Jinja template of the prompt, with `state` and `question`, or `questions` for
             one prompt with all questions. Default: a prompt in the model's chat template.
+        scales: Numbers by type of question and number of options, such as "choice:3-5", that divide
+            the scores before the temperature (Laya). Default: 1.
     """
 
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -117,6 +126,7 @@ class DecisionSettings:
     noul_options: tuple[str, ...] = ("true", "false")
     sanitize_control_tokens: bool = True
     chat_template: str | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "DecisionSettings":
@@ -124,11 +134,14 @@ class DecisionSettings:
         file = FILES.get(tokenizer)
         if file is None or file.suffix == ".gguf":
             return cls()
-        return cls.read(file.parent)
+        folder = file.parent.parent
+        return cls.read(folder if (folder / AGENT_SETTINGS).exists() else file.parent)
 
     @classmethod
     def read(cls, folder: Path) -> "DecisionSettings":
         """The settings in a folder. ValueError: decision.json is invalid."""
+        if (agent := agent_settings(folder)) is not None:
+            return cls.of_agent(folder, agent)
         path, template = folder / SETTINGS, folder / TEMPLATE
         if not path.exists() and (
             heads := [name for name in OTHER_HEADS if (folder / name).exists()]
@@ -158,6 +171,36 @@ class DecisionSettings:
             read_text(template) if template.exists() else None,
         )
 
+    @classmethod
+    def of_agent(cls, folder: Path, agent: JsonObject) -> "DecisionSettings":
+        """The settings of Laya, whose temperatures also depend on the number of options. As in its
+        package, they are limited to 0.5 to 5. Those of a decision.json replace those of the types.
+        """
+
+        def limited(value: object) -> float:
+            number = convert(value, float)
+            return min(5.0, max(0.5, number)) if math.isfinite(number) else 1.0
+
+        stored = agent.get("temperature") or [1.0] * len(AGENT_TYPES)
+        stored = convert(stored, list[float])
+        if len(stored) != len(AGENT_TYPES):
+            raise ValueError(f"{folder / AGENT_SETTINGS}: temperature must have three numbers")
+        by_kind = dict(zip(AGENT_TYPES, map(limited, stored), strict=True))
+        scales = {
+            name: limited(value) / by_kind[kind]
+            for name, value in (agent.get("temperature_by_options") or {}).items()
+            for kind in AGENT_TYPES
+            if name.startswith(f"{kind}:")
+        }
+        file = folder / SETTINGS
+        own = read_json(file, DecisionFile).get("temperature") if file.exists() else None
+        return cls(
+            ANY_LABELS.labels,
+            by_kind | by_type(own),
+            ("false", "true"),
+            scales=scales,
+        )
+
     def labels_of(self, kind: Type) -> Sequence[str]:
         """The labels of a type of question."""
         return self.labels.get(kind) or (
@@ -167,6 +210,15 @@ class DecisionSettings:
     def temperature_of(self, kind: Type) -> float:
         """The temperature of a type of question."""
         return float(self.temperature.get(kind, 1.0))
+
+    def scale_of(self, question: "Question") -> float:
+        """The number that divides the scores of a question before its temperature."""
+        size = next((name for most, name in SIZES if len(question.options) <= most), "11+")
+        return float(self.scales.get(f"{question.type}:{size}", 1.0))
+
+
+# Of models without labels, and to check questions before the model is known.
+ANY_LABELS = DecisionSettings(dict.fromkeys(TYPES, tuple(map(str, range(AGENT_OPTIONS)))))
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,8 @@ def sparse_embeddings(
     nan_entry = (torch.tensor([0]), torch.tensor([torch.nan]))
     elements = [nan_entry] * len(texts)
     count = settings.dimensions if dimensions is None else dimensions
-    processed, total = 0, sum(len(row.ids) for row in rows)
-    for i, x in hidden_states(encoder, rows):
+    for i, x in hidden_states(encoder, rows, progress):
         elements[present[i]] = nonzero(splade(head_output(encoder, x)), count)
-        processed += len(x)
-        if progress is not None:
-            progress(processed, total)
     return sparse_matrix(elements, encoder.config.vocab_size)
 
 

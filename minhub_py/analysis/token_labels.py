@@ -182,12 +182,8 @@ def tokens_of(
 ) -> list[list[LabeledToken]]:
     """The tokens of each text without special tokens, with the probabilities of their labels."""
     labelled = labelled_texts(model, tokenizer, texts, stride)
-    processed, total = 0, sum(len(row.ids) for row in labelled.inputs)
-    for i, x in hidden_states(model, labelled.inputs):
+    for i, x in hidden_states(model, labelled.inputs, progress):
         labelled.add(i, label_probabilities(model, x))
-        processed += len(x)
-        if progress is not None:
-            progress(processed, total)
     return labelled.tokens
 
 

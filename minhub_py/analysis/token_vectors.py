@@ -14,13 +14,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from minhub_py.analysis.encoders import Input, batches, hidden_states, run, truncated_inputs
+from minhub_py.analysis.encoders import Input, hidden_states, truncated_inputs
 from minhub_py.analysis.masked import mask_of
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.tokens import Text
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.token_modules import Expansion, TokenVectors
-from minhub_py.inference.encoder_runner import TorchEncoder
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder
 
@@ -57,12 +56,9 @@ def token_vectors(
     numbers = [number for number, text in enumerate(inputs) if text is not None]
     present = [text for text in inputs if text is not None]
     results = [torch.empty(0, encoder.size)] * len(texts)
-    processed, total = 0, sum(len(text.row.ids) for text in present)
-    for i, x in states_of(encoder, present):
+    rows, attended = [text.row for text in present], [text.attended for text in present]
+    for i, x in hidden_states(encoder, rows, progress, attended):
         results[numbers[i]] = x[present[i].kept]
-        processed += len(x)
-        if progress is not None:
-            progress(processed, total)
     return results
 
 
@@ -153,20 +149,6 @@ def expanded(row: Input, expansion: Expansion, tokenizer: Tokenizer | None) -> I
         raise ValueError(f"the tokenizer has no token {token!r}, which expands queries")
     padding = max(expansion.length - len(row.ids), 0)
     return replace(row, ids=[*row.ids, *[id] * padding], types=[*row.types, *[0] * padding])
-
-
-@torch.inference_mode()
-def states_of(model: Encoder, texts: Sequence[TokenInput]) -> Iterator[tuple[int, Tensor]]:
-    """(index, hidden states (T, C), float32) of each text, the longest first."""
-    rows = [text.row for text in texts]
-    if all(text.attended == len(text.row.ids) for text in texts):
-        yield from hidden_states(model, rows)
-        return
-    runner = TorchEncoder(model)
-    for batch in batches([len(row.ids) for row in rows]):
-        attended = [texts[i].attended for i in batch]
-        states = run(runner, model, [rows[i] for i in batch], attended)
-        yield from zip(batch, states, strict=True)
 
 
 def late_interaction(a: Sequence[Tensor], b: Sequence[Tensor], mean: bool = False) -> Tensor:

@@ -28,6 +28,7 @@ from minhub_py.system.tables import Columns
 
 WORD = re.compile(r"\S+")
 Combine = Literal["join", "mean"]
+TEXTS = 256  # that are encoded together: bounds the memory of encodings
 # (text, its first token, hidden states (T, C) of its tokens from there)
 States = Iterator[tuple[int, int, Tensor]]
 
@@ -76,7 +77,7 @@ def word_embeddings(
             the embeddings, -1 for the last layer after the final norm.
         combine: How to combine several layers: "join" puts their hidden states one after the other,
             "mean" averages them.
-        progress: Called with the number of processed tokens and the total.
+        progress: Called with the number of processed texts and the total.
 
     Returns:
         Columns with one row per word, in the order of the texts: text and word_n (their numbers,
@@ -99,35 +100,52 @@ def word_embeddings(
     numbers = [states.number(layer) for layer in chosen]
     rows = [Segments([text or ""], [0]) for text in as_texts("texts", texts)]
     strings = ["".join(row.parts) for row in without_unknown(tokenizer, rows)]
+    words_of_texts, vectors, counts = list[list[str]](), list[Tensor](), list[Tensor]()
+    for start in range(0, len(strings), TEXTS):
+        batch = strings[start : start + TEXTS]
+        words, sums, tokens = sums_of_words(states, model, tokenizer, batch, numbers, combine)
+        words_of_texts += words
+        vectors.append(sums.div_(tokens.unsqueeze(1)) if len(sums) else sums)
+        counts.append(tokens)
+        if progress is not None:
+            progress(start + len(batch), len(strings))
+    columns = {
+        "text": np.repeat(np.arange(len(words_of_texts)), [len(words) for words in words_of_texts]),
+        "word_n": np.concatenate(
+            [np.arange(len(words)) for words in words_of_texts] or [np.arange(0)]
+        ),
+        "word": [word for words in words_of_texts for word in words],
+        "tokens": torch.cat([torch.zeros(0), *counts]).long().numpy(),
+    }
+    filled = [part for part in vectors if len(part)]
+    return Columns(columns), torch.cat(filled) if filled else torch.empty(0)
+
+
+def sums_of_words(
+    states: LayerStates,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    numbers: Sequence[int],
+    combine: Combine,
+) -> tuple[list[list[str]], Tensor, Tensor]:
+    """The words of each text, the sum (words, C) of the hidden states of each word's tokens, and
+    their number (words,).
+    """
     compute_all = states_of_encoder if isinstance(model, Encoder) else states_of_decoder
-    encoded, results = compute_all(states, model, tokenizer, strings, numbers)
-    words_of_texts = [WordsOfText.of(*pair) for pair in zip(strings, encoded, strict=True)]
-    starts = np.cumsum([0, *(len(text.words) for text in words_of_texts)])
-    counts = torch.zeros(int(starts[-1]))
-    vectors = torch.empty(0)
-    processed, total = 0, sum(len(text.owners) for text in words_of_texts)
+    encoded, results = compute_all(states, model, tokenizer, texts, numbers)
+    rows = [WordsOfText.of(*pair) for pair in zip(texts, encoded, strict=True)]
+    starts = np.cumsum([0, *(len(row.words) for row in rows)])
+    counts, sums = torch.zeros(int(starts[-1])), torch.empty(0)
     for number, first, parts in combined(results, numbers, combine):
-        if not len(vectors):
-            vectors = torch.zeros(len(counts), parts.size(1))
-        owners = torch.tensor(
-            words_of_texts[number].owners[first : first + len(parts)], dtype=torch.long
-        )
+        if not len(sums):
+            sums = torch.zeros(len(counts), parts.size(1))
+        owners = torch.tensor(rows[number].owners[first : first + len(parts)], dtype=torch.long)
         in_word = owners >= 0
         words = owners[in_word] + int(starts[number])
-        vectors.index_add_(0, words, parts[in_word])
+        sums.index_add_(0, words, parts[in_word])
         counts.index_add_(0, words, torch.ones(len(words)))
-        processed += len(parts)
-        if progress is not None:
-            progress(processed, total)
-    columns = {
-        "text": np.repeat(np.arange(len(words_of_texts)), np.diff(starts)),
-        "word_n": np.concatenate(
-            [np.arange(len(text.words)) for text in words_of_texts] or [np.arange(0)]
-        ),
-        "word": [word for text in words_of_texts for word in text.words],
-        "tokens": counts.long().numpy(),
-    }
-    return Columns(columns), vectors.div_(counts.unsqueeze(1)) if len(vectors) else vectors
+    return [row.words for row in rows], sums, counts
 
 
 def combined(

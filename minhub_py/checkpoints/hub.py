@@ -254,7 +254,7 @@ def plan_download(
             )
         return with_files(files)
     gguf_hint = layout.repository_gguf_hint(present, repository)
-    if "config.json" not in present:
+    if not present.keys() & {*layout.CONFIGS}:
         raise FileNotFoundError(
             f"{repository} has no config.json, so it is not in Hub layout:"
             f" {layout.describe(present)}.{gguf_hint}"

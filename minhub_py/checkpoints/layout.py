@@ -72,8 +72,22 @@ EMBEDDING_FILES = (
 # and a folder with all weights is complete. Offline calls, which cannot ask the Hub for the list of
 # files, rely on this order.
 COMPANIONS = ("generation_config.json", *TOKENIZER_FILES, *EMBEDDING_FILES)
+# Of Laya: its settings, the encoder's and the tokenizer in folders.
+AGENT_SETTINGS = "rl_agent_config.json"
+AGENT_FILES = (
+    "encoder/config.json",
+    *(f"tokenizer/{name}" for name in TOKENIZER_FILES if "/" not in name),
+    AGENT_SETTINGS,
+)
+CONFIGS = ("config.json", AGENT_SETTINGS)
 # "judge_config.json", "decision_config.json": of decision heads in other formats
-SMALL = (*COMPANIONS, "config.json", "judge_config.json", "decision_config.json")
+SMALL = (
+    *COMPANIONS,
+    *AGENT_FILES,
+    "config.json",
+    "judge_config.json",
+    "decision_config.json",
+)
 MAX_SHARDS = 10_000
 # File names from a server or an index become local paths only if they match these.
 SHARD = re.compile(r"\w[\w.-]{0,240}\.(safetensors|bin)", re.ASCII)
@@ -129,7 +143,7 @@ def missing_files(folder: Path, weights: bool = True) -> list[str]:
     present = (
         {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
     )
-    problems = [] if "config.json" in present else ["config.json is missing."]
+    problems = [] if present & {*CONFIGS} else ["config.json is missing."]
     try:
         if weights:
             weight_names(present, "the folder", folder.joinpath)

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minhub_py.checkpoints.layout import WEIGHTS, folder_gguf_hint, shard_names
+from minhub_py.checkpoints.layout import AGENT_SETTINGS, WEIGHTS, folder_gguf_hint, shard_names
 from minhub_py.checkpoints.pickles import cannot_map, is_archive, mapping_message, open_pickle
 from minhub_py.system.json_text import JsonObject
 from minhub_py.system.printable import reason_of
@@ -40,6 +40,17 @@ DTYPES = {
 # Dtypes of mask buffers in old checkpoints. The buffers are dropped, but their shapes are listed.
 MASKS = {"BOOL": torch.bool, "I64": torch.int64}
 MAX_SETTINGS = 10_000_000  # bytes of a settings file; published files have up to a million
+# Settings of Laya with an effect after training.
+AGENT_NAMES = (
+    "encoder",
+    "head_layers",
+    "act_costs",
+    "max_len",
+    "head_max_len",
+    "temperature",
+    "temperature_by_options",
+    "option_layout",
+)
 MAX_TENSORS = 20_000  # per checkpoint; published checkpoints have up to 1,200
 
 
@@ -54,6 +65,25 @@ def read_settings(folder: Path, *names: str) -> dict[str, object]:
         if path.exists()
         for key, value in read_json(path, JsonObject, limit=MAX_SETTINGS).items()
     }
+
+
+def agent_settings(folder: Path) -> JsonObject | None:
+    """The settings of a Laya checkpoint in one dictionary, without those of training; None for
+    other folders. ValueError: its encoder is not ModernBERT.
+    """
+    path, encoder_path = folder / AGENT_SETTINGS, folder / "encoder" / "config.json"
+    if not path.exists():
+        return None
+    agent = read_json(path, JsonObject, limit=MAX_SETTINGS)
+    encoder = read_json(encoder_path, JsonObject, limit=MAX_SETTINGS)
+    if encoder.get("model_type") != "modernbert":
+        raise ValueError(
+            f"{encoder_path} describes a {brief(encoder.get('model_type'))}: of Laya's encoders,"
+            " only modernbert is supported"
+        )
+    own = {name: agent[name] for name in AGENT_NAMES if name in agent}
+    encoder = {name: value for name, value in encoder.items() if name not in AGENT_NAMES}
+    return {**encoder, **own, "model_type": "laya", "architectures": ["LayaForDecision"]}
 
 
 class Contents(NamedTuple):
@@ -90,9 +120,11 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @cached_property
     def config(self) -> JsonObject | None:
-        """The content of config.json; None without this file."""
+        """The content of config.json, or of the settings of Laya; None without these files."""
         path = self.path / "config.json"
-        return read_json(path, JsonObject, limit=MAX_SETTINGS) if path.exists() else None
+        if not path.exists():
+            return agent_settings(self.path)
+        return read_json(path, JsonObject, limit=MAX_SETTINGS)
 
     @cached_property
     def generation_config(self) -> JsonObject:

@@ -516,7 +516,7 @@ def decide(
     loading: LoadingOptions,
     as_json: bool,
 ) -> None:
-    r"""Answer typed questions about texts with a chat model.
+    r"""Answer typed questions about texts with a chat model or a decision model.
 
     The arguments are texts, or names of files, whose --column contains one text per row. The result
     has one row per text and question: question, type, answer, prob (the answer's probability),
@@ -539,10 +539,10 @@ def decide(
     Nothing is generated: answers are read from the probabilities of the next token. See `minhub
     score --help` for supported FILEs and for interrupted jobs.
     """
-    from minhub_py.analysis.questions import DecisionSettings, parse_questions, read_questions
+    from minhub_py.analysis.questions import ANY_LABELS, parse_questions, read_questions
 
     parsed = read_questions(questions)
-    parse_questions(parsed, DecisionSettings())
+    parse_questions(parsed, ANY_LABELS)
     settings = {"questions": parsed, "orders": orders, "seed": seed, "options": options}
     jobs.run("decide", model, texts, table, settings, loading, as_json)
 

@@ -440,6 +440,11 @@ class CodeWriter:
     def head(self, model: Encoder) -> None:
         """The head of an encoder (models/heads.py)."""
         head: Any = model.head
+        if getattr(model.config, "head", None) == "decision":
+            raise ValueError(
+                f"{model.config.TITLE}: TorchScript has no decision head: use decide(), or save the"
+                " model for its package"
+            )
         if isinstance(head, LastTokenHead):
             self.lines.append(f"return F.linear(h[:, -1], {self.path(head.out.weight)})")
             return

@@ -396,11 +396,11 @@ def decide(
 
 def decision_options(settings: Mapping[str, object]) -> Sequence[Column]:
     """The columns of the options of all questions."""
-    from minhub_py.analysis.questions import DecisionSettings, parse_questions
+    from minhub_py.analysis.questions import ANY_LABELS, parse_questions
 
     if not settings["options"]:
         return []
-    questions = parse_questions(settings["questions"], DecisionSettings())
+    questions = parse_questions(settings["questions"], ANY_LABELS)
     names = dict.fromkeys(option for question in questions for option in question.options)
     return [Column(f"prob_{name}", "float64") for name in names]
 
@@ -478,7 +478,7 @@ TASKS: Mapping[str, Task] = {
             Column(f"prob_{label['label']}", "float64") for label in settings["codebook"]["labels"]
         ],
     ),
-    "decide": Task(decide, DECISION, 256, "Deciding", more_columns=decision_options),
+    "decide": Task(decide, DECISION, 256, "Deciding", models="all", more_columns=decision_options),
     "rerank": Task(
         rerank, (Column("score", "float64"),), 256, "Reranking", exact=False, models="all"
     ),

@@ -178,12 +178,6 @@ def described_by_shapes(checkpoint: Checkpoint) -> tuple[Architecture, ModelConf
                 return architecture, build(
                     architecture.Config, architecture.Config.from_shapes(shapes)
                 )
-    if (checkpoint.path / "rl_agent_config.json").exists():
-        raise ValueError(
-            f"{checkpoint.path} is a Laya decision model (rl_agent_config.json), an encoder whose"
-            " head has its own layers, which is not supported: use a chat model, or a JevForDecision"
-            " that transformers saved"
-        )
     raise FileNotFoundError(
         f"{checkpoint.path} has no config.json, and its tensors do not determine the config: copy"
         " config.json there"

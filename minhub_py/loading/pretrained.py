@@ -24,7 +24,7 @@ import weights_map
 from minhub_py.checkpoints import local
 from minhub_py.checkpoints.embedding_files import embedding_files
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
-from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
+from minhub_py.checkpoints.layout import AGENT_FILES, EMBEDDING_FILES, TOKENIZER_FILES
 from minhub_py.checkpoints.sentence_transformers import read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
@@ -426,8 +426,10 @@ def save_pretrained(
             "dtype": str(dtype).removeprefix("torch."),
         }
     )
-    companions: dict[str, bytes] = {}
-    outdated = ["generation_config.json", *EMBEDDING_FILES]
+    # Laya has its settings, and its tokenizer, in further files.
+    extra = config.further_files() if hasattr(config, "further_files") else {}
+    companions = {name: json.dumps(content, indent=2).encode() for name, content in extra.items()}
+    outdated = ["generation_config.json", *EMBEDDING_FILES, *AGENT_FILES]
     if own.generation_config:
         companions["generation_config.json"] = json.dumps(
             dict(own.generation_config), indent=2
@@ -437,7 +439,9 @@ def save_pretrained(
     if tokenizer is not None:
         from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_files
 
-        companions |= tokenizer_files(tokenizer)
+        inside = "tokenizer/" if extra else ""
+        files = tokenizer_files(tokenizer)
+        companions |= {f"{inside}{name}": content for name, content in files.items()}
         outdated += TOKENIZER_FILES
     write_checkpoint(
         Path(folder),

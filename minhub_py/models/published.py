@@ -489,4 +489,11 @@ EUROBERT: Sizes = {
         "2.1B": (2304, 32, 18, 6, 6144),
     }.items()
 }
+# The English model; the multilingual one has mmBERT-base.
+LAYA: Sizes = {
+    "laya": {
+        **{name: value for name, value in MODERNBERT["ModernBERT-large"].items() if name != "architectures"},
+        "encoder": "answerdotai/ModernBERT-large",
+    }
+}
 EMBEDDINGGEMMA2: Sizes = {"embeddinggemma-2": {"architectures": ["EmbeddingGemma2Model"]}}

@@ -801,6 +801,16 @@ ARCHITECTURES = {
             is_encoder=True,
         ),
         Architecture(
+            "laya",
+            "Laya",
+            "laya",
+            ("LayaConfig", "Laya"),
+            Training({}),
+            "convaiinnovations",
+            published.LAYA,
+            is_encoder=True,
+        ),
+        Architecture(
             "embeddinggemma2",
             "EmbeddingGemma 2",
             "embedding_gemma2_text",

@@ -23,6 +23,13 @@ T = TypeVar("T")
 DEFAULT_KEEP_ALIVE = 300.0  # seconds, as in Ollama
 MAX_NAME = 4096  # characters, as of a path
 MAX_LISTED = 20  # names in an error message
+# The models that a request of a task can use by their own.
+TASKS: Mapping[Task, tuple[Task, ...]] = {
+    "completion": ("completion",),
+    "embedding": ("embedding",),
+    "rerank": ("rerank",),
+    "decision": ("completion", "decision"),
+}
 State = Literal["unloaded", "loading", "loaded", "failed"]
 
 
@@ -174,7 +181,8 @@ class Models:
                     "model",
                 )
             entry = next(
-                (entry for entry in candidates if task in (None, entry.task)), candidates[0]
+                (entry for entry in candidates if task is None or entry.task in TASKS[task]),
+                candidates[0],
             )
         else:
             if len(name) > MAX_NAME:
@@ -433,10 +441,12 @@ def is_pattern(alias: str) -> bool:
 
 def check_task(entry: CatalogEntry, task: Task | None) -> None:
     """RequestError: the model does not support the task."""
-    if task == "completion" and entry.task != "completion":
+    if task in ("completion", "decision") and entry.task not in TASKS[task]:
         route = "/v1/rerank" if entry.task == "rerank" else "/v1/embeddings"
         decoder = entry.served is not None and not entry.served.is_encoder
         kind = "an embedding model" if decoder else "a text encoder"
+        if entry.task == "decision":
+            kind, route = "a decision model", "/v1/systemone"
         raise invalid(
             f"{entry.name} is {kind}, which does not generate text: use {route}", "model", "task"
         )

@@ -15,7 +15,7 @@ MAX_QUESTIONS = 64  # of a request, as in transformers
 
 async def systemone(request: HTTPRequest) -> Response:
     """POST /v1/systemone: answers to typed questions about a state, without generation."""
-    served, fields = await server_of(request).read_with_model(request, "completion")
+    served, fields = await server_of(request).read_with_model(request, "decision")
     state, questions = fields.get("state"), fields.get("questions")
     fields.reject("assets")
     fields.finish()

@@ -147,12 +147,13 @@ async def labels_of(
             served.check_characters(len(part), input_name(number, len(rows)))
 
     def encoded() -> list[Input]:
-        return [
-            next(
-                inputs_of(model, served.tokenizer, row[:1], row[1:] or None, max_length=max_length)
-            )
-            for row in texts
-        ]
+        inputs: dict[int, Input] = {}
+        for count in {len(row) for row in texts}:  # texts and pairs are separate calls
+            group = [number for number, row in enumerate(texts) if len(row) == count]
+            parts = [[texts[number][part] for number in group] for part in range(count)]
+            rows_of_group = inputs_of(model, served.tokenizer, *parts, max_length=max_length)
+            inputs.update(zip(group, rows_of_group, strict=True))
+        return [inputs[number] for number in range(len(texts))]
 
     try:
         inputs = await served.texts.run(encoded)

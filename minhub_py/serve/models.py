@@ -29,7 +29,7 @@ from minhub_py.system.console import note
 from minhub_py.system.json_text import JsonMapping, JsonObject
 
 FAILURE_STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
-Task = Literal["completion", "embedding", "rerank"]
+Task = Literal["completion", "embedding", "rerank", "decision"]
 # Maximum number of characters of a text, per token of its maximum length: WordPiece has one token
 # for an unknown word of any length, and white space has none.
 CHARACTERS_PER_TOKEN = 100
@@ -42,6 +42,8 @@ def task_of(model: type[LanguageModel], config: Any, *, without_head: bool = Fal
     """
     if not issubclass(model, Encoder):
         return "embedding" if without_head else "completion"
+    if config.head == "decision":
+        return "decision"
     return "rerank" if config.head == "sequence" and len(config.labels) == 1 else "embedding"
 
 

@@ -4,11 +4,9 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from decision_cases import QUESTIONS, STATES, checkpoint, decision_model, pipeline_at
 from guarantees import EXACT, assert_same
 from needs import needs
-from safetensors.torch import save_file
 
 from minhub_py import (
     decide,
@@ -118,9 +116,3 @@ def test_heads_in_other_formats_are_rejected_by_name(tmp_path) -> None:
     model, tokenizer = from_pretrained(folder), tokenizer_from_pretrained(str(folder))
     with pytest.raises(ValueError, match="judge_config.json describes a decision head in another"):
         decide(model, tokenizer, "text", QUESTIONS)
-    laya = tmp_path / "laya"
-    laya.mkdir()
-    save_file({"scorer.1.weight": torch.zeros(2, 2)}, laya / "model.safetensors")
-    (laya / "rl_agent_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="is a Laya decision model"):
-        from_pretrained(laya)

@@ -34,7 +34,12 @@ from tokenizers.decoders import DecodeStream
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.gguf_header import read_header
-from minhub_py.checkpoints.layout import DECISION_FILES, OLDER_TOKENIZERS, folder_gguf_hint
+from minhub_py.checkpoints.layout import (
+    AGENT_SETTINGS,
+    DECISION_FILES,
+    OLDER_TOKENIZERS,
+    folder_gguf_hint,
+)
 from minhub_py.checkpoints.sentence_transformers import prefixes_of
 from minhub_py.checkpoints.storage import read_settings
 from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
@@ -129,10 +134,16 @@ def tokenizer_file(folder: Path, name: str = "") -> Path | None:
     """
     if folder.is_file():
         return folder if TOKENS in read_header(folder).metadata else None
+    folder = folder_of_tokenizer(folder)
     pieces = pieces_file(folder, name)
     if pieces is not None and not (folder / "tokenizer.json").exists():
         return pieces
     return next((folder / name for name in FORMS if (folder / name).exists()), None)
+
+
+def folder_of_tokenizer(folder: Path) -> Path:
+    """The folder with the tokenizer's files: Laya has them in a subfolder."""
+    return folder / "tokenizer" if (folder / AGENT_SETTINGS).exists() else folder
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -142,6 +153,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     if folder.is_file():
         return read_gguf(folder)
+    folder = folder_of_tokenizer(folder)
     settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
     config = read_settings(folder, "config.json")
     name = class_of(settings, config.get("model_type"))
