@@ -82,9 +82,11 @@ def test_exit_of_r_leaves_no_worker_and_no_file(
 
 def test_600_interrupts_at_random_times(start_r: StartR, tmp_path: Path) -> None:
     """Afterwards every response belongs to its request, and the worker is the same."""
-    enough = tmp_path / "enough"
+    enough, stopped = tmp_path / "enough", tmp_path / "stopped"
     r = start_r(
-        PROGRAMS / "interrupts.R", arguments=[str(enough)], popen={"start_new_session": True}
+        PROGRAMS / "interrupts.R",
+        arguments=[str(enough), str(stopped)],
+        popen={"start_new_session": True},
     )
     assert r.receive() == "long"
     os.killpg(r.pid, signal.SIGINT)
@@ -96,6 +98,7 @@ def test_600_interrupts_at_random_times(start_r: StartR, tmp_path: Path) -> None
             time.sleep(pause)  # the time is random
             os.killpg(r.pid, signal.SIGINT)  # as from a terminal: the worker receives it, too
         assert r.receive() == "done"  # time for some calls on slow machines
+    stopped.touch()
     while (message := r.receive()) == "done":
         pass
     facts, problems = message.split("|")

@@ -1,4 +1,5 @@
-# Calls of every kind until 600 interrupts have arrived, which the file in the argument then reports.
+# Calls of every kind until 600 interrupts have arrived. Then creates the first file in the arguments, and waits for the
+# second one, after which no interrupt is sent.
 
 model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 16, seed = 1)$eval()
 large <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -32,9 +33,11 @@ suspendInterrupts({
     interrupt = function(condition) interrupts <<- interrupts + 1L,
     error = function(condition) problems <<- c(problems, conditionMessage(condition))
   )
-  file.create(commandArgs(TRUE))
+  file.create(commandArgs(TRUE)[[1L]])
   say("done") # if the sender waits for a call
-  tryCatch(allowInterrupts(Sys.sleep(0.1)), interrupt = function(condition) NULL) # the last may have come late
+  # Sys.sleep() allows interrupts.
+  while (!file.exists(commandArgs(TRUE)[[2L]])) tryCatch(Sys.sleep(0.01), interrupt = function(condition) NULL)
+  tryCatch(Sys.sleep(0.1), interrupt = function(condition) NULL) # the last may have come late
 })
 right_at_the_end <- all(mapply(function(call, value) identical(call(), value), calls, right))
 say(interrupts, wrong, right_at_the_end, identical(pid(), first), "|", unique(problems))
