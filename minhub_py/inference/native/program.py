@@ -460,7 +460,7 @@ class Program(Weights):
 
     def layer_inputs(self, step: LayerInputs) -> DecoderOperation:
         table = step.tokens
-        rows = {} if table is None else {"tokens": self.matrix(table)}
+        rows: dict[str, Any] = {} if table is None else {"tokens": self.matrix(table)}
         return new_operation(
             "layer_inputs",
             **rows,
