@@ -15,7 +15,7 @@ Notation
     B batch rows    T positions    C channels, hidden_size    A actions
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar
 
@@ -42,7 +42,7 @@ from minhub_py.system.json_text import JsonObject
 # In the order of the rows of the embedding and of the file's temperatures.
 QUESTION_TYPES = ("choice", "score", "noul")
 HEAD_SIZE, DROPOUT, EPS = 64, 0.1, 1e-5
-# Numbers about the scores, which the layer for actions reads beside the first hidden state.
+# Numbers about the scores, further inputs of the layer for actions.
 ACTION_FEATURES, ACTION_WIDTH = 4, 256
 
 
@@ -133,7 +133,10 @@ class LayaConfig(ModernBertConfig):
     """The settings of encoder/config.json and rl_agent_config.json that change the result."""
 
     TITLE: ClassVar = "Laya"
-    ONLY_VALUE: ClassVar = {**ModernBertConfig.ONLY_VALUE, "option_layout": "sequential"}
+    ONLY_VALUE: ClassVar[Mapping[str, object]] = {
+        **ModernBertConfig.ONLY_VALUE,
+        "option_layout": "sequential",
+    }
     NO_EFFECT: ClassVar = ModernBertConfig.NO_EFFECT | frozenset(
         "amp_dtype gradient_checkpointing".split()
     )
@@ -164,7 +167,7 @@ class LayaConfig(ModernBertConfig):
         return min(self.max_len, self.max_position_embeddings)
 
     def to_hub(self) -> JsonObject:
-        """All settings; `agent_settings` and `encoder_settings` are those of the two files."""
+        """All settings, of both files: see `agent_settings` and `encoder_settings`."""
         return {
             **self.encoder_settings(),
             **self.agent_settings(),

@@ -19,7 +19,7 @@ Notation
     vocabulary
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -189,7 +189,7 @@ class ModernBertConfig(HeadSettings, Positions):
 
     TITLE: ClassVar = "ModernBERT"
     IS_ENCODER: ClassVar = True
-    ONLY_VALUE: ClassVar = {
+    ONLY_VALUE: ClassVar[Mapping[str, object]] = {
         "norm_bias": False,
         "attention_bias": False,
         "mlp_bias": False,
