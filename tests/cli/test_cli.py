@@ -259,14 +259,14 @@ def test_nothing_is_downloaded_for_a_model_without_code_or_tokenizer(
 ) -> None:
     config = json.loads(model_files["config.json"])
     hub.add(
-        "owner/mamba",
-        {**model_files, "config.json": json.dumps({**config, "model_type": "mamba"}).encode()},
+        "owner/xlnet",
+        {**model_files, "config.json": json.dumps({**config, "model_type": "xlnet"}).encode()},
     )
     hub.add(
         "owner/mute", {name: data for name, data in model_files.items() if name != "tokenizer.json"}
     )
-    assert "model_type is 'mamba'" in failed("generate", "owner/mamba", "x")
-    assert "model_type is 'mamba'" in failed("convert", "owner/mamba", str(tmp_path / "out"))
+    assert "model_type is 'xlnet'" in failed("generate", "owner/xlnet", "x")
+    assert "model_type is 'xlnet'" in failed("convert", "owner/xlnet", str(tmp_path / "out"))
     assert "has no tokenizer" in failed("generate", "owner/mute", "x")
     with pytest.raises(
         ValueError, match="owner/mute has a model of the architecture gpt2, not lstm"
@@ -477,7 +477,7 @@ def test_errors_of_the_hub(hub: HubServer, model_files: dict[str, bytes]) -> Non
         {**model_files, "config.json": json.dumps({**config, "model_type": "xlnet"}).encode()},
     )
     assert (
-        "model_type is 'xlnet', which is not supported; supported types: gpt2, gpt_neo, "
+        "model_type is 'xlnet', which is not supported; supported types: gpt2, "
         in failed("generate", "owner/other", "x")
     )
     hub.add(
