@@ -104,11 +104,12 @@ class MambaConfig(Effective):
 
     TITLE: ClassVar = "Mamba"
     # The next two lines: initialization in transformers; other names in files of the authors.
+    # norm_before_gate: true in published Mamba 2 files, but transformers always applies the gate first.
     NO_EFFECT: ClassVar = frozenset(
         """
         time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor rescale_prenorm_residual
         d_model d_inner n_layer ssm_cfg rms_norm fused_add_norm pad_vocab_size_multiple
-        use_mambapy use_falcon_mambapy use_associative_scan chunk_size layer_types
+        use_mambapy use_falcon_mambapy use_associative_scan chunk_size layer_types norm_before_gate
         """.split()
     )
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, object]]] = {

@@ -143,3 +143,13 @@ def test_a_classifier_with_mamba_layers_is_computed_by_torch() -> None:
     with torch.no_grad():
         expected = torch.cat([model.hidden(torch.tensor([ids]))[0] for ids in texts])
     assert_close(states, expected)
+
+
+def test_settings_of_published_files_are_read() -> None:
+    # Of mistralai/Mamba-Codestral-7B-v0.1 and state-spaces/mamba-130m-hf, with smaller sizes.
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 8}
+    second = {"norm_before_gate": True, "rms_norm": True, "chunk_size": 256, "n_groups": 2}
+    second |= {"num_heads": 4, "head_dim": 8, "time_step_limit": [0.0, float("inf")]}
+    first = {"fused_add_norm": True, "ssm_cfg": {}, "d_model": 16, "d_inner": 32, "n_layer": 1}
+    assert minhub_py.from_config("mamba2", **sizes, **second).config.num_heads == 4
+    assert minhub_py.from_config("mamba", **sizes, **first).config.hidden_size == 16
