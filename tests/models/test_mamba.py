@@ -1,5 +1,8 @@
 """The selective state space of Mamba: the recurrence, its state, and its memory."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from guarantees import RUNNER
@@ -145,11 +148,15 @@ def test_a_classifier_with_mamba_layers_is_computed_by_torch() -> None:
     assert_close(states, expected)
 
 
-def test_settings_of_published_files_are_read() -> None:
-    # Of mistralai/Mamba-Codestral-7B-v0.1 and state-spaces/mamba-130m-hf, with smaller sizes.
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "mamba2", "norm_before_gate": True, "rms_norm": True, "chunk_size": 256,
+         "num_heads": 4, "head_dim": 8, "n_groups": 2, "time_step_limit": [0.0, float("inf")]},
+        {"model_type": "mamba", "fused_add_norm": True, "ssm_cfg": {}, "d_model": 16, "n_layer": 1},
+    ],
+)  # fmt: skip
+def test_settings_of_published_files_are_read(settings: dict[str, object], tmp_path: Path) -> None:
     sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 8}
-    second = {"norm_before_gate": True, "rms_norm": True, "chunk_size": 256, "n_groups": 2}
-    second |= {"num_heads": 4, "head_dim": 8, "time_step_limit": [0.0, float("inf")]}
-    first = {"fused_add_norm": True, "ssm_cfg": {}, "d_model": 16, "d_inner": 32, "n_layer": 1}
-    assert minhub_py.from_config("mamba2", **sizes, **second).config.num_heads == 4
-    assert minhub_py.from_config("mamba", **sizes, **first).config.hidden_size == 16
+    (tmp_path / "config.json").write_text(json.dumps(sizes | settings))
+    assert minhub_py.from_config(tmp_path).config.hidden_size == 16
