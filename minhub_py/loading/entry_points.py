@@ -215,7 +215,7 @@ class GPTNeoSettings(ClassifierSettings, total=False):
     hidden_size: int
     num_layers: int
     num_heads: int
-    attention_types: list[object] | None
+    attention_types: list | None  # type: ignore[type-arg]
     window_size: int
     intermediate_size: int | None
     activation_function: str

@@ -476,9 +476,8 @@ def test_errors_of_the_hub(hub: HubServer, model_files: dict[str, bytes]) -> Non
         "owner/other",
         {**model_files, "config.json": json.dumps({**config, "model_type": "xlnet"}).encode()},
     )
-    assert (
-        "model_type is 'xlnet', which is not supported; supported types: gpt2, "
-        in failed("generate", "owner/other", "x")
+    assert "model_type is 'xlnet', which is not supported; supported types: gpt2, " in failed(
+        "generate", "owner/other", "x"
     )
     hub.add(
         "owner/odd", {**model_files, "config.json": json.dumps({**config, "n_wings": 2}).encode()}

@@ -116,7 +116,10 @@ def test_gradients_equal_transformers(pair: tuple[Any, Any, Path], tmp_path: Pat
         torch.nn.functional.cross_entropy(scores, torch.arange(3)).backward()
     head, expected = model.head.out.weight.grad, reference.score.weight.grad
     assert_close(head, expected)
-    assert_close(model.token_embedding.weight.grad, reference.get_input_embeddings().weight.grad)
+    # The gradients of recurrent states differ from float64 by up to 5e-5, here and in transformers.
+    tolerance = 1e-4 if any(isinstance(step, DeltaRule) for step in model.steps()) else 5e-5
+    embedding = model.token_embedding.weight.grad
+    assert_close(embedding, reference.get_input_embeddings().weight.grad, tolerance)
 
 
 def test_texts_do_not_change_each_other(pair: tuple[Any, Any, Path]) -> None:

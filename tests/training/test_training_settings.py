@@ -74,7 +74,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"layer": 2, "widht": 3}, "^unknown settings layer, widht; did you mean layers, width\\?$"),
     ({"layer": 3}, "^unknown setting layer; did you mean layers\\?$"),
     ({"rounds": 3}, "^unknown setting rounds; the settings are family, start,"),
-    ({"family": "nomic"}, "family must be one of gpt2, gptneo, "),
+    ({"family": "nomic"}, "family must be one of gpt2, "),
     ({"steps": 0}, "steps must be at least 1, not 0"),
     ({"steps": 2.5}, "steps must be an integer, not 2.5"),
     ({"steps": True}, "steps must be an integer, not True"),

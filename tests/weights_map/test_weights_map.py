@@ -41,11 +41,16 @@ from weights_map.mxfp4 import unpack_mxfp4
 
 # Matrices that two forms of a file store under other names, or joined.
 ALTERNATIVES = (
-    r"(mtp\.)?layers\.\{\}\.mlp\.(experts\.(gate|up|down)_proj\.\{\}|gate\.weight)"
+    r"(mtp\.)?layers\.\{\}\.(mlp|experts)\.(experts\.(gate|up|down)_proj\.\{\}|gate\.weight)"
     r"|layers\.\{\}\.(attention\.[qkv]|mlp\.(fc1|gate))\.(weight|bias)"
 )
 jina_reference.register()
-PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.presets]
+PUBLISHED = [
+    name
+    for family in ARCHITECTURES.values()
+    if family.model_type != "laya"  # not in transformers
+    for name in family.presets
+]
 
 
 def published(name: str) -> tuple[Architecture, Any]:

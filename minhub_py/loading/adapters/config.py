@@ -25,7 +25,7 @@ INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 # PEFT's targets if target_modules is absent, by model_type.
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
-    **dict.fromkeys(("gpt_neox", "bloom"), ("query_key_value",)),
+    **dict.fromkeys(("gpt_neox", "bloom", "falcon"), ("query_key_value",)),
     **dict.fromkeys(
         (
             "gptj",
@@ -43,6 +43,7 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
         ),
         ("q_proj", "v_proj"),
     ),
+    "mpt": ("Wqkv",),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
     "t5": ("q", "v"),
     "bart": ("q_proj", "v_proj"),

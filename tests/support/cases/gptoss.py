@@ -46,8 +46,8 @@ CASES = {
 }  # fmt: skip
 REFUSED = (
     (
-        {"quantization_config": {"quant_method": "fp8"}},
-        "quantization_config's quant_method 'fp8' is not supported",
+        {"quantization_config": {"quant_method": "bitsandbytes"}},
+        "quantization_config's quant_method 'bitsandbytes' is not supported",
     ),
     (
         {"quantization_config": {"quant_method": "mxfp4", "bits": 3}},

@@ -122,7 +122,7 @@ REFUSED = (
     ({"rope_parameters": YARN, "rope_scaling": {"type": "linear", "factor": 2}}, "contradict each other"),
     ({"rope_scaling": [1]}, r"rope_scaling cannot be \[1\]"),
     ({"partial_rotary_factor": 0.5}, "has a setting 'partial_rotary_factor' that this implementation"),
-    ({"quantization_config": {"quant_method": "fp8"}}, "sets quantization_config"),
+    ({"quantization_config": {"quant_method": "bitsandbytes"}}, "sets quantization_config"),
     ({"rms_norm_eps": True}, "rms_norm_eps cannot be True"),
     ({"num_hidden_layers": 0}, "num_hidden_layers cannot be 0"),
     ({"model_type": "deepseek_v3"}, "model_type is 'deepseek_v3', which is not supported; supported types:"),

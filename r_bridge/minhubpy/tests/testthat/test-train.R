@@ -148,7 +148,7 @@ test_that("wrong arguments of a training are errors", {
   expect_refused(minhub_train(VERSE, layers = 1:2), "layers must be one number")
   expect_refused(minhub_train(VERSE, seed = NA), "seed must be one number, not NA")
   expect_refused(minhub_train(VERSE, seed = -1), "seed must be between 0 and 9223372036854775807, not -1")
-  expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, gptneo, ")
+  expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, ")
   expect_refused(minhub_train(VERSE, heads = 2), "heads: lstm has no attention heads; remove this setting")
   expect_refused(minhub_train(VERSE, passes = 9), "unknown setting passes; the settings are family, from, tokenizer")
   expect_refused(minhub_train(VERSE, warmup = 3), "unknown setting warmup; did you mean warm_up?")
