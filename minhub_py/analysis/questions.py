@@ -1,7 +1,6 @@
 """The questions of typed decisions, the answers to them, and a repository's settings for both."""
 
 import json
-import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from minhub_py.checkpoints.storage import agent_settings
 from minhub_py.checkpoints.tokenizers.tokenizer import FILES
 from minhub_py.system.files import read_text
 from minhub_py.system.json_text import JsonObject
-from minhub_py.system.shapes import ShapeError, Within, convert, read_json
+from minhub_py.system.shapes import ADVICE, ShapeError, Within, convert, read_json
 
 Type = Literal["noul", "choice", "score"]
 TYPES: tuple[Type, ...] = ("noul", "choice", "score")
@@ -101,6 +100,13 @@ class DecisionFile(TypedDict, total=False):
     adapter: str
 
 
+class AgentFile(TypedDict, total=False):
+    """The temperatures in an rl_agent_config.json."""
+
+    temperature: list[float]
+    temperature_by_options: dict[str, float]
+
+
 def by_type(values: Mapping[str, object] | None) -> JsonObject:
     """The values that are set, by type of question."""
     return {kind: value for kind, value in (values or {}).items() if value}
@@ -177,18 +183,18 @@ class DecisionSettings:
         package, they are limited to 0.5 to 5. Those of a decision.json replace those of the types.
         """
 
-        def limited(value: object) -> float:
-            number = convert(value, float)
-            return min(5.0, max(0.5, number)) if math.isfinite(number) else 1.0
+        def limited(number: float) -> float:
+            return min(5.0, max(0.5, number))
 
-        stored = agent.get("temperature") or [1.0] * len(AGENT_TYPES)
-        stored = convert(stored, list[float])
+        path = folder / AGENT_SETTINGS
+        values: AgentFile = convert(agent, AgentFile, str(path), ADVICE)
+        stored = values.get("temperature") or [1.0] * len(AGENT_TYPES)
         if len(stored) != len(AGENT_TYPES):
-            raise ValueError(f"{folder / AGENT_SETTINGS}: temperature must have three numbers")
+            raise ValueError(f"{path}: temperature must have three numbers: {ADVICE}")
         by_kind = dict(zip(AGENT_TYPES, map(limited, stored), strict=True))
         scales = {
             name: limited(value) / by_kind[kind]
-            for name, value in (agent.get("temperature_by_options") or {}).items()
+            for name, value in (values.get("temperature_by_options") or {}).items()
             for kind in AGENT_TYPES
             if name.startswith(f"{kind}:")
         }

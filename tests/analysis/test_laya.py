@@ -229,6 +229,16 @@ def test_temperatures_follow_type_and_number_of_options(tmp_path: Path, loaded: 
     changed = DecisionSettings.read(tmp_path)
     assert changed.temperature == {"choice": 3.0, "score": 0.8, "noul": 2.0}
     assert changed.scale_of(question) == pytest.approx(1.7 / 1.5)
-    (tmp_path / "rl_agent_config.json").write_text(json.dumps({"temperature": [1.0, 2.0]}))
-    with pytest.raises(ValueError, match="temperature must have three numbers"):
-        DecisionSettings.read(tmp_path)
+    for settings, message in (
+        ({"temperature": [1.0, 2.0]}, "temperature must have three numbers: correct the file"),
+        (
+            {"temperature": [1.0, None, 2.0]},
+            r"temperature\[1\] must be a number, not None: correct",
+        ),
+        ({"temperature_by_options": [1.0]}, "temperature_by_options must be an object, not"),
+    ):
+        (tmp_path / "rl_agent_config.json").write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=f"rl_agent_config.json: {message}"):
+            DecisionSettings.read(tmp_path)
+    (tmp_path / "rl_agent_config.json").write_text('{"temperature_by_options": null}')
+    assert DecisionSettings.read(tmp_path).scales == {}
