@@ -84,9 +84,16 @@ def is_option(name: str, kind: Type, column: NDArray[np.float64]) -> bool:
 
 
 def temperatures_of(columns: Mapping[str, Sequence[Any]]) -> dict[Type, float]:
-    """The temperature of each type of question, NaN if it is empty. ValueError: a type has several."""
+    """The temperature of each type of question, NaN if it is empty. ValueError: it is not above 0,
+    or a type has several.
+    """
     result: dict[Type, float] = {}
     for kind, value in zip(columns["type"], columns["temperature"], strict=True):
+        if value <= 0:
+            raise ValueError(
+                f"the column temperature has {value:g}, and temperatures are above 0: pass the table"
+                f" of {call_name('decide')}"
+            )
         previous = result.get(kind, math.nan)
         if previous != value and not math.isnan(previous) and not math.isnan(value):
             raise ValueError(

@@ -255,7 +255,8 @@ def estimate(
         present = ~np.isnan(predicted)
         if not present.any():
             raise ValueError("no text has an answer to the question")
-        x = {name: of_texts(name, values, present) for name, values in (x or {}).items()}
+        if x is not None:
+            x = {name: of_texts(name, values, present) for name, values in x.items()}
         if probability is not None:
             probability = of_texts("probability", probability, present)
         if cluster is not None:
@@ -285,12 +286,17 @@ def is_decision_table(model: object) -> TypeGuard[Decisions | Table]:
 
 def of_texts(name: str, values: Iterable[T], present: Array) -> list[T]:
     """The values of the present texts. ValueError: there is not one value per text."""
-    items = list(values)
-    if len(items) != len(present):
-        raise ValueError(
-            f"{name} has {len(items)} values for {len(present)} texts: pass one per text"
-        )
+    items = one_per_text(name, values, len(present))
     return [value for value, used in zip(items, present, strict=True) if used]
+
+
+def one_per_text(name: str, values: Iterable[T], count: int) -> list[T]:
+    """The values as a list. ValueError: there is not one value per text."""
+    check_list(name, values, "values, one per text")
+    items = list(values)
+    if len(items) != count:
+        raise ValueError(f"{name} has {len(items)} values for {count} texts: pass one per text")
+    return items
 
 
 def numbers_of(name: str, values: Iterable[Any]) -> Array:
@@ -305,6 +311,7 @@ def numbers_of(name: str, values: Iterable[Any]) -> Array:
 
 def codes_of(cluster: Iterable[object], count: int) -> Array:
     """The number of each text's cluster. ValueError: a missing cluster, or fewer than two."""
+    check_list("cluster", cluster, "values, one per text")
     values = list(cluster)
     if len(values) != count or any(map(is_missing, values)):
         raise ValueError(
@@ -365,6 +372,8 @@ def fit(
         )
     if np.linalg.matrix_rank(X) < X.shape[1]:
         raise ValueError("the covariates are collinear: remove one of them")
+    if probability is not None:
+        check_list("probability", probability, "numbers, one per text")
     pi = np.full(N, n / N) if probability is None else np.array(list(probability), float)
     if len(pi) != N or np.any(~((pi[coded] > 0) & (pi[coded] <= 1))):
         raise ValueError(
@@ -451,11 +460,7 @@ def design(x: Mapping[str, Iterable[Any]], count: int) -> tuple[list[str], Array
     """Names and columns of a design matrix with a constant. ValueError: invalid columns."""
     names, columns = ["(Intercept)"], [np.ones(count)]
     for name, column in x.items():
-        values = list(column)
-        if len(values) != count:
-            raise ValueError(
-                f"{name} has {len(values)} values for {count} texts: pass one per text"
-            )
+        values = one_per_text(name, column, count)
         if any(map(is_missing, values)):
             raise ValueError(f"{name} has missing values: remove those texts")
         if any(isinstance(value, str) for value in values):

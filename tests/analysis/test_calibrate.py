@@ -406,6 +406,7 @@ def test_invalid_cells_of_a_table_are_named() -> None:
         ({"prob_sample": [0.2] * count}, "prob_true, prob_false, prob_sample of question 'refund'"),
         ({"prob_sample": [0.2] * count}, "rename or remove those that are not options"),
         ({"temperature": different}, "temperature has 1 and 2 for questions of type choice"),
+        ({"temperature": [0] * count}, "temperature has 0, and temperatures are above 0"),
         ({"temperature": [""] * count}, "the column temperature of the decision table is empty"),
         ({"prob_calm": word}, "row 5 of the column prob_calm of the decision table is 'high'"),
         ({"spread": ["none"] * count}, "row 1 of the column spread"),

@@ -121,6 +121,14 @@ def test_missing_texts_are_left_out_with_their_values(study, question) -> None:
         assert result.covariance == pytest.approx(expected.covariance, abs=1e-12)
     with pytest.raises(ValueError, match="slope has 296 values for 300 texts: pass one per text"):
         estimate(truth, decisions, {"slope": kept(slope)}, question=question)
+    one = "must be a list of (values|numbers), one per text, not 0.5"
+    for source in ({"model": decisions, "question": question}, {"model": kept(predicted)}):
+        answers = truth if "question" in source else kept(human)
+        for change in ({"x": {"slope": 0.5}}, {"probability": 0.5}, {"cluster": 0.5}):
+            with pytest.raises(
+                ValueError, match=f"{next(iter(change)).replace('x', 'slope')} {one}"
+            ):
+                estimate(answers, **source, **change)
     decisions.probabilities[index][:] = np.nan
     with pytest.raises(ValueError, match="no text has an answer to the question"):
         estimate(truth, decisions, question=question)
@@ -138,6 +146,18 @@ def test_rows_may_be_a_generator_or_a_data_frame(study) -> None:
     expected = estimate(truth, decisions, question="refund").estimate
     for given in (iter(rows), pd.DataFrame(rows), pd.Series(truth["refund"])):
         assert (estimate(given, decisions, question="refund").estimate == expected).all()
+
+
+@needs("pandas")
+def test_covariates_of_decisions_may_be_a_data_frame(study) -> None:
+    import pandas as pd
+
+    decisions, truth, group, slope = study
+    x = {"group": list(group), "slope": list(slope)}
+    first, second = (
+        estimate(truth, decisions, each, question="refund") for each in (x, pd.DataFrame(x))
+    )
+    assert first.estimate.tolist() == second.estimate.tolist()
 
 
 def test_questions_are_for_decisions_only() -> None:
