@@ -20,7 +20,29 @@ Matrix = Any  # of numpy
 
 
 class Embedder(ABC):
-    """A library with a loaded model. batch: texts of a padded batch."""
+    """A library with a loaded model."""
+
+    @abstractmethod
+    def embed(self, texts: list[str]) -> Matrix:
+        """Embeddings (N, C), float32."""
+
+    def timed(self, texts: list[str]) -> dict[str, float]:
+        """The CPU time of this process's threads and the elapsed time of a call, in seconds."""
+        usage, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        self.embed(texts)
+        elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "cpu": after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime,
+            "elapsed": elapsed,
+        }
+
+    def sample(self, texts: list[str]) -> list[list[float]]:
+        """The embeddings, to compare libraries."""
+        return np.asarray(self.embed(texts)).tolist()
+
+
+class StatesEmbedder(Embedder):
+    """A library that computes hidden states, which are pooled here. batch: texts of a padded batch."""
 
     def __init__(self, folder: str, batch: int) -> None:
         from tokenizers import Tokenizer
@@ -35,7 +57,6 @@ class Embedder(ABC):
         """Hidden states (B, T, C) of token IDs and mask (B, T), int64."""
 
     def embed(self, texts: list[str]) -> Matrix:
-        """Embeddings (N, C), float32."""
         rows = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts)]
         vectors = np.empty((len(texts), 0), np.float32)
         for numbers in self.batches(rows):
@@ -56,20 +77,6 @@ class Embedder(ABC):
         for start in range(0, len(order), self.batch):
             yield order[start : start + self.batch]
 
-    def timed(self, texts: list[str]) -> dict[str, float]:
-        """The CPU time of this process's threads and the elapsed time of a call, in seconds."""
-        usage, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        self.embed(texts)
-        elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
-        return {
-            "cpu": after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime,
-            "elapsed": elapsed,
-        }
-
-    def sample(self, texts: list[str]) -> list[list[float]]:
-        """The embeddings, to compare libraries."""
-        return np.asarray(self.embed(texts)).tolist()
-
 
 class Minhub(Embedder):
     """The package minhub_py."""
@@ -84,9 +91,6 @@ class Minhub(Embedder):
             from_pretrained(folder, device="cpu", **options),
             tokenizer_from_pretrained(folder),
         )
-
-    def states(self, ids: Matrix, mask: Matrix) -> Matrix:
-        raise NotImplementedError
 
     def embed(self, texts: list[str]) -> Matrix:
         from minhub_py import embed
@@ -104,14 +108,11 @@ class SentenceTransformers(Embedder):
         torch.set_num_threads(threads)
         self.batch, self.model = batch, SentenceTransformer(folder, device="cpu")
 
-    def states(self, ids: Matrix, mask: Matrix) -> Matrix:
-        raise NotImplementedError
-
     def embed(self, texts: list[str]) -> Matrix:
         return self.model.encode(texts, batch_size=self.batch, show_progress_bar=False)
 
 
-class ONNXRuntime(Embedder):
+class ONNXRuntime(StatesEmbedder):
     """ONNX Runtime. file: a model that `export` wrote."""
 
     def __init__(self, folder: str, threads: int, file: str, batch: int = 8) -> None:
@@ -130,7 +131,7 @@ class ONNXRuntime(Embedder):
         return self.session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
 
 
-class OpenVINO(Embedder):
+class OpenVINO(StatesEmbedder):
     """OpenVINO in float32; its default on processors with bfloat16 is bfloat16."""
 
     def __init__(self, folder: str, threads: int, file: str, batch: int = 8) -> None:
@@ -148,7 +149,7 @@ class OpenVINO(Embedder):
         return self.request.infer({"input_ids": ids, "attention_mask": mask})[0]
 
 
-class CTranslate2(Embedder):
+class CTranslate2(StatesEmbedder):
     """CTranslate2, which removes the padding of linear layers itself. file: a converted folder."""
 
     def __init__(
