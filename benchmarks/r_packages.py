@@ -164,9 +164,9 @@ def main() -> None:
                 continue
             load, seconds, memory, values = run(folder, task, setup, code, arguments.repeats)
             first = expected.setdefault(task, values)
-            known = ~np.isnan(first)
-            assert (np.isnan(values) == ~known).all(), "other values are missing"
-            worst = np.abs(first[known] - values[known]).max()
+            present = ~np.isnan(first)
+            assert (np.isnan(values) == ~present).all(), "other values are missing"
+            worst = np.abs(first[present] - values[present]).max()
             lines = len((setup + code).strip().replace("\n\n", "\n").splitlines())
             print(
                 f"{task:11}{way:26}{load:8.1f}{seconds:8.2f}{memory / 2**20:7.0f}{lines:7}"
@@ -242,8 +242,8 @@ def run(
             process.stdin.flush()
     if process.wait():
         sys.exit((folder / "errors").read_text()[-2000:])
-    begin, loaded, *done = marks
-    times = np.diff([loaded, *done])
+    begin, loaded, *completed = marks
+    times = np.diff([loaded, *completed])
     return loaded - begin, float(times.min()), memory, np.fromfile(result)
 
 

@@ -90,15 +90,15 @@ def main() -> None:
 def compare(
     name: str,
     threads: int,
-    mine: Callable[[], None],
-    theirs: Callable[[], None],
+    first: Callable[[], None],
+    second: Callable[[], None],
     sizes: dict[str, Any],
     rounds: int,
 ) -> None:
     """Measure both sides in turn, and print a line of the table."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + 2):
-        for step, runs in zip((mine, theirs), times, strict=True):
+        for step, runs in zip((first, second), times, strict=True):
             began = time.perf_counter()
             step()
             if turn >= 2:

@@ -73,8 +73,8 @@ def runs(
     def minhub(texts: list[list[int]], beams: int) -> list[list[int]]:
         if beams == 1:
             return generate(model, texts, NEW, temperature=0, eos_id=None)
-        found = beam_search(model, texts, NEW, beams=beams, eos_id=None)
-        return [hypotheses[0].ids for hypotheses in found]
+        searched = beam_search(model, texts, NEW, beams=beams, eos_id=None)
+        return [hypotheses[0].ids for hypotheses in searched]
 
     def peer(texts: list[list[int]], beams: int) -> list[list[int]]:
         settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": NEW}

@@ -115,8 +115,8 @@ def gguf_norms(attention: str, mlp: str) -> tuple[Row, ...]:
     """The rows of the norms. attention, mlp: GGUF's names of ln_attn and ln_mlp."""
     names = {"input_layernorm": "attn_norm", "ln_attn": attention, "ln_mlp": mlp}
     return tuple(
-        Row(f"blk.{{}}.{theirs}.{kind}", f"transformer.h.{{}}.{hub}.{kind}", optional=True)
-        for hub, theirs in names.items()
+        Row(f"blk.{{}}.{gguf}.{kind}", f"transformer.h.{{}}.{hub}.{kind}", optional=True)
+        for hub, gguf in names.items()
         for kind in KINDS
     )
 
@@ -147,8 +147,8 @@ _one_norm = GGUFArchitecture(
             inverse(heads),
         ),
         *(
-            Row(f"blk.{{}}.{theirs}.weight", f"transformer.h.{{}}.{hub}.weight")
-            for theirs, hub in GGUF_LAYERS.items()
+            Row(f"blk.{{}}.{gguf}.weight", f"transformer.h.{{}}.{hub}.weight")
+            for gguf, hub in GGUF_LAYERS.items()
         ),
         *(Row(f"output_norm.{kind}", f"transformer.ln_f.{kind}") for kind in KINDS),
         Row("output.weight", "lm_head.weight", optional=True),

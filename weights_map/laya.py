@@ -1,4 +1,4 @@
-"""Weight table of Laya: the rows of ModernBERT, with a prefix, and those of the decision head."""
+"""Weight table of Laya: ModernBERT's rows with a prefix, and the decision head's rows."""
 
 from weights_map.bert import layer
 from weights_map.engine import Row, Table, same, split

@@ -58,8 +58,8 @@ gguf = (
         rows=(
             Row("token_embd.weight", "transformer.wte.weight"),
             *(
-                Row(f"blk.{{}}.{theirs}.weight", f"transformer.blocks.{{}}.{name}.weight")
-                for name, theirs in LAYERS.items()
+                Row(f"blk.{{}}.{gguf}.weight", f"transformer.blocks.{{}}.{name}.weight")
+                for name, gguf in LAYERS.items()
             ),
             Row("output_norm.weight", "transformer.norm_f.weight"),
             Row("output.weight", "lm_head.weight", optional=True),

@@ -78,7 +78,7 @@ def files(bench: Bench) -> Case:
                 for length, count in (*((length, 1) for length in PROMPTS), (PROMPTS[0], new))
             }
             measured = bench.interleave(f"Files: {Path(path).name}", steps)
-        found = []
+        runs = []
         for runner in team:
             medians = {
                 key[1:]: statistics.median(result["seconds"] for result in results)
@@ -87,12 +87,12 @@ def files(bench: Bench) -> Case:
             }
             token = (medians[PROMPTS[0], new] - medians[PROMPTS[0], 1]) / (new - 1)
             speeds = [*(length / medians[length, 1] for length in PROMPTS), 1 / token]
-            found.append({"file": Path(path).name, "runner": runner.name, "speeds": speeds})
-        rows += found
-        if len(found) > 1:
+            runs.append({"file": Path(path).name, "runner": runner.name, "speeds": speeds})
+        rows += runs
+        if len(runs) > 1:
             ratios = [
-                ours / max(row["speeds"][index] for row in found[1:])
-                for index, ours in enumerate(found[0]["speeds"])
+                ours / max(row["speeds"][index] for row in runs[1:])
+                for index, ours in enumerate(runs[0]["speeds"])
             ]
             shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
             notes.append(f"{Path(path).name}, × the best of the others: {shown}.")

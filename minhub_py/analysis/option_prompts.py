@@ -94,8 +94,8 @@ class OptionPrompts:
         ]
         room = budget - sum(map(len, options))
         if room < QUESTION_BUDGET:
-            each = max(SHORTEST_OPTION, (budget - QUESTION_BUDGET) // len(options))
-            options = [option[:each] for option in options]
+            size = max(SHORTEST_OPTION, (budget - QUESTION_BUDGET) // len(options))
+            options = [option[:size] for option in options]
             room = budget - sum(map(len, options))
         text = self.encode(f"{question.type} question: {as_text(question.instructions)}")
         ids = [self.first, *text[: max(SHORTEST_QUESTION, room)], self.end]

@@ -169,14 +169,14 @@ class QuantizedCheckpoint(Checkpoint):
             for source in sources
             if source in self.weights
         }
-        integers = {source: found for source, found in levels.items() if found is not None}
+        integers = {source: level for source, level in levels.items() if level is not None}
         if not integers:
             return None
-        types = {block_type(found) for found in integers.values()}
+        types = {block_type(level) for level in integers.values()}
         if len(integers) < len(sources) or None in types or not all(map(native.permutes, names)):
             return "int8"
         type = [type for type in RANGES if type in types][-1]
-        rows = {source: to_blocks(found, type).rows for source, found in integers.items()}
+        rows = {source: to_blocks(level, type).rows for source, level in integers.items()}
         tensors = native.over(rows)
         parts = [tensors[name] for name in names]
         if not all(part.dim() == 2 and part.stride(1) == 1 for part in parts):  # transposed
@@ -221,8 +221,8 @@ def parts_of(form: WeightForm, stem: str, names: Mapping[str, Tensor]) -> dict[s
 def quantization_of(config: JsonMapping) -> JsonMapping | None:
     """The quantization_config of a config.json, which a multimodal model may have in text_config."""
     text = config.get("text_config")
-    found = config.get(NAME) or (text.get(NAME) if isinstance(text, dict) else None)
-    return found if isinstance(found, dict) else None
+    settings = config.get(NAME) or (text.get(NAME) if isinstance(text, dict) else None)
+    return settings if isinstance(settings, dict) else None
 
 
 def without_quantization(config: JsonMapping) -> JsonObject:
@@ -308,7 +308,7 @@ def compressed_forms(settings: JsonMapping) -> Sequence[WeightForm]:
 def check_setting(settings: JsonMapping, name: str, *supported: object) -> None:
     """ValueError: the setting has another value."""
     value = settings.get(name)
-    if not any(value == other and type(value) is type(other) for other in supported):
+    if not any(value == allowed and type(value) is type(allowed) for allowed in supported):
         raise unsupported(name, value, ", ".join(map(repr, supported)))
 
 

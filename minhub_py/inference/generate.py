@@ -121,8 +121,8 @@ def generate(
         sampling, beams, length_penalty, early_stopping, no_repeat_ngram_size, speculate, draft
     )
     if search is not None:
-        found = search_batch(model, texts, max_new_tokens, search, sampling, criteria)
-        return [hypotheses[0].ids if hypotheses else [] for hypotheses in found]
+        searched = search_batch(model, texts, max_new_tokens, search, sampling, criteria)
+        return [hypotheses[0].ids if hypotheses else [] for hypotheses in searched]
     results: list[list[int]] = [[] for _ in texts]
     for row, id in stream_batch(
         model, texts, max_new_tokens, sampling, seed, criteria, speculate, draft

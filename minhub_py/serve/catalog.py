@@ -214,9 +214,9 @@ class Models:
     def _named(self, name: str) -> CatalogEntry | None:
         entry = self.entries.get(name) or self.entries.get(name.removesuffix(":latest"))
         loaded = [
-            other
-            for other in self.entries.values()
-            if other.served is not None and name in other.served.names
+            candidate
+            for candidate in self.entries.values()
+            if candidate.served is not None and name in candidate.served.names
         ]
         return entry or next(iter(loaded), None)
 
@@ -390,15 +390,15 @@ class Models:
 
     def _fits(self, entry: CatalogEntry) -> bool:
         loaded = [
-            other
-            for other in self.entries.values()
-            if other.served is not None and other is not entry
+            candidate
+            for candidate in self.entries.values()
+            if candidate.served is not None and candidate is not entry
         ]
         if self.max_models is not None and len(loaded) >= self.max_models:
             return False
         return (
             self.max_memory is None
-            or sum(other.size for other in loaded) + entry.size <= self.max_memory
+            or sum(candidate.size for candidate in loaded) + entry.size <= self.max_memory
         )
 
     async def unload(self, name: str) -> None:

@@ -442,8 +442,8 @@ class Engine(EngineThread[Request]):
     def _fail(self, request: Request, failure: Failure) -> None:
         """Send a failure to a request and to those of the same search."""
         super()._fail(request, failure)
-        for other in request.others:
-            other.send(failure)
+        for follower in request.others:
+            follower.send(failure)
 
     def _delta(self, request: Request, batch: Batch, event: Event) -> Delta | None:
         """The new text after an event. Raises the event's error."""

@@ -65,8 +65,8 @@ class Generation:
         on_end: called when the engine has ended all requests; clients may receive the last deltas
         later.
         """
-        followers = {id(other) for request in self.requests for other in request.others}
-        self.served.submit(*(each for each in self.requests if id(each) not in followers))
+        followers = {id(follower) for request in self.requests for follower in request.others}
+        self.served.submit(*(request for request in self.requests if id(request) not in followers))
         self.unfinished, self.on_end = len(self.requests), on_end
 
     def _receive(self, index: int, item: Delta | Failure) -> None:

@@ -48,7 +48,7 @@ def format_of(path: Path) -> str | None:
 
 
 def input_format_of(path: Path) -> str | None:
-    """The format in which a file is read, or None if it is not supported."""
+    """The format of an input file, or None if it is not supported."""
     return INPUT_FORMATS.get(path.suffix.lower())
 
 

@@ -82,7 +82,7 @@ class ShapeError(ValueError):
         return ShapeError, self._arguments  # from a worker process
 
     def inside(self, key: str | int) -> "ShapeError":
-        """The error of the container, in which the value has this key or index."""
+        """The error of the container. key: of the value in the container."""
         return ShapeError(
             self.problem,
             joined(f"[{key}]" if isinstance(key, int) else printable(key[:64]), self.path),

@@ -512,7 +512,7 @@ class Trainer:
         self.group.barrier()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """A checkpoint's tensors except those of the model, gathered on the main process."""
+        """A checkpoint's tensors without the model's, gathered on the main process."""
         tensors = (
             trainer_state.moment_tensors(self.optimizer, self.trained) if self.progress.step else {}
         )
