@@ -162,6 +162,19 @@ def test_a_column_of_zeros_is_not_an_option(method) -> None:
         assert first.estimate.tolist() == second.estimate.tolist()
 
 
+def test_options_whose_probabilities_are_rounded_to_zero_remain() -> None:
+    """Of a noul question both, and of a score each level."""
+    count = 12
+    zeros, ones = [0.0] * count, [1.0] * count
+    for kind, options in (("noul", ("true", "false")), ("score", ("0", "1", "2"))):
+        table = {"question": ["q"] * count, "type": [kind] * count, "spread": zeros}
+        table |= {"temperature": ones, "prob_other": zeros}
+        table |= {f"prob_{option}": zeros for option in options} | {f"prob_{options[0]}": ones}
+        result = calibrate(table, {"q": [*options, *options[:1] * (count - len(options))]})
+        assert result.decisions.questions[0].options == options
+        assert np.isfinite(result.decisions.probabilities[0]).all()
+
+
 def test_missing_texts_and_questions_without_answers_stay_as_they_are() -> None:
     decisions, truth = simulated(50, 40)
     for values, scores in zip(decisions.probabilities, decisions.scores, strict=True):

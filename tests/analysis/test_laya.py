@@ -156,6 +156,15 @@ def test_texts_and_questions_that_do_not_fit_are_named(loaded: Any, tmp_path: Pa
     _, _, model, tokenizer = loaded
     with pytest.raises(ValueError, match="text 1 has .* tokens, but this model reads at most"):
         decide(model, tokenizer, ["short", "word " * 300], QUESTIONS)
+    prompts, settings = OptionPrompts(tokenizer, model.config), DecisionSettings.of(tokenizer)
+    asked = {"refund": QUESTIONS["refund"]}
+    room = AGENT["max_len"] - len(prompts.head(*parse_questions(asked, settings))[0]) - 1
+    assert len(prompts.encode(" a" * room)) == room
+    decide(model, tokenizer, " a" * room, asked)
+    with pytest.raises(
+        ValueError, match=f"{room + 1} tokens, but this model reads at most {room} "
+    ):
+        decide(model, tokenizer, " a" * (room + 1), asked)
     many = {f"option {number}": None for number in range(80)}
     with pytest.raises(ValueError, match="question 'many' with its 80 options has .* tokens"):
         decide(model, tokenizer, "text", {"many": {"type": "choice", "criteria": many}})

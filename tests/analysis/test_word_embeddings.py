@@ -103,6 +103,26 @@ def test_long_texts_have_windows(folder: Path) -> None:
         assert close(vectors[:4], short)
 
 
+def test_many_texts_have_the_results_of_single_calls(tmp_path: Path) -> None:
+    """Texts are computed in batches of 256; one of them has no words."""
+    folder = write_decoder(tmp_path / "model")
+    model, tokenizer = from_pretrained(folder, device="cpu"), tokenizer_from_pretrained(str(folder))
+    texts = [*["the cat", "a dog ran"] * 128, *[""] * 256, None, "the dog"]
+    calls: list[tuple[int, int]] = []
+    words, vectors = word_embeddings(
+        model, tokenizer, texts, progress=lambda *counts: calls.append(counts)
+    )
+    assert calls == [(256, 514), (512, 514), (514, 514)]
+    assert words["text"].tolist() == [
+        n for n, text in enumerate(texts) for _ in (text or "").split()
+    ]
+    assert words["word"][-2:] == ["the", "dog"]
+    for number in (0, 255, 513):
+        single = word_embeddings(model, tokenizer, [texts[number]])[1]
+        assert torch.equal(vectors[torch.from_numpy(words["text"] == number)], single)
+    assert word_embeddings(model, tokenizer, [""] * 300)[1].numel() == 0
+
+
 def test_a_word_that_shares_its_token_has_no_vector(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer(merges=[("a", "Ġ"), ("aĠ", "b")])
     tokenizer.pre_tokenizer = type(tokenizer.pre_tokenizer)(add_prefix_space=False, use_regex=False)
