@@ -105,6 +105,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--programs", default="minhub,CTranslate2,transformers")
     options = parser.parse_args()
+    if "minhub" not in options.programs.split(","):
+        parser.error("--programs must contain minhub, whose time the ratios divide by")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     clock = time.process_time if options.threads == 1 else time.perf_counter
