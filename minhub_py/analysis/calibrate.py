@@ -57,7 +57,7 @@ class Calibration(Result):
     """Calibrated decisions, and the errors before and after.
 
     Attributes:
-        decisions: The decisions with cross-fitted probabilities; those of questions without
+        decisions: The decisions with cross-fitted probabilities; decisions of questions without
             hand-coded answers are unchanged.
         method: The method.
         temperature: The temperature of each type, from all hand-coded answers. Empty for

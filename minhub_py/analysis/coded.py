@@ -23,7 +23,7 @@ TOLERANCE = 1e-3  # of the sum of a row's probabilities, which tables may round
 
 
 def decisions_of(source: Decisions | Table) -> Decisions:
-    """Decisions, or those of a decision table, with its texts in the order of the rows.
+    """Decisions, or a decision table's decisions, with its texts in the order of the rows.
 
     ValueError: the table lacks a column, or the rows of a question.
     """
@@ -184,7 +184,7 @@ def number_of(value: object, column: str, row: int) -> float:
 
 def truth_of(source: Decisions | Table, truth: Any) -> Any:
     """Hand-coded answers, as rows if they are a column of the table or a data frame, and as a list
-    if they are a generator. ValueError: no such column.
+    if they are a generator. ValueError: the table lacks the column.
     """
     if hasattr(truth, "to_dict") and hasattr(truth, "columns"):  # of pandas
         return truth.to_dict("records")

@@ -15,7 +15,7 @@ A decision model (JevForDecision of transformers) has a linear layer for the sco
 the positions that its prompt marks. Laya is an encoder, which scores a mark before each option.
 
 Questions about one text share its prefix in the KV cache, and texts are computed in batches. A
-text's results are bitwise identical to those of a single call.
+text's results are bitwise identical to a single call's.
 
 Sources
     transformers' decision/ and pipelines/decision.py for prompts, answers and files.
@@ -163,7 +163,7 @@ def decide(
         texts: The states: a text, a dict (sent as JSON), or a list of them; None for a missing
             text.
         questions: The questions by name, each with type, instructions and criteria.
-        settings: Labels, temperatures and prompt. Default: those of the repository.
+        settings: Labels, temperatures and prompt. Default: the repository's.
         orders: Number of orders of the options whose mean probability is the result. Options are
             rotated, so that each has each position equally often; levels of a score are reversed in
             every second order.

@@ -136,7 +136,7 @@ class DecisionSettings:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "DecisionSettings":
-        """The settings beside the tokenizer's files. ValueError: decision.json is invalid."""
+        """The settings in the folder of the tokenizer's files. ValueError: decision.json is invalid."""
         file = FILES.get(tokenizer)
         if file is None or file.suffix == ".gguf":
             return cls()
@@ -180,7 +180,7 @@ class DecisionSettings:
     @classmethod
     def of_agent(cls, folder: Path, agent: JsonObject) -> "DecisionSettings":
         """The settings of Laya, whose temperatures also depend on the number of options. As in its
-        package, they are limited to 0.5 to 5. Those of a decision.json replace those of the types.
+        package, they are limited to 0.5 to 5. A decision.json replaces the temperatures of types.
         """
 
         def limited(number: float) -> float:

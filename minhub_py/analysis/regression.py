@@ -96,7 +96,7 @@ def best_power(
     """λ of the confidence-driven method (N,), which minimizes the summed variance of the
     coefficients.
 
-    λ of a text is computed without its own label, and without those of its cluster: otherwise λ
+    λ of a text is computed without its own label and its cluster's labels: otherwise λ
     depends on whether the text was chosen, which biases the coefficients by a fourth of a standard
     error with 120 coded texts.
     """
@@ -126,7 +126,7 @@ def prediction_powered(
     coded text is divided by 1 - its leverage, and has the λ of the other texts, because λ minimizes
     the variance of the data that determine it.
 
-    With clusters, the influence of a text is that of its gradient on the two means, so that coded
+    With clusters, a text's influence is its gradient's part of the two means, so that coded
     and other texts of a cluster are summed.
     """
     n, N = int(coded.sum()), int((~coded).sum())
