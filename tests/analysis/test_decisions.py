@@ -273,6 +273,7 @@ def test_questions_share_the_computation_of_their_text(chat, monkeypatch) -> Non
         for text in texts:
             computed.clear()
             decide(model, tokenizer, text, {name: question})
+            assert len(computed) == 1  # the logits of the last token come with the prompt
             separate += sum(computed)
     # The prompts of a text differ only after the text.
     prompts = DecisionPrompts(tokenizer, DecisionSettings())

@@ -85,7 +85,14 @@ def test_probabilities_equal_the_reference(loaded: Any) -> None:
 
 def test_answers_in_the_form_of_the_api_and_orders(loaded: Any) -> None:
     _, _, model, tokenizer = loaded
-    results = decide(model, tokenizer, STATES[:2], QUESTIONS, orders=3)
+    calls: list[tuple[int, int]] = []
+    results = decide(
+        model, tokenizer, STATES[:2], QUESTIONS, orders=3,
+        progress=lambda *counts: calls.append(counts),
+    )  # fmt: skip
+    assert len(calls) == 2 * len(QUESTIONS) * 3
+    assert calls == sorted(set(calls))
+    assert calls[-1] == (results.tokens, results.tokens)
     answer = results.answers(0)["spam"]
     assert answer["noul"] == results.probabilities[1][0][results.questions[1].options.index("true")]
     assert results.spreads[2].max() > 0
