@@ -49,7 +49,7 @@ test_that("texts of any lengths are matrices with an attention mask", {
   pairs <- tok$encode_matrix(c("the king", "my"), c("is dead", "lord"))
   expect_identical(pairs$type_ids, rbind(rep(0:1, c(4, 3)), c(0L, 0L, 0L, 1L, 1L, 0L, 0L), deparse.level = 0))
   expect_identical(dim(tok$encode_matrix(character())$ids), c(0L, 0L))
-  # A model's results for a padded text are those of the text alone.
+  # A model's results for a padded text equal its results for the text alone.
   model <- a_masked_model()
   padded <- model(found$ids[c(1, 3), ], attention_mask = found$attention_mask[c(1, 3), ])
   expect_equal(padded[2, 1:3, ], model(tok$encode("my")$ids)[1, , ], tolerance = 1e-4)
