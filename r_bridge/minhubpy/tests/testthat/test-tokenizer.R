@@ -93,7 +93,7 @@ test_that("padding and truncation are settings of one tokenizer object, as in to
   expect_refused(tok$enable_padding(pad_token = "nope"), "the vocabulary has no token 'nope'")
   expect_refused(tok$enable_padding(direction = "up"), "direction must be one of")
   expect_refused(tok$enable_truncation(4, stride = 2), "stride must be 0")
-  # An argument is checked before the tokenizer is asked for its padding token.
+  # The arguments are checked before the padding token is looked up.
   expect_refused(a_tokenizer()$enable_padding(direction = "up"), "direction must be one of")
   expect_refused(a_tokenizer()$enable_padding(), "choose a token of its vocabulary as pad_token of enable_padding()")
   expect_refused(tok$enable_padding(pad_id = 9999), "the vocabulary has no token with the ID 9999: choose")
