@@ -4,11 +4,12 @@
 | --- | --- |
 | a list of bools, of numbers, of dates or of times, also with None | a vector, with NA |
 | `datetime.date`, `datetime.datetime` (naive: in UTC) | Date, POSIXct |
-| a pandas DataFrame without its index; a Series | a data.frame; a vector |
+| a pandas DataFrame without its index; a Series, Index or array | a data.frame; a vector |
 
-Missing values of pandas are NA. A categorical column becomes strings.
+Missing values of pandas are NA, also in lists. A categorical column becomes strings.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone
 from typing import Any
@@ -26,8 +27,9 @@ def for_r(value: object) -> object:
         case date():
             return np.array(_moment(value))
         case list() | tuple():
-            vector = _vector(value)
-            return [for_r(item) for item in value] if vector is None else vector
+            items = [None if _is_missing(item) else item for item in value]
+            vector = _vector(items)
+            return [for_r(item) for item in items] if vector is None else vector
     if type(value).__module__.partition(".")[0] == "pandas":
         return _pandas(value)
     return value
@@ -51,7 +53,14 @@ def _vector(values: Sequence[object]) -> object:
     return np.ma.MaskedArray(array, missing) if any(missing) else array
 
 
+def _is_missing(value: object) -> bool:
+    """Whether a value is pandas' NA or NaT. NaT is also a datetime."""
+    return type(value).__name__ in ("NAType", "NaTType")
+
+
 def _moment(value: date) -> np.datetime64:
+    if _is_missing(value):
+        return np.datetime64("NaT", "us")
     if not isinstance(value, datetime):
         return np.datetime64(value, "D")
     if value.tzinfo is not None:
@@ -64,9 +73,16 @@ def _has_time(values: Sequence[object]) -> bool:
 
 
 def _pandas(value: Any) -> object:
-    if hasattr(value, "columns"):
-        return Frame({str(name): _column(value[name]) for name in value.columns})
-    return _column(value) if hasattr(value, "dtype") and hasattr(value, "isna") else value
+    if hasattr(value, "columns") and hasattr(value, "items"):
+        columns: dict[str, object] = {}
+        for name, series in value.items():
+            if str(name) in columns:
+                raise ValueError(f"the data frame has two columns {name}: rename one of them")
+            columns[str(name)] = _column(series)
+        return Frame(columns)
+    if hasattr(value, "dtype") and hasattr(value, "isna"):
+        return _column(sys.modules["pandas"].Series(value))
+    return value
 
 
 def _column(series: Any) -> object:
@@ -89,5 +105,8 @@ def _column(series: Any) -> object:
     vector = _vector(listed)
     if vector is None:
         kinds = ", ".join(sorted({type(item).__name__ for item in listed if item is not None}))
-        raise TypeError(f"the column {series.name} has no counterpart in R: it contains {kinds}")
+        what = "the Series" if series.name is None else f"the column {series.name}"
+        raise TypeError(
+            f"{what} has no counterpart in R: it contains {kinds}; convert it to numbers or strings"
+        )
     return vector

@@ -83,6 +83,14 @@ def encode_batch(
     from minhub_py.checkpoints.tokenizers.tokenizer import working
 
     inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+    if truncation is not None and add_special_tokens:
+        # The library does not truncate at all to fewer tokens.
+        least = tokenizer.tokenizer.num_special_tokens_to_add(pairs is not None)
+        if setting(truncation["max_length"]) < least:
+            raise ValueError(
+                f"max_length must be at least {least}, the number of special tokens: call"
+                f" tok$enable_truncation() with {least} or more"
+            )
     with working(tokenizer.tokenizer), _lengths(tokenizer, padding, truncation) as encode:
         encodings = encode(inputs, add_special_tokens=add_special_tokens)
         rows = [encoding.ids for encoding in encodings]
@@ -119,6 +127,12 @@ def _lengths(
         if truncation is not None:
             tok.enable_truncation(**{name: setting(value) for name, value in truncation.items()})
         yield tok.encode_batch_fast
+    except Exception as error:
+        if type(error) is not Exception or not str(error).startswith("Truncation error"):
+            raise
+        raise ValueError(
+            f"a text cannot be truncated ({error}): choose another strategy or a larger max_length"
+        ) from error
     finally:
         tok.no_padding()
         tok.no_truncation()

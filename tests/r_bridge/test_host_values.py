@@ -54,6 +54,14 @@ CASES = [
     ([datetime(2026, 11, 28, 14, tzinfo=EAST), None], NOON_AND_NA),
     (FRAME, R_FRAME),
     (FRAME["nullable"], "c(3L, NA)"),
+    (pd.Index([1, 2]), "1:2"),
+    (pd.DatetimeIndex(["2026-11-28 12:00", None]), NOON_AND_NA),
+    (pd.Categorical(["a", None]), 'c("a", NA)'),
+    (pd.array([3, None], dtype="Int64"), "c(3L, NA)"),
+    ([pd.Timestamp("2026-11-28 12:00"), pd.NaT], NOON_AND_NA),
+    ([1, pd.NA], "c(1L, NA)"),
+    (["a", pd.NA], 'c("a", NA)'),
+    ({"a": pd.NaT}, 'list(a = as.POSIXct(NA, tz = "UTC"))'),
     (FRAME.iloc[:0][["text", "missing"]], "data.frame(text = character(), missing = double())"),
 ]
 
@@ -70,6 +78,11 @@ def test_values_are_identical_in_r(tmp_path: Path) -> None:
         writeLines(c("bad:", paste(bad, shown)[seq_along(bad)]), OUT)
     """
     assert in_r(tmp_path, code, values).decode().splitlines() == ["bad:"]
+
+
+def test_columns_with_the_same_name_are_an_error() -> None:
+    with pytest.raises(ValueError, match="the data frame has two columns a: rename one of them"):
+        for_r(pd.DataFrame([[1, 2]], columns=["a", "a"]))
 
 
 def test_a_column_without_counterpart_is_named() -> None:

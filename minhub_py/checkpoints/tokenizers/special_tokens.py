@@ -211,7 +211,10 @@ def padding_token(
             return name, id
     if token is not None:
         raise ValueError(f"the vocabulary has no token {token!r}: choose one of its tokens")
-    raise ValueError("this tokenizer has no padding token: choose a token of its vocabulary")
+    raise ValueError(
+        "this tokenizer has no padding token: choose a token of its vocabulary as pad_token of"
+        " enable_padding()"
+    )
 
 
 def surround(tokenizer: Tokenizer, settings: Mapping[str, object], convention: Convention) -> None:

@@ -57,9 +57,15 @@ annotate_texts <- function(model, texts, labels, instruction = NULL, examples = 
       fail("a list of models must have unique names, such as list(small = , large = )")
     }
     if (!is.null(resume) || !is.null(manifest)) fail("resume and manifest require one model: call annotate_texts() for each")
+    # Before the first one computes.
+    models <- Map(check_model, model, paste0("model$", names))
+    if (is.data.frame(texts) && "model" %in% names(texts)) {
+      warn("existing columns of the data frame were replaced: model")
+      texts$model <- NULL
+    }
     results <- lapply(names, function(name) {
       result <- annotate_texts(
-        model[[name]], texts, labels, instruction, examples, calibrate, length, template, premise, chat, sep, tokenizer
+        models[[name]], texts, labels, instruction, examples, calibrate, length, template, premise, chat, sep, tokenizer
       )
       cbind(model = factor(rep(name, nrow(result)), names), result)
     })

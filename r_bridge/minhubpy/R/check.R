@@ -63,7 +63,7 @@ texts <- function(x, what = deparse(substitute(x)), one = FALSE, missing = FALSE
   enc2utf8(x)
 }
 
-# The argument `texts` of a function, in which a function as its value would hide texts().
+# The argument `texts` of a function: in that function, texts() is the argument's value if it is a function.
 argument_texts <- function(x, missing = FALSE) texts(x, "texts", missing = missing)
 
 # A factor or text of any class as strings.

@@ -2,18 +2,21 @@
 # each encoding sends to Python.
 
 enable_padding <- function(tokenizer, direction, pad_id, pad_type_id, pad_token, length, pad_to_multiple_of) {
-  pad_token <- optional(pad_token, string, "pad_token")
-  pad_id <- optional(pad_id, whole_number, "pad_id")
-  if (is.null(pad_id)) {
-    found <- padding_token(tokenizer, pad_token)
-    pad_id <- found$id
-    pad_token <- found$token
-  }
-  set_lengths(tokenizer, "padding", list(
-    direction = choice(direction, c("right", "left")), pad_id = pad_id, pad_type_id = whole_number(pad_type_id),
-    pad_token = pad_token %||% tokenizer$id_to_token(pad_id), length = optional(length, whole_number, "length", min = 1),
+  settings <- list(
+    direction = choice(direction, c("right", "left")), pad_id = optional(pad_id, whole_number, "pad_id"),
+    pad_type_id = whole_number(pad_type_id), pad_token = optional(pad_token, string, "pad_token"),
+    length = optional(length, whole_number, "length", min = 1),
     pad_to_multiple_of = optional(pad_to_multiple_of, whole_number, "pad_to_multiple_of", min = 1)
-  ))
+  )
+  found <- if (is.null(settings$pad_id)) {
+    padding_token(tokenizer, settings$pad_token)
+  } else {
+    list(id = settings$pad_id, token = tokenizer$id_to_token(settings$pad_id))
+  }
+  if (is.na(found$token)) fail("the vocabulary has no token with the ID ", found$id, ": choose the ID of one of its tokens as pad_id")
+  settings$pad_id <- found$id
+  settings$pad_token <- settings$pad_token %||% found$token
+  set_lengths(tokenizer, "padding", settings)
 }
 
 padding_token <- function(tokenizer, token = NULL) ask("padding_token", tokenizer = tokenizer, token = token)
@@ -38,7 +41,7 @@ encode_matrix <- function(tokenizer, texts, pairs, add_special_tokens) {
   }
   encodings <- encode_texts(tokenizer, texts, add_special_tokens, pairs)
   count <- vapply(encodings, length, 0L)
-  wide <- max(0L, count)
+  wide <- max(count, if (all(is.na(texts)) && length(texts)) padded_length(tokenizer$padding), 0L)
   short <- wide - count
   pad <- if (any(short > 0L)) tokenizer$padding$pad_id %||% padding_token(tokenizer)$id else 0L
   fields <- list(ids = pad, attention_mask = 0L, type_ids = 0L)
@@ -48,11 +51,20 @@ encode_matrix <- function(tokenizer, texts, pairs, add_special_tokens) {
   })
 }
 
+# The number of tokens of a batch without tokens.
+padded_length <- function(padding) {
+  multiple <- padding$pad_to_multiple_of %||% 1L
+  as.integer(ceiling((padding$length %||% 0L) / multiple) * multiple)
+}
+
+# A model has at most this number of token IDs.
+MOST_TOKENS <- 2^24
+
 train_tokenizer <- function(texts, vocab_size, model, special_tokens) {
   model <- choice(model, c("bpe", "wordpiece"))
   special_tokens <- if (is.null(special_tokens)) if (model == "bpe") "<|endoftext|>" else character() else texts(special_tokens)
   json <- ask(
-    "train_tokenizer", texts = argument_texts(texts), vocab_size = whole_number(vocab_size, min = 1), model = model,
+    "train_tokenizer", texts = argument_texts(texts), vocab_size = whole_number(vocab_size, min = 1, max = MOST_TOKENS), model = model,
     special_tokens = special_tokens
   )
   new_tokenizer("tokenizer_from_json", list(json = json))

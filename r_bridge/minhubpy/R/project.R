@@ -35,7 +35,7 @@ text_projection <- function(x, from, to) {
   to <- embedding_matrix(to, "to")
   check_widths(x, from)
   check_widths(x, to)
-  if (anyNA(from) || anyNA(to)) fail("from and to must not contain NA: drop these texts")
+  if (!all(is.finite(from), is.finite(to))) fail("from and to must not contain NA or infinite numbers: drop these texts")
   low <- colMeans(unit_rows(from))
   high <- colMeans(unit_rows(to))
   direction <- high - low

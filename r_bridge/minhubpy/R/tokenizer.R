@@ -277,6 +277,11 @@ format.minhub_tokenizer <- function(x, ...) {
 }
 
 #' @export
+`$<-.minhub_tokenizer` <- function(x, name, value) {
+  fail("the fields of a tokenizer are read-only, as is ", name, ": use tok$enable_padding() or tok$enable_truncation()")
+}
+
+#' @export
 .DollarNames.minhub_tokenizer <- function(x, pattern = "") {
   grep(pattern, c(TOKENIZER_FIELDS, paste0(TOKENIZER_METHODS, "(")), value = TRUE)
 }

@@ -17,6 +17,7 @@ test_that("a projection is the cosine with the direction, relative to the midpoi
   expect_equal(text_projection(y, y[1:3, ], y[4:7, ])$projection, expected)
   expect_refused(text_projection(x, c(1, 0, 0), x["hot", ]), "the same number of columns")
   expect_refused(text_projection(x, x["missing", ], x["hot", ]), "from and to must not contain NA")
+  expect_refused(text_projection(x, c(Inf, 0), x["hot", ]), "or infinite numbers: drop these texts")
   expect_refused(text_projection(x, x["hot", ], 2 * x["hot", ]), "must have different means")
 })
 

@@ -49,7 +49,7 @@ test_that("texts of any lengths are matrices with an attention mask", {
   pairs <- tok$encode_matrix(c("the king", "my"), c("is dead", "lord"))
   expect_identical(pairs$type_ids, rbind(rep(0:1, c(4, 3)), c(0L, 0L, 0L, 1L, 1L, 0L, 0L), deparse.level = 0))
   expect_identical(dim(tok$encode_matrix(character())$ids), c(0L, 0L))
-  # A model's results for a padded text are those of the text alone.
+  # A model's results for a padded text equal its results for the text alone.
   model <- a_masked_model()
   padded <- model(found$ids[c(1, 3), ], attention_mask = found$attention_mask[c(1, 3), ])
   expect_equal(padded[2, 1:3, ], model(tok$encode("my")$ids)[1, , ], tolerance = 1e-4)
@@ -67,6 +67,7 @@ test_that("padding and truncation are settings of one tokenizer object, as in to
   expect_identical(length(found[[1L]]), 8L)
   expect_identical(tok$padding$pad_token, "[PAD]")
   expect_identical(tok$encode_matrix(c(NA, "my"))$ids[1L, ], rep(0L, 8))
+  expect_identical(dim(tok$encode_matrix(NA_character_)$ids), c(1L, 8L))
   tok$enable_padding(pad_id = 4)
   expect_identical(tok$encode_batch(c("the king", "my"))[[2L]]$tokens[[4L]], "[MASK]")
   expect_null(tok$no_padding()$padding)
@@ -76,8 +77,15 @@ test_that("padding and truncation are settings of one tokenizer object, as in to
   expect_identical(tok$encode("the king is", "dead")$tokens, c("[CLS]", "king", "is", "[SEP]", "dead", "[SEP]"))
   expect_identical(tok$truncation$max_length, 6L)
   # Not in other functions, nor in other objects.
-  expect_identical(length(token_logprobs(a_model(), "To be, or not", tokenizer = a_tokenizer()$enable_truncation(2))$token), 12L)
-  a_tokenizer()$no_truncation()
+  other <- a_tokenizer()
+  on.exit(other$no_truncation()$no_padding())
+  tokens <- function() nrow(token_logprobs(a_model(), "To be, or not", tokenizer = other))
+  other$enable_truncation(2)
+  expect_identical(length(other$encode("To be")), 2L)
+  expect_identical(tokens(), 12L)
+  other$no_truncation()$enable_padding(pad_id = 0, length = 30)
+  expect_identical(length(other$encode("To be")), 30L)
+  expect_identical(tokens(), 12L)
   expect_null(a_word_piece()$truncation)
   # In a copy of saveRDS(), and in a new worker.
   expect_identical(unserialize(serialize(tok, NULL))$encode("the king is", "dead")$ids, tok$encode("the king is", "dead")$ids)
@@ -85,6 +93,26 @@ test_that("padding and truncation are settings of one tokenizer object, as in to
   expect_refused(tok$enable_padding(pad_token = "nope"), "the vocabulary has no token 'nope'")
   expect_refused(tok$enable_padding(direction = "up"), "direction must be one of")
   expect_refused(tok$enable_truncation(4, stride = 2), "stride must be 0")
+  # The arguments are checked before the padding token is looked up.
+  expect_refused(a_tokenizer()$enable_padding(direction = "up"), "direction must be one of")
+  expect_refused(a_tokenizer()$enable_padding(), "choose a token of its vocabulary as pad_token of enable_padding()")
+  expect_refused(tok$enable_padding(pad_id = 9999), "the vocabulary has no token with the ID 9999: choose")
+  expect_null(tok$padding)
+  expect_error(tok$padding <- NULL, "the fields of a tokenizer are read-only, as is padding", class = "minhubpy_error")
+})
+
+test_that("a text that cannot be truncated is an error, not a complete text", {
+  tok <- a_word_piece()
+  tok$enable_truncation(2)
+  expect_identical(tok$encode("the king")$tokens, c("[CLS]", "[SEP]"))
+  expect_refused(tok$encode("the king", "is dead"), "max_length must be at least 3, the number of special tokens")
+  tok$enable_truncation(1)
+  expect_refused(tok$encode("the king"), "max_length must be at least 2, the number of special tokens")
+  expect_identical(tok$encode("the king", add_special_tokens = FALSE)$tokens, "the")
+  tok$enable_truncation(4, strategy = "only_second")
+  expect_refused(tok$encode("the king is dead"), "Second sequence not provided): choose another strategy or a larger max_length")
+  expect_refused(tok$encode("the king is dead", "my"), "too short to respect the provided max_length): choose another strategy")
+  expect_identical(tok$encode("the")$tokens, c("[CLS]", "the", "[SEP]"))
 })
 
 test_that("a tokenizer is trained on texts", {
@@ -102,6 +130,7 @@ test_that("a tokenizer is trained on texts", {
   expect_identical(words$encode("The King")$tokens[2:3], c("the", "king"))
   expect_refused(tokenizer$train(NA, 300), "texts must be text")
   expect_refused(tokenizer$train(text, 0), "vocab_size must be at least 1")
+  expect_refused(tokenizer$train(text, 1e9), "vocab_size must be at least 1 and at most 16777216")
 })
 
 test_that("every function warns about characters without a token", {
