@@ -216,7 +216,7 @@ class GraniteHybridConfig(GraniteConfig):
     ONLY_VALUE: ClassVar = {"mlp_bias": False}
     NO_EFFECT: ClassVar = frozenset(
         "output_router_logits router_aux_loss_coef mamba_chunk_size normalization_function"
-        " init_method".split()
+        " init_method time_step_min time_step_max".split()
     )
 
     intermediate_size: int = 1024
