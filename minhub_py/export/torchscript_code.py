@@ -287,14 +287,14 @@ class CodeWriter:
         self.lines.append(
             f"h = torch.cat([{outputs}], dim=2)" if len(step.layers) > 1 else f"h = {outputs}"
         )
-        if step.clip is not None:
-            self.lines.append(f"h = h.clamp(-{step.clip}, {step.clip})")
         if isinstance(step.activation, XIELU):
             layer = step.activation
             numbers = map(self.path, (layer.alpha_p, layer.alpha_n, layer.beta, layer.eps))
             self.lines.append(f"h = xielu(h, {', '.join(numbers)})")
         elif step.activation is not None:
             self.lines.append(f"h = {self.activation(step.activation)}(h)")
+        if step.clip is not None:
+            self.lines.append(f"h = h.clamp(-{step.clip}, {step.clip})")
         self.drop(step.dropout)
 
     def split(

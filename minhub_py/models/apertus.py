@@ -123,7 +123,12 @@ class ApertusConfig(DecoderConfig):
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    ONLY_VALUE: ClassVar = {"post_norm": False, "mlp_bias": False, "qk_norm": True}
+    ONLY_VALUE: ClassVar = {
+        "post_norm": False,
+        "mlp_bias": False,
+        "qk_norm": True,
+        "hidden_dropout": 0.0,
+    }
 
     vocab_size: int = 131072
     intermediate_size: int = 14336

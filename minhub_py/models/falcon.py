@@ -189,6 +189,8 @@ class FalconConfig(HeadSettings, Positions):
     TITLE: ClassVar = "Falcon"
     ALIASES: ClassVar = {"falcon": {"n_embed": "hidden_size"}}
     ONLY_VALUE: ClassVar = {"apply_residual_connection_post_layernorm": False}
+    # in Falcon 2's files, next to ffn_hidden_size
+    NO_EFFECT: ClassVar = frozenset({"ff_factor"})
     DERIVED: ClassVar = ("groups",)
 
     vocab_size: int = 65024

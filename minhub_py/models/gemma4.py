@@ -76,9 +76,11 @@ def full_sizes(
         return own
     names = "head_dim", "num_key_value_heads"
     full = {str(layer) for layer, kind in enumerate(kinds) if kind == FULL}
+    # transformers writes layer numbers of equal length, such as "05"
+    layers = {str(layer).lstrip("0") or "0" for layer in per_layer}
     entries = list(per_layer.values())
     first = entries[0] if entries else {}
-    same = all(entry == first for entry in entries) and set(per_layer) in (full, set())
+    same = all(entry == first for entry in entries) and layers in (full, set())
     if (
         not same
         or not isinstance(first, dict)

@@ -32,7 +32,7 @@ from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types
-from minhub_py.models.state_space import Mamba2Mixer, check_step_limit
+from minhub_py.models.state_space import Mamba2Mixer, check_auto, check_step_limit
 from minhub_py.models.steps import (
     Add,
     Attend,
@@ -216,7 +216,7 @@ class GraniteHybridConfig(GraniteConfig):
     ONLY_VALUE: ClassVar = {"mlp_bias": False}
     NO_EFFECT: ClassVar = frozenset(
         "output_router_logits router_aux_loss_coef mamba_chunk_size normalization_function"
-        " init_method".split()
+        " init_method time_step_min time_step_max".split()
     )
 
     intermediate_size: int = 1024
@@ -241,6 +241,7 @@ class GraniteHybridConfig(GraniteConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_auto(self.TITLE, "mamba_d_head", self.mamba_d_head)
         check_step_limit(self.TITLE, self.time_step_limit)
         object.__setattr__(self, "time_step_limit", None)
         check_layer_types(self.TITLE, self.layer_types or self.kinds, KINDS, self.num_hidden_layers)

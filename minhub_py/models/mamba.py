@@ -33,7 +33,7 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import State
 from minhub_py.models.layers import BlockList, RMSNorm
 from minhub_py.models.settings import Effective, unavailable
-from minhub_py.models.state_space import Mamba1Mixer, Mamba2Mixer, check_step_limit
+from minhub_py.models.state_space import Mamba1Mixer, Mamba2Mixer, check_auto, check_step_limit
 from minhub_py.models.steps import Embed, Logits, Norm, Step
 from minhub_py.system.json_text import JsonObject
 
@@ -156,10 +156,7 @@ class MambaConfig(Effective):
     pad_token_id: int | None = 0
 
     def __post_init__(self) -> None:
-        if self.time_step_rank != "auto" and isinstance(self.time_step_rank, str):
-            raise ValueError(
-                f'Mamba: time_step_rank must be a number or "auto", not {self.time_step_rank!r:.80}'
-            )
+        check_auto("Mamba", "time_step_rank", self.time_step_rank)
         if self.model_type != "mamba2":
             return
         check_step_limit("Mamba", self.time_step_limit)

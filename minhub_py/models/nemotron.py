@@ -40,6 +40,7 @@ class NemotronConfig(DecoderConfig):
     TITLE: ClassVar = "Nemotron"
     MODEL_TYPE: ClassVar = "nemotron"
     ARCHITECTURE: ClassVar = "NemotronForCausalLM"
+    DERIVED: ClassVar = ("kv_channels",)
     ROTATED: ClassVar = 0.5
     # the last is written
     ROPE_NAMES: ClassVar = {
@@ -60,6 +61,11 @@ class NemotronConfig(DecoderConfig):
     initializer_range: float = 0.0134
     bos_token_id: int | None = 2
     eos_token_id: int | list[int] | None = 3
+
+    @property
+    def kv_channels(self) -> int:
+        """Number of channels of a head, by NeMo's name."""
+        return self.head_size
 
     @property
     def structure(self) -> Structure:

@@ -131,6 +131,7 @@ class OlmoConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: OLMo 7B."""
 
     TITLE: ClassVar = "OLMo"
+    NO_EFFECT: ClassVar = frozenset({"pretraining_tp"})
 
     vocab_size: int = 50304
     hidden_size: int = 4096

@@ -168,6 +168,12 @@ def check_step_limit(title: str, limit: list | None) -> None:  # type: ignore[ty
         )
 
 
+def check_auto(title: str, name: str, value: object) -> None:
+    """ValueError: a size is a text other than "auto"."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(f'{title}: {name} must be a number or "auto", not {value!r:.80}')
+
+
 @torch.no_grad()
 def draw_steps(bias: Tensor) -> None:
     """Set a bias of Δ so that softplus(bias) is between 0.001 and 0.1, uniform on a logarithmic

@@ -331,6 +331,25 @@ def test_unsupported_settings_are_rejected(
         minhub_py.from_pretrained(tmp_path)
 
 
+# settings that published files have, without effect or with the only value that is supported
+INEFFECTIVE = {
+    "olmo": {"pretraining_tp": 1},
+    "falcon-new": {"ff_factor": 4},
+    "apertus": {"hidden_dropout": 0.0},
+    "nemotron": {"kv_channels": 8},
+    "granitemoehybrid": {"time_step_min": 0.001, "time_step_max": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", INEFFECTIVE)
+def test_ineffective_settings_of_published_files_are_read(name: str, tmp_path: Path) -> None:
+    configs = []
+    for further in ({}, INEFFECTIVE[name]):
+        (tmp_path / "config.json").write_text(json.dumps({**CASES[name].settings(name), **further}))
+        configs.append(minhub_py.from_config(tmp_path).config)
+    assert configs[0] == configs[1]
+
+
 @pytest.mark.parametrize("name", dict.fromkeys((*FEW, *GRADIENTS)))
 def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
     """Any batch and length, gradients; parameters under the model's names."""

@@ -155,6 +155,17 @@ def test_torchscript_inspection_and_published_size(load: Load, tmp_path: Path) -
     assert (report["parameters"]["total"], report["context"]) == (271_002_624, 262_144)
 
 
+def test_the_config_of_transformers_is_read(tmp_path: Path) -> None:
+    """With the default 24 layers, which transformers numbers with two digits."""
+    reference = AutoConfig.for_model("embedding_gemma2_text")
+    reference.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    _, config = minhub_py.loading.files.describe(settings, {})
+    assert config.kinds == reference.layer_types
+    assert config.head_sizes == [256, 256, 256, 256, 256, 512] * 4
+    assert config.kv_heads == [2, 2, 2, 2, 2, 1] * 4
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -148,13 +148,16 @@ def test_keys_are_shared_without_inputs_per_layer() -> None:
     )
 
 
-@pytest.mark.parametrize("spelling", ["new", "old"])
+@pytest.mark.parametrize("spelling", ["new", "new-two-digits", "old"])
 def test_both_spellings_of_global_sizes_are_read(spelling: str, tmp_path: Path) -> None:
-    """transformers 5.23 writes per_layer_config; older files have two settings."""
+    """transformers 5.23 writes per_layer_config, with layer numbers of equal length; older files
+    have two settings.
+    """
+    sizes = {"head_dim": 16, "num_key_value_heads": 1}
     size = (
-        {"per_layer_config": {"5": {"head_dim": 16, "num_key_value_heads": 1}}}
-        if spelling == "new"
-        else {"global_head_dim": 16, "num_global_key_value_heads": 1}
+        {"global_head_dim": 16, "num_global_key_value_heads": 1}
+        if spelling == "old"
+        else {"per_layer_config": {"5" if spelling == "new" else "05": sizes}}
     )
     config = {
         "model_type": "gemma4_text",

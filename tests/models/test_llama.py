@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from guarantees import RUNNER
 from random_weights import draw
-from references import assert_close, ids_of
+from references import assert_close, ids_of, random_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import minhub_py
+from minhub_py.inference.native_runner import runner_of
 
 
 def test_layers_keep_no_more_than_their_window(load) -> None:
@@ -134,3 +136,17 @@ def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
         save_file(tensors, tmp_path / "model.safetensors")
         result = minhub_py.from_pretrained(tmp_path, device="cpu")
         assert torch.equal(result(ids_of(1)), model(ids_of(1)))
+
+
+@torch.no_grad()
+def test_the_activation_of_apertus_is_exact_for_small_numbers() -> None:
+    """e^x - 1 - x, which rounds to noise if it is computed as written, with a factor that shows it."""
+    model = random_model("apertus")
+    for block in model.layers:
+        block.mlp.up_proj.weight *= 1e-4
+        block.mlp.down_proj.weight *= 1e4
+    ids = ids_of(1, 40)
+    runner = runner_of(model)
+    assert type(runner) is RUNNER
+    result = runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 40), every=True)
+    assert_close(result, model(ids)[0])

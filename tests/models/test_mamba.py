@@ -7,6 +7,7 @@ import pytest
 import torch
 from guarantees import RUNNER
 from references import CASES, assert_close, configured, random_model, texts_of
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import minhub_py
 from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
@@ -160,3 +161,19 @@ def test_settings_of_published_files_are_read(settings: dict[str, object], tmp_p
     sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 8}
     (tmp_path / "config.json").write_text(json.dumps(sizes | settings))
     assert minhub_py.from_config(tmp_path).config.hidden_size == 16
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_residual_stream_of_a_model_in_16_bits_can_be_float32(exact: bool) -> None:
+    """residual_in_fp32, as in transformers: the inputs of the last layer."""
+    settings = {**CASES["mamba"].settings("mamba"), "residual_in_fp32": exact}
+    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+    del settings["model_type"]
+    models = reference, minhub_py.from_config("mamba", **settings)
+    layers = reference.backbone.layers[-1], models[1].layers[-1]
+    types: list[torch.dtype] = []
+    for model, layer in zip(models, layers, strict=True):
+        layer.register_forward_pre_hook(lambda _, inputs: types.append(inputs[0].dtype))
+        model.eval().bfloat16()(torch.tensor(texts_of(9)))
+    assert types == [torch.float32 if exact else torch.bfloat16] * 2

@@ -38,7 +38,7 @@ DECODERS = {
     "rotary-no-layers": ("smollm3", "max_position_embeddings"),
     "alibi": ("bloom", "seq_length"),
     "alibi-six-heads": ("bloom-six-heads", "seq_length"),
-    "alibi-rounded": ("falcon-rw-three-heads", "max_position_embeddings"),
+    "alibi-rounded": ("falcon-rw-twelve-heads", "max_position_embeddings"),
     "sinusoids": ("xglm", "max_position_embeddings"),
     "learned": ("gpt2", "n_positions"),
     "learned-offset": ("opt", "max_position_embeddings"),

@@ -240,13 +240,13 @@ class Program(Weights):
         for operation, layer in zip(operations, layers, strict=True):
             operation.linear = layer
         operations[-1].flags &= SAME_INPUTS
-        if step.clip is not None:
-            operations.append(new_operation("clip", size=self.outputs, limit=step.clip))
         if isinstance(step.activation, XIELU):
             weights = torch.cat([number.reshape(1) for number in step.activation.numbers()])
             operations.append(
                 new_operation("xielu", weights=self.floats(weights), size=self.outputs)
             )
+        if step.clip is not None:
+            operations.append(new_operation("clip", size=self.outputs, limit=step.clip))
         return operations
 
     def head_size(self, step: Rotate | Attend | NormValues) -> int:

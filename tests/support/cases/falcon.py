@@ -21,6 +21,8 @@ CASES = {
     "falcon-new-all-heads": {"new_decoder_architecture": True, "ffn_hidden_size": 44},
     "falcon-rw": {**RW, "alibi": True},
     "falcon-rw-three-heads": {**RW, "alibi": True, "num_attention_heads": 3, "hidden_size": 24},
+    # slopes that are not powers of two, so that bfloat16 rounds them and their products
+    "falcon-rw-twelve-heads": {**RW, "alibi": True, "num_attention_heads": 12, "hidden_size": 48},
     "falcon-parallel-alibi": {"alibi": True, "num_attention_heads": 2, "hidden_size": 36},
     "falcon-new-alibi": {**NEW, "alibi": True, "activation": "relu", "layer_norm_epsilon": 0.1},
     "falcon-sequential": {"parallel_attn": False, "rope_theta": 50.0},

@@ -47,6 +47,7 @@ REFUSED = (
         {"num_local_experts": 4, "num_experts_per_tok": 5},
         r"must be between 1 and num_local_experts",
     ),
+    ({"mamba_d_head": "half"}, 'mamba_d_head must be a number or "auto"'),
     ({"time_step_limit": [0.001, 0.1]}, "no limits"),
 )
 PUBLISHED = {
