@@ -285,7 +285,22 @@ PROBLEMS: dict[str, tuple[str, dict[str, Tensor | None], str]] = {
     "a group that does not exist": (
         "gptq",
         {f"{UP}.g_idx": torch.full((64,), 2, dtype=torch.int32)},
-        "g_idx names a group that is not one of 2",
+        rf"model: {UP}.weight is corrupt: g_idx names a group that is not one of 2",
+    ),
+    "words of 64 bits": (
+        "gptq",
+        {f"{UP}.qweight": torch.zeros(8, 128, dtype=torch.int64)},
+        f"{UP}.qweight is corrupt: its codes have the dtype int64, not int32",
+    ),
+    "words as floats": (
+        "awq",
+        {f"{UP}.qzeros": torch.zeros(2, 16)},
+        f"{UP}.qweight is corrupt: its zeros have the dtype float32, not int32",
+    ),
+    "an order that is not a number": (
+        "gptq-desc_act",
+        {f"{UP}.g_idx": torch.full((64,), torch.nan)},
+        "its groups have the dtype float32, not int32 or int64",
     ),
     "scales of other outputs": (
         "awq",
