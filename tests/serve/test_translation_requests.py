@@ -83,6 +83,13 @@ def test_requests_name_the_languages(style: str, models: dict, http: httpx2.Clie
         assert reply["choices"][0]["message"]["content"] == expected
 
 
+def test_a_reply_without_max_tokens_fills_the_context(http: httpx2.Client) -> None:
+    body = {"model": "t5", "messages": user(TEXT), "ignore_eos": True}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["completion_tokens"] == 63  # after the decoder's first token
+
+
 def test_tasks_of_t5_have_their_prefix(http: httpx2.Client) -> None:
     prompts = [(TEXT, LANGUAGES), (f"the dog ran {TEXT}", {}), (TEXT, {})]
     counts = []
