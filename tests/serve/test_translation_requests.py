@@ -117,6 +117,8 @@ def test_languages_that_are_missing_or_unknown(http: httpx2.Client) -> None:
         "add_special_tokens"
         in error(http, "nllb", **LANGUAGES, add_special_tokens=False)["message"]
     )
+    found = error(http, "nllb", **LANGUAGES, truncate_prompt_tokens=3)
+    assert "truncate_prompt_tokens is not supported" in found["message"]
     assert "must not be empty" in error(http, "nllb", prompt=" ", **LANGUAGES)["message"]
     messages = [{"role": "system", "content": "Translate"}, *user(TEXT)]
     found = error(http, "nllb", "/v1/chat/completions", messages=messages, **LANGUAGES)
