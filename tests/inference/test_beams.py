@@ -134,6 +134,17 @@ def test_forced_and_banned_tokens_of_encoder_decoders(
             assert hypothesis.score == pytest.approx(value, rel=1e-5, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"])
+def test_limits_of_wrong_types_are_rejected_by_name(name: str) -> None:
+    model = new("t5")
+    wrong: list[object] = [True, "x", 1.5, -1, [None], [[None]], [[]], [["a"]], [-1], [[-1]], {}]
+    wrong += [[V], [[V]], [[3, V]]] if name == "bad_words_ids" else [V, [V], [[1]]]
+    for value in wrong:
+        model.generation_config = {name: value}
+        with pytest.raises(ValueError, match=name):
+            beam_search(model, [[1]], 2, beams=2)
+
+
 def test_candidates_that_cannot_occur_are_no_results() -> None:
     """transformers returns sequences with a score of minus infinity, and copies of a beam."""
     model, ids = new("t5"), text(1, 9)
