@@ -32,6 +32,7 @@ from weights_map.blocks import Blocks, float16_at
 Parts = Mapping[str, Tensor]  # role -> tensor
 Names = Mapping[str, tuple[str, ...]]  # role -> ends of the name, in the order of preference
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+INTEGERS = (torch.int32, torch.int64)
 # The block types with integers times a scale, the fewest bits first, and the range of the integers.
 RANGES = {"Q4_0": (-8, 7), "Q5_0": (-16, 15), "Q8_0": (-128, 127)}
 TERNARY = {"TQ1_0": 52, "TQ2_0": 64}  # GGUF's types with -1, 0 and 1, and the offset of a scale
@@ -54,17 +55,34 @@ class WeightForm(ABC):
 
     codes: end of the name of the codes, which `target` replaces in the name of the weight.
     required, optional: further tensors.    integers: whether the codes are integers.
+    dtypes: of the tensors with one of a few dtypes, by role.
     """
 
     codes: ClassVar[str]
     target: ClassVar[str]
     required: ClassVar[Names]
     optional: ClassVar[Names] = {}
+    dtypes: ClassVar[Mapping[str, Sequence[torch.dtype]]] = {
+        "codes": (torch.int32,),
+        "zeros": (torch.int32,),
+        "groups": INTEGERS,
+        "shape": INTEGERS,
+    }
     integers: bool = True
 
     def applies(self, name: str, tensor: Tensor) -> bool:
         """Whether a stored tensor has the codes of a weight in this form."""
         return name.endswith(self.codes)
+
+    def check_dtypes(self, parts: Parts) -> None:
+        """ValueError: a part has another dtype, so that its bytes are not what the form describes."""
+        for role, tensor in parts.items():
+            dtypes = self.dtypes.get(role, (tensor.dtype,))
+            if tensor.dtype not in dtypes:
+                raise ValueError(
+                    f"its {role} have the dtype {name_of(tensor.dtype)}, not"
+                    f" {' or '.join(map(name_of, dtypes))}"
+                )
 
     @abstractmethod
     def shape(self, parts: Parts) -> tuple[int, ...]:
@@ -93,6 +111,7 @@ class Scaled(WeightForm):
     target: ClassVar[str] = ""
     required: ClassVar[Names] = {"scale": ("_scale_inv", "_scale")}
     optional: ClassVar[Names] = {"zeros": ("_zero_point",)}
+    dtypes: ClassVar[Mapping[str, Sequence[torch.dtype]]] = {}
 
     block: tuple[int, int] | None = None
     integers: bool = False
@@ -156,7 +175,7 @@ class Scaled(WeightForm):
         return Levels(values, spread(floats(self.grid(parts, "scale")), height, codes.size(0)))
 
     def describe(self, parts: Parts) -> str:
-        return str(parts["codes"].dtype).removeprefix("torch.")
+        return name_of(parts["codes"].dtype)
 
 
 @dataclass(frozen=True)
@@ -293,7 +312,7 @@ class PackedIntegers(WeightForm):
             raise ValueError(
                 f"the scale has the shape {tuple(scale.shape)}, and the weight {outputs} outputs"
             )
-        return scale.numel() // outputs
+        return scale.numel() // max(1, outputs)
 
     def levels(self, parts: Parts) -> Levels:
         outputs, inputs = parts["shape"].flatten().long().tolist()
@@ -314,6 +333,11 @@ class PackedIntegers(WeightForm):
 
     def describe(self, parts: Parts) -> str:
         return "packed integers"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype's name."""
+    return str(dtype).removeprefix("torch.")
 
 
 def check_matrices(parts: Parts, *roles: str) -> None:

@@ -13,6 +13,7 @@ With `quantize="auto"`, integers of 4 and 8 bits become blocks of GGUF's types w
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -103,10 +104,9 @@ class QuantizedCheckpoint(Checkpoint):
             tensors = {role: meta[part] for role, part in parts.items()}
             if "shape" in parts:  # its values are the shape of the weight
                 tensors["shape"] = self.stored[parts["shape"]]
-            try:
+            with self.named(name):
+                form.check_dtypes(tensors)
                 shape = form.shape(tensors)
-            except ValueError as error:
-                raise ValueError(f"{self.path}: {name} is corrupt: {error}") from error
             weights[stem + form.target] = QuantizedWeight(form, parts, shape)
         if not weights:
             raise ValueError(
@@ -143,6 +143,14 @@ class QuantizedCheckpoint(Checkpoint):
             files[name] = stored.files[weight.parts["codes"]]
         return Contents(meta, files, stored.layout)
 
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """Name the file and the tensor in the error of a corrupt weight."""
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {name} is corrupt: {error}") from error
+
     def parts(self, name: str) -> dict[str, Tensor]:
         """The stored tensors of a quantized weight, by their roles."""
         return {role: self.stored[part] for role, part in self.weights[name].parts.items()}
@@ -150,10 +158,8 @@ class QuantizedCheckpoint(Checkpoint):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.weights:
             return self.stored[name]
-        try:
+        with self.named(name):
             return self.weights[name].form.weight(self.parts(name))
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {name} is corrupt: {error}") from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.contents.meta)
@@ -164,11 +170,11 @@ class QuantizedCheckpoint(Checkpoint):
     def auto_quantization(self, names: Sequence[str], native: Mapped) -> Blocks | str | None:
         """See `Checkpoint`. Integers that do not fit a block type become int8. Floats stay floats."""
         sources = dict.fromkeys(source for name in names for source in native.sources(name))
-        levels: dict[str, Levels | None] = {
-            source: self.weights[source].form.levels(self.parts(source))
-            for source in sources
-            if source in self.weights
-        }
+        levels: dict[str, Levels | None] = {}
+        for source in sources:
+            if source in self.weights:
+                with self.named(source):
+                    levels[source] = self.weights[source].form.levels(self.parts(source))
         integers = {source: level for source, level in levels.items() if level is not None}
         if not integers:
             return None

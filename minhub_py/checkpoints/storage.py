@@ -69,12 +69,17 @@ def read_settings(folder: Path, *names: str) -> dict[str, object]:
 
 def agent_settings(folder: Path) -> JsonObject | None:
     """The settings of a Laya checkpoint in one dictionary, without those of training; None for
-    other folders. ValueError: its encoder is not ModernBERT.
+    other folders. ValueError: its encoder is not ModernBERT. FileNotFoundError: it lacks the
+    encoder's settings.
     """
     path, encoder_path = folder / AGENT_SETTINGS, folder / "encoder" / "config.json"
     if not path.exists():
         return None
     agent = read_json(path, JsonObject, limit=MAX_SETTINGS)
+    if not encoder_path.exists():
+        raise FileNotFoundError(
+            f"{folder} has {AGENT_SETTINGS}, but no encoder/config.json: copy this file there, too"
+        )
     encoder = read_json(encoder_path, JsonObject, limit=MAX_SETTINGS)
     if encoder.get("model_type") != "modernbert":
         raise ValueError(

@@ -322,9 +322,11 @@ def load(settings: BenchSettings, models: Mapping[str, object]) -> list[Row]:
 def profile(
     settings: BenchSettings,
     models: "Mapping[str, LanguageModel]",
-    run: "Callable[[Profiler, list[int]], list[OperationTime]]",
+    run: "Callable[[Profiler, list[int], int], list[OperationTime]]",
 ) -> list[Row]:
-    """The operations of each model, in the fastest round."""
+    """The operations of each model, in the fastest round. run: called with a prompt and the number
+    of new tokens, which together fit the context.
+    """
     from minhub_py.inference.native.library import UnsupportedError
     from minhub_py.inference.profile import Profiler
 
@@ -338,8 +340,9 @@ def profile(
     for _ in range(settings.repeats + 1):
         for kind, model in models.items():
             context = model.config.context_length or LONGEST
-            ids = prompt(model, min(PROFILED, context - settings.new_tokens))
-            rounds[kind].append(run(profilers[kind], ids))
+            new = min(settings.new_tokens, context // 2)
+            ids = prompt(model, min(PROFILED, context - new))
+            rounds[kind].append(run(profilers[kind], ids, new))
     rows = []
     for kind, results in rounds.items():
         fastest = min(results[1:], key=lambda result: sum(row.seconds for row in result))
@@ -365,13 +368,12 @@ def profile(
 
 def prompt_profile(settings: BenchSettings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """The operations of a prompt."""
-    return profile(settings, models, lambda profiler, ids: profiler.prompt(ids))
+    return profile(settings, models, lambda profiler, ids, _: profiler.prompt(ids))
 
 
 def token_profile(settings: BenchSettings, models: "Mapping[str, LanguageModel]") -> list[Row]:
     """The operations of new tokens after a prompt."""
-    new = settings.new_tokens
-    return profile(settings, models, lambda profiler, ids: profiler.decode(ids, new))
+    return profile(settings, models, lambda profiler, ids, new: profiler.decode(ids, new))
 
 
 FUNCTIONS: dict[str, Callable[[BenchSettings, JsonMapping], list[Row]]] = {

@@ -564,9 +564,8 @@ class Batch:
             self.rows += extend_beams(rows, logits, self.cache, self.logprobs[:count])
         except ValueError as error:
             return [self._fail(row, error) for row in rows][:1]
-        if (
-            begins and first.forked and self.prefixes.size
-        ):  # only the prompt: beams share its positions
+        # only the prompt: beams share its positions
+        if begins and first.forked and self.prefixes.size:
             self.sharing.store(first)
         if first.stop_reason is None:
             return []

@@ -16,9 +16,11 @@ from minhub_py.inference.native.library import (
     PEAKS,
     DecoderOperation,
     Matrix,
+    UnsupportedError,
 )
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.encoder import Encoder
 from minhub_py.models.steps import Attend, Experts, PredictionStep
 
 FORMATS = {
@@ -64,9 +66,13 @@ def peak_rates(library: Any) -> dict[str, float]:
 
 
 class Profiler:
-    """Measures the operations of a model. UnsupportedError: it needs `TorchRunner`."""
+    """Measures the operations of a model. UnsupportedError: it needs `TorchRunner`, or has an
+    encoder.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
+        if model.encoder_decoder or isinstance(model, Encoder):
+            raise UnsupportedError("it has an encoder, and a profile is of a decoder")
         self.runner = NativeRunner(model)
         self.peaks = peak_rates(self.runner.library)
         self.names = {

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -18,6 +20,15 @@ from minhub_py.inference.arguments import check_integer
 from minhub_py.inference.grammar import AnyGrammar, AnyMatcher, GrammarError
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.json_text import JsonMapping
+from minhub_py.system.shapes import ADVICE, TokenID, Within, convert
+
+SOURCE = "generation_config.json or config.json"
+TOKENS = TokenID | list[TokenID] | None
+SHAPES: dict[str, object] = {
+    "forced_bos_token_id": TOKENS,
+    "forced_eos_token_id": TOKENS,
+    "bad_words_ids": list[Annotated[list[TokenID], Within(1)]] | None,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,26 +203,30 @@ class LimitedMatcher:
 
 def model_limits(model: LanguageModel) -> TokenLimits:
     """The limits of an encoder-decoder's replies, from generation_config.json or else config.json;
-    none for a decoder.
+    none for a decoder. ValueError: a setting has another type, or a token that the model lacks.
     """
     size = model.output_size
     if not model.encoder_decoder:
         return TokenLimits(size)
-    names = (
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "bad_words_ids",
-        "encoder_no_repeat_ngram_size",
-    )
     settings = generation_settings(model)
-    first, last, banned, ngram = (settings.get(name) for name in names)
-    return TokenLimits(
+    first, last, banned = (
+        convert(settings.get(name), shape, SOURCE, ADVICE, name) for name, shape in SHAPES.items()
+    )
+    ngram = settings.get("encoder_no_repeat_ngram_size") or 0
+    limits = TokenLimits(
         size,
         banned=tuple(tuple(ids) for ids in banned or ()),
         first=id_set(first),
         last=id_set(last),
-        prompt_ngram=check_integer("encoder_no_repeat_ngram_size", ngram or 0, 0),
+        prompt_ngram=check_integer("encoder_no_repeat_ngram_size", ngram, 0),
     )
+    for name, ids in zip(SHAPES, (limits.first, limits.last, chain(*limits.banned)), strict=True):
+        if (largest := max(ids, default=0)) >= size:
+            raise ValueError(
+                f"{SOURCE}: {name} has token {largest}, but the model's token IDs are 0 to"
+                f" {size - 1}: {ADVICE}"
+            )
+    return limits
 
 
 def generation_settings(model: LanguageModel) -> JsonMapping:

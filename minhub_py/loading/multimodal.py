@@ -88,9 +88,8 @@ def without_images(text: JsonObject) -> JsonObject:
 
 def rope_of_texts(rope: JsonMapping) -> JsonObject:
     """The settings of rotary embeddings, without settings of images."""
-    kinds = {"mrope": "default"}
     return {
-        name: kinds.get(value, value) if name in ("type", "rope_type") else value
+        name: "default" if name in ("type", "rope_type") and value == "mrope" else value
         for name, value in rope.items()
         if name not in ROPE_OF_IMAGES
     }

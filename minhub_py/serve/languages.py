@@ -60,7 +60,7 @@ def parse_translation(
     try:
         pair = languages_between(served.model, tokenizer, source, target, (SOURCE, TARGET))
     except SettingError as error:
-        name = SOURCE if str(error).find(SOURCE) >= 0 else TARGET
+        name = SOURCE if SOURCE in str(error) else TARGET
         raise invalid(str(error), name) from error
     prefix = str(task_settings(served.model, pair.task).get("prefix") or "")
     return Translation(lambda text: pair.source(prefix + text), dict(pair.admission))

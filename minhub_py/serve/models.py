@@ -175,8 +175,11 @@ class ServedModel:
     def max_new_tokens(
         self, ids: Sequence[int], requested: int | None, name: str = "prompt"
     ) -> int:
-        """The requested number of new tokens, or less if the context is full before."""
-        room = self.engine.max_length - (0 if self.model.encoder_decoder else len(ids))
+        """The requested number of new tokens, or less if the context is full before.
+
+        An encoder-decoder's reply follows one token in the decoder.
+        """
+        room = self.engine.max_length - (1 if self.model.encoder_decoder else len(ids))
         if room < 1:
             raise self._too_long(ids, name)
         return room if requested is None else min(requested, room)

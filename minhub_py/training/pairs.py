@@ -58,8 +58,8 @@ class PairEncoder(ExampleEncoder):
         end = len(ids)
         while end and (ids[end - 1] == self.eos or self.template.is_special(ids[end - 1])):
             end -= 1
-        last = ids[end:]
-        return [*ids[: max(self.context - len(last), 0)], *last]
+        last = ids[max(end, len(ids) - self.context) :]
+        return [*ids[: self.context - len(last)], *last]
 
     def pair(self, prompt: str, completion: str, row: Row) -> tuple[list[int], list[int]]:
         """The token IDs of prompt and completion."""

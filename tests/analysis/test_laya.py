@@ -229,6 +229,9 @@ def test_other_settings_are_refused_by_name(
     (tmp_path / "encoder" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="only modernbert is supported"):
         from_pretrained(tmp_path)
+    (tmp_path / "encoder" / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="no encoder/config.json: copy this file there"):
+        from_pretrained(tmp_path)
 
 
 def test_temperatures_follow_type_and_number_of_options(tmp_path: Path, loaded: Any) -> None:

@@ -285,7 +285,22 @@ PROBLEMS: dict[str, tuple[str, dict[str, Tensor | None], str]] = {
     "a group that does not exist": (
         "gptq",
         {f"{UP}.g_idx": torch.full((64,), 2, dtype=torch.int32)},
-        "g_idx names a group that is not one of 2",
+        rf"model: {UP}.weight is corrupt: g_idx names a group that is not one of 2",
+    ),
+    "words of 64 bits": (
+        "gptq",
+        {f"{UP}.qweight": torch.zeros(8, 128, dtype=torch.int64)},
+        f"{UP}.qweight is corrupt: its codes have the dtype int64, not int32",
+    ),
+    "words as floats": (
+        "awq",
+        {f"{UP}.qzeros": torch.zeros(2, 16)},
+        f"{UP}.qweight is corrupt: its zeros have the dtype float32, not int32",
+    ),
+    "an order that is not a number": (
+        "gptq-desc_act",
+        {f"{UP}.g_idx": torch.full((64,), torch.nan)},
+        "its groups have the dtype float32, not int32 or int64",
     ),
     "scales of other outputs": (
         "awq",
@@ -315,6 +330,13 @@ def test_corrupt_weights_are_named(problem: str, tmp_path: Path) -> None:
         from_pretrained(folder, device="cpu")
 
 
+def test_a_weight_that_is_stored_twice_is_named(tmp_path: Path) -> None:
+    folder, _ = write_quantized(tmp_path / "model", "gptq")
+    add(folder, {f"{UP}.weight": torch.zeros(128, 64)})
+    with pytest.raises(ValueError, match=f"{UP}.weight is stored both quantized and as floats"):
+        from_pretrained(folder, device="cpu")
+
+
 def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
     folder, _ = write_quantized(tmp_path / "model", "gptq")
     shard = folder / "model-00002-of-00002.safetensors"
@@ -332,6 +354,11 @@ def test_floats_with_a_quantization_config_are_rejected(tmp_path: Path) -> None:
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "bits": ({**GPTQ, "bits": 3}, "sets bits to 3, which is not supported .only 4, 8.: use"),
     "marlin": ({**GPTQ, "checkpoint_format": "marlin"}, "sets checkpoint_format to 'marlin'"),
+    "older marlin": ({**GPTQ, "is_marlin_format": True}, "sets is_marlin_format to True"),
+    "not compressed": (
+        {**compressed("pack-quantized"), "quantization_status": "initialized"},
+        "sets quantization_status to 'initialized'",
+    ),
     "rotation": ({**GPTQ, "rotation": "hadamard"}, "sets rotation to 'hadamard'"),
     "group_size": ({**GPTQ, "group_size": 0}, "sets group_size to 0"),
     "gemv": ({**AWQ, "version": "gemv"}, "sets version to 'gemv'.* .only None, 'gemm', 'GEMM'."),

@@ -9,6 +9,8 @@ from pathlib import Path
 from commands import done, failed, minhub
 from fast_python import python
 
+from minhub_py import gpt2, save_pretrained
+
 GPT2 = "minhub/shakespeare-gpt2"
 QUICK = ("bench", "--quick", "--repeats", "1", "--threads", "1", "--model")
 
@@ -75,6 +77,13 @@ def test_a_profile_has_the_time_of_each_operation() -> None:
             layer = part["Linear h.mlp.c_fc"]
             assert min(layer[name] for name in ("ms", "GMAC/s", "% of peak", "GB/s")) > 0
             assert part["Norm"]["GMAC/s"] is None
+
+
+def test_a_profile_fits_a_short_context(tmp_path: Path) -> None:
+    save_pretrained(gpt2(vocab_size=10, n_positions=9, n_embd=8, n_layer=1, n_head=2), tmp_path)
+    arguments = (*QUICK, str(tmp_path), "--profile", "--weights", "float32", "--json")
+    cases = json.loads(done(*arguments))["cases"]
+    assert list(cases) == ["prompt", "tokens"]
 
 
 def test_a_profile_replaces_the_cases() -> None:

@@ -119,7 +119,12 @@ def test_forced_and_banned_tokens_of_encoder_decoders(
     for key, value in forced.items():
         setattr(reference.generation_config, key, value)
     start = {"decoder_start_token_id": reference.config.decoder_start_token_id}
-    for number, search in enumerate([{"beams": 4}, {"beams": 3, "no_repeat_ngram_size": 2}]):
+    searches = [
+        {"beams": 4},
+        {"beams": 3, "no_repeat_ngram_size": 2},
+        {"beams": 2, "repetition_penalty": 1.3},
+    ]
+    for number, search in enumerate(searches):
         ids = [token for token in text(number, 12) if token < 40]
         found = beam_search(model, [ids], NEW, **search)[0]
         for hypothesis, (tokens, value) in zip(
@@ -129,6 +134,17 @@ def test_forced_and_banned_tokens_of_encoder_decoders(
             assert hypothesis.score == pytest.approx(value, rel=1e-5, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"])
+def test_limits_of_wrong_types_are_rejected_by_name(name: str) -> None:
+    model = new("t5")
+    wrong: list[object] = [True, "x", 1.5, -1, [None], [[None]], [[]], [["a"]], [-1], [[-1]], {}]
+    wrong += [[V], [[V]], [[3, V]]] if name == "bad_words_ids" else [V, [V], [[1]]]
+    for value in wrong:
+        model.generation_config = {name: value}
+        with pytest.raises(ValueError, match=name):
+            beam_search(model, [[1]], 2, beams=2)
+
+
 def test_candidates_that_cannot_occur_are_no_results() -> None:
     """transformers returns sequences with a score of minus infinity, and copies of a beam."""
     model, ids = new("t5"), text(1, 9)
@@ -136,12 +152,20 @@ def test_candidates_that_cannot_occur_are_no_results() -> None:
     [found] = beam_search(model, [ids], 1, beams=4)
     assert [hypothesis.ids for hypothesis in found] == [[7]]
     # two tokens: one ends the reply, the other cannot follow itself
-    model.generation_config = {"bad_words_ids": [[id] for id in range(V) if id not in (1, 7)]}
-    [found] = beam_search(model, [ids], 4, beams=4, no_repeat_ngram_size=1, length_penalty=0.0)
-    assert sorted(hypothesis.ids for hypothesis in found) == [[1], [7, 1]]
-    assert all(hypothesis.score > -100 for hypothesis in found)
-    with pytest.raises(ValueError, match="no possible sequence: allow more tokens, or reduce"):
-        beam_search(model, [ids], 4, beams=4, no_repeat_ngram_size=1, eos_id=None)
+    banned = [[id] for id in range(V) if id not in (1, 7)]
+    for renormalize in (False, True):
+        model.generation_config = {"bad_words_ids": banned, "renormalize_logits": renormalize}
+        [found] = beam_search(model, [ids], 4, beams=4, no_repeat_ngram_size=1, length_penalty=0.0)
+        assert sorted(hypothesis.ids for hypothesis in found) == [[1], [7, 1]]
+        assert all(hypothesis.score > -100 for hypothesis in found)
+        with pytest.raises(ValueError, match="no possible sequence: allow more tokens, or reduce"):
+            beam_search(model, [ids], 4, beams=4, no_repeat_ngram_size=1, eos_id=None)
+    # no token can follow one of the beams
+    banned = [[id] for id in range(V) if id not in (7, 8)] + [[7, 7], [7, 8]]
+    for renormalize in (False, True):
+        model.generation_config = {"bad_words_ids": banned, "renormalize_logits": renormalize}
+        [found] = beam_search(model, [ids], 2, beams=2)
+        assert sorted(hypothesis.ids for hypothesis in found) == [[8, 7], [8, 8]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4"])

@@ -3,14 +3,18 @@ a time.
 """
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from decoders import ROUNDING, new, some_ids
+from encoders import write_encoder
 from needs import need
 from torch import nn
+from translation_models import save_languages
 
-from minhub_py.inference.native.library import PEAKS, library
+from minhub_py import from_pretrained
+from minhub_py.inference.native.library import PEAKS, UnsupportedError, library
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.inference.profile import CONVERSION, OUTSIDE, Profiler, peak_rates
 from minhub_py.models.base import LanguageModel
@@ -44,6 +48,15 @@ def test_the_products_of_layers_are_their_weights_times_tokens() -> None:
         assert logits.bytes == 4 * head * heads
         reads = NEW if tokens == NEW else 2
         assert sum(row.bytes for row in layers) == 4 * expected * reads
+
+
+def test_a_model_with_an_encoder_has_no_profile(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "encoder")
+    save_languages(tmp_path / "encoder-decoder", ["eng_Latn", "deu_Latn"])
+    for name in ("encoder", "encoder-decoder"):
+        model = from_pretrained(tmp_path / name, device="cpu", dtype="float32")
+        with pytest.raises(UnsupportedError, match="it has an encoder"):
+            Profiler(model)
 
 
 def test_attention_counts_the_positions_of_its_window() -> None:

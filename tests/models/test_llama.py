@@ -103,6 +103,15 @@ def test_text_models_of_qwen_match_the_multimodal_class(name: str, tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize("value", [["mrope"], {}, 1])
+def test_rope_types_of_wrong_types_are_rejected_by_name(value: object, tmp_path: Path) -> None:
+    settings = {**QWEN, "model_type": "qwen2_vl", "rope_scaling": {"type": value}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="rope_type"):
+        minhub_py.from_pretrained(tmp_path, device="cpu")
+
+
 def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
     """mistral3: settings are in text_config, tensors below language_model; those for images are
     ignored.

@@ -83,6 +83,13 @@ def test_requests_name_the_languages(style: str, models: dict, http: httpx2.Clie
         assert reply["choices"][0]["message"]["content"] == expected
 
 
+def test_a_reply_without_max_tokens_fills_the_context(http: httpx2.Client) -> None:
+    body = {"model": "t5", "messages": user(TEXT), "ignore_eos": True}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["completion_tokens"] == 63  # after the decoder's first token
+
+
 def test_tasks_of_t5_have_their_prefix(http: httpx2.Client) -> None:
     prompts = [(TEXT, LANGUAGES), (f"the dog ran {TEXT}", {}), (TEXT, {})]
     counts = []
@@ -110,6 +117,8 @@ def test_languages_that_are_missing_or_unknown(http: httpx2.Client) -> None:
         "add_special_tokens"
         in error(http, "nllb", **LANGUAGES, add_special_tokens=False)["message"]
     )
+    found = error(http, "nllb", **LANGUAGES, truncate_prompt_tokens=3)
+    assert "truncate_prompt_tokens is not supported" in found["message"]
     assert "must not be empty" in error(http, "nllb", prompt=" ", **LANGUAGES)["message"]
     messages = [{"role": "system", "content": "Translate"}, *user(TEXT)]
     found = error(http, "nllb", "/v1/chat/completions", messages=messages, **LANGUAGES)

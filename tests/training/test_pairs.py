@@ -179,3 +179,7 @@ def test_special_tokens_are_at_both_ends_of_a_text() -> None:
     assert encoded.ids == [0, 10, 11, 12, 13, 14, 2, 0, 20, 2]
     [encoded] = PairEncoder(tokenizer, template, 2, 4).encode("completion", rows)
     assert encoded.ids == [0, 10, 11, 2, 0, 20, 2]
+    # more special tokens than the context
+    ends = {**rows, "prompt": " ".join(["</s>"] * 9)}
+    [encoded] = PairEncoder(tokenizer, template, 2, 4).encode("completion", ends)
+    assert encoded.ids == [2, 2, 2, 2, 0, 20, 2]
