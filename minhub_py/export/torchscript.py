@@ -93,19 +93,23 @@ def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     if model.attached is not None:
         copy = attach(copy.requires_grad_(False), deepcopy(model.attached))
     writer = CodeWriter(copy)
-    # A new class: TorchScript reuses the code of a class for modules with equal shapes.
-    script = torch.jit.script(parameters_of(copy, type(type(copy).__name__, (nn.Module,), {})()))
+    # New classes: TorchScript reuses the code and the order of members of a class for modules with
+    # equal members, also of another export.
+    root, part = (type(name, (nn.Module,), {}) for name in (type(copy).__name__, "Part"))
+    script = torch.jit.script(parameters_of(copy, root(), part))
     # define() resolves names in the calling frame.
     exec("script.define(code)", {**writer.names, "script": script, "code": writer.code()})
     return script.eval()
 
 
-def parameters_of(module: nn.Module, target: nn.Module, used: set[int] | None = None) -> nn.Module:
+def parameters_of(
+    module: nn.Module, target: nn.Module, part: type[nn.Module], used: set[int] | None = None
+) -> nn.Module:
     """`target` with the parameters, buffers and children of a module under their names, without its
     code.
 
-    used: the parameters so far. Layers that share factors of an adapter have one copy, under its
-    first name.
+    part: the class of the children.    used: the parameters so far. Layers that share factors of an
+    adapter have one copy, under its first name.
     """
     used = set() if used is None else used
     for name, parameter in module.named_parameters(recurse=False):
@@ -116,8 +120,8 @@ def parameters_of(module: nn.Module, target: nn.Module, used: set[int] | None = 
         target.register_buffer(name, buffer)
     for name, child in module.named_children():
         if child.state_dict():
-            empty = nn.ModuleList() if isinstance(child, nn.ModuleList) else nn.Module()
-            target.add_module(name, parameters_of(child, empty, used))
+            empty = nn.ModuleList() if isinstance(child, nn.ModuleList) else part()
+            target.add_module(name, parameters_of(child, empty, part, used))
     return target
 
 
