@@ -53,17 +53,19 @@ def parse_settings(
     """
     size = served.model.output_size
     sampling = parse_sampling(fields, defaults or served.sampling, size, penalty)
-    ends = frozenset() if fields.boolean("ignore_eos") else served.end_ids
+    ends: frozenset[int] = frozenset()
+    stops: tuple[str, ...] = ()
+    if not fields.boolean("ignore_eos"):
+        ends = served.end_ids | (served.template.end_ids if chat else frozenset())
+        stops = served.template.stops if chat else ()
     stop_ids = frozenset(parse_ids(fields, "stop_token_ids", size) or ())
     limits = parse_limits(fields, served)
     settings = {
         "sampling": sampling,
         "seed": parse_seed(fields),
         "limits": limits,
-        "stop_rules": parse_stop_rules(
-            fields, served.template.stops if chat else (), stop_ids, limits.minimum
-        ),
-        "stop_ids": ends | stop_ids | (served.template.end_ids if chat else frozenset()),
+        "stop_rules": parse_stop_rules(fields, stops, stop_ids, limits.minimum),
+        "stop_ids": ends | stop_ids,
     }
     reject_unsupported(fields, SAMPLING, FIXED)
     return settings

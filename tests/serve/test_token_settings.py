@@ -51,7 +51,7 @@ def ending(folder: Path):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_end_tokens_are_not_generated_before_min_tokens(ending, path: str) -> None:
+def test_end_tokens_end_a_reply_after_min_tokens_unless_ignored(ending, path: str) -> None:
     body = {"prompt": "Hi", "messages": user("Hi"), "temperature": 0, "max_tokens": 9}
     del body["messages" if path == "/v1/completions" else "prompt"]
     for minimum in (0, 3):
@@ -61,6 +61,8 @@ def test_end_tokens_are_not_generated_before_min_tokens(ending, path: str) -> No
     assert "min_tokens is 10, but the reply has at most 9 tokens" in error(
         ending, path, **body, min_tokens=10
     )
+    reply = ending.post(path, json={**body, "ignore_eos": True}).json()
+    assert reply["usage"]["completion_tokens"] == 9
 
 
 def test_stop_strings_do_not_end_a_reply_before_min_tokens(http, main_model: ServedModel) -> None:
