@@ -44,7 +44,9 @@
 #'
 #' Proxies and certificates come from the environment (`HTTPS_PROXY`,
 #' `SSL_CERT_FILE`). A mirror is used if uv (`UV_DEFAULT_INDEX`, `UV_INDEX`) or pip is configured
-#' with it. On a machine without a network, the error lists the files to copy.
+#' with it. Before anything is built or downloaded, uv or pip asks each index for a
+#' package; the error names the setting of an index that does not answer in 15
+#' seconds. On a machine without a network, the error lists the files to copy.
 #'
 #' @param source The package for pip to install: the path of a checkout or wheel
 #'   of minhub_py, or a URL that pip supports, such as `"git+https://..."`. By
@@ -114,6 +116,9 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   new <- python_in(folder)
   program <- if (installer$name == "uv") installer$program else new
   install <- installer$arguments(new)
+  cpu <- is.null(torch_index) && takes_cpu_build(torch, pip_args, installer$pythons, new)
+  index <- torch_index %||% if (cpu) CPU_INDEX
+  check_indexes(installer, new, pip_args, index, if (cpu) "torch = \"cpu\"" else "torch_index")
   # Install minhub_py first, so that a wrong source fails before the download of PyTorch.
   if (is.null(source)) {
     install_release(program, install, installer$name)
@@ -122,14 +127,10 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
       installer$name, " could not install minhub_py, see the output above; a folder works too: minhub_install(\"/path/to/minhub_py\")"
     ), files_to_copy)
   }
-  index <- torch_index %||% if (takes_cpu_build(torch, pip_args, installer$pythons, new)) CPU_INDEX
   if (!is.null(index)) {
     run(
       program, c(install, "--index-url", shQuote(index), "torch"),
-      paste0(
-        installer$name, " could not install PyTorch from ", index, ", see the output above: set torch_index = \"https://...\" ",
-        "to a mirror, or torch = \"cuda\" for the build on the package index"
-      ), files_to_copy
+      paste0(installer$name, " could not install PyTorch from ", without_password(index), ", see the output above: ", OTHER_TORCH), files_to_copy
     )
   }
   run(
@@ -239,7 +240,8 @@ confirm <- function(folder, what = "about 1 GB with PyTorch's CPU build,") {
 }
 
 # The program that installs: uv, or venv and pip. A list with its name, the functions `create`, which creates the virtual
-# environment in a folder, and `arguments`, the arguments of an installation, and `pythons`, which may have pip.
+# environment in a folder, `query`, which asks an index for a package, and `arguments`, the arguments of an installation, and
+# `pythons`, which may have pip.
 choose_installer <- function(uv, python, pip_args) {
   if (isFALSE(uv)) return(pip_installer(if (is.null(python)) find_base_python() else check_base(python), pip_args))
   problem <- if (!is.null(python)) version_problem(python)
@@ -259,6 +261,7 @@ pip_installer <- function(base, pip_args) {
     create = function(folder) {
       run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed: on Debian, run apt-get install python3-venv")
     },
+    query = query_by_pip,
     arguments = function(new) c("-m", "pip", "install", "--disable-pip-version-check", shQuote(pip_args))
   )
 }
@@ -278,6 +281,7 @@ uv_installer <- function(uv, python, pythons, pip_args) {
       )
       run(uv, c("venv", "--quiet", chosen, shQuote(folder)), "uv could not create a virtual environment, see the output above", files_to_copy)
     },
+    query = function(...) query_by_uv(uv, ...),
     arguments = function(new) c("pip", "install", "--python", shQuote(new), shQuote(indexes), shQuote(pip_args))
   )
 }
@@ -335,8 +339,7 @@ takes_cpu_build <- function(torch, pip_args, pythons, python) {
 # The index in pip's configuration, which includes environment variables: "index-url = https://...", or NULL.
 configured_index <- function(pythons) {
   found <- grep("[.](extra-index-url|index-url|no-index)=", pip_configuration(pythons), value = TRUE)
-  # Removes credentials from the URL.
-  if (length(found)) gsub("//[^/@]*@", "//", sub("^[^.]*[.]([a-z-]+)='?(.*?)'?$", "\\1 = \\2", found[[1L]], perl = TRUE))
+  if (length(found)) without_password(sub("^[^.]*[.]([a-z-]+)='?(.*?)'?$", "\\1 = \\2", found[[1L]], perl = TRUE))
 }
 
 # Calls the driver's library, like `minhub doctor`: nvidia-smi may hang or be missing.

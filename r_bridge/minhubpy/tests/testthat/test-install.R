@@ -232,7 +232,7 @@ imitated_uv <- function(python, path = file.path(tempfile("uv "), "uv")) {
     "case \"$*\" in *broken*) exit 2;; esac"
   ), path)
   Sys.chmod(path, "755")
-  list(path = path, calls = function() readLines(log))
+  list(path = path, calls = function() grep("--dry-run", readLines(log), value = TRUE, invert = TRUE)) # test-indexes.R
 }
 
 # Sets temporary folders for data and cache. Returns the previous environment variables.
