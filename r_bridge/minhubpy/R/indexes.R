@@ -4,7 +4,7 @@ INDEX_SECONDS <- 15L # until an index has to answer
 DEFAULT_INDEX <- "https://pypi.org/simple"
 SMALL_PACKAGE <- "filelock" # a dependency of minhub_py
 
-# The options of pip and uv that select indexes, and those of all commands of pip that concern connections.
+# Options of pip and uv that select indexes, and connection options of all commands of pip.
 MAIN_OPTIONS <- c("-i", "--index-url", "--default-index")
 EXTRA_OPTIONS <- c("--extra-index-url", "--index")
 CONNECTION_OPTIONS <- c("--proxy", "--cert", "--client-cert", "--trusted-host", "--keyring-provider")
@@ -151,6 +151,12 @@ reason_of <- function(text) {
   cause <- sub("^.*\\(Caused by (.*)\\)$", "\\1", text)
   cause <- sub("^[A-Za-z]+\\('<[^>]*>: (.*)'\\)$", "\\1", cause)
   substr(cause, 1L, 200L)
+}
+
+# The index in pip's configuration, which includes environment variables: "index-url = https://...", or NULL.
+configured_index <- function(pythons) {
+  found <- grep("[.](extra-index-url|index-url|no-index)=", pip_configuration(pythons), value = TRUE)
+  if (length(found)) without_password(sub("^[^.]*[.]([a-z-]+)='?(.*?)'?$", "\\1 = \\2", found[[1L]], perl = TRUE))
 }
 
 # A URL without its user and password.
