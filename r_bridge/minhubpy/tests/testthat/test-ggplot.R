@@ -1,4 +1,4 @@
-# autoplot() methods, which are registered when ggplot2 is loaded. The values of the results have tests of their own.
+# autoplot() methods, which are registered when ggplot2 is loaded. Other tests check the values of the results.
 
 needs_ggplot <- function() skip_if(!requireNamespace("ggplot2", quietly = TRUE), "ggplot2 is not installed")
 
