@@ -115,7 +115,7 @@ wheels: $(VENV)/.installed-wheels
 
 # Everything that a release needs, beside the suite: style, types, the website, wheels with twine, R CMD check --as-cran,
 # versions, addresses and links.
-release-check: lint docs wheels
+release-check: lint docs wheels | programs
 	$(BIN)/python tests/release_check.py dist
 
 # The maintainer's address and the public repository, which R's DESCRIPTION needs before anything is published.
@@ -176,9 +176,9 @@ $(VENV)/.installed-rpy2: $(VENV)/.installed-test | programs
 	$(if $(shell command -v R 2>/dev/null),$(call install,"$$($(BIN)/python -m r_bridge.probe)"))
 	$(if $(shell command -v R 2>/dev/null),@touch $@)
 
-# R and Chromium, which the tests use where they are installed or can be.
+# R, Chromium and qpdf, which the tests and release-check use where they are installed or can be.
 programs:
-	@tests/install_programs.sh R Chromium
+	@tests/install_programs.sh R qpdf Chromium
 
 r:
 	@tests/install_programs.sh --required R

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Install programs that the tests use: R with its packages and pandoc, Chromium.
+# Install programs that the tests use: R with its packages and pandoc, qpdf for R CMD check --as-cran, Chromium.
 #
-#     tests/install_programs.sh [--required] [R] [Chromium]
+#     tests/install_programs.sh [--required] [R] [qpdf] [Chromium]
 #
 # Debian's packages, installed by root or by a user whose sudo asks for no password. Elsewhere the missing programs are
 # named, and their tests are skipped; with --required that is an error.
@@ -11,6 +11,7 @@ has() {
     case $1 in
     R) command -v R && command -v pandoc &&
         Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2", "httr2")) loadNamespace(p)' ;;
+    qpdf) command -v qpdf ;; # without it, R CMD check --as-cran warns, also about packages without a PDF
     Chromium) { command -v chromium-headless-shell || command -v chromium || command -v google-chrome; } &&
         { ! command -v ldconfig || ldconfig -p | grep libatomic.so.1; } ;;  # which playwright's driver needs
     esac >/dev/null 2>&1
@@ -19,6 +20,7 @@ has() {
 packages() {
     case $1 in
     R) echo r-base-core r-cran-testthat r-cran-tibble r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 r-cran-httr2 pandoc ;;
+    qpdf) echo qpdf ;;
     Chromium) echo chromium-headless-shell libatomic1 ;;
     esac
 }

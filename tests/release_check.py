@@ -49,7 +49,7 @@ NOT_OURS = re.compile(
 TOOLS_OF_R = {
     "pdflatex": "the PDF manual (texlive-latex-base)",
     "tidy": "the HTML of R's help pages (tidy)",
-    "qpdf": "the size of PDF vignettes (qpdf)",
+    "qpdf": "the size of PDF vignettes, with a warning in the log (qpdf)",
 }
 # Metadata, and a line of each that contains the public repository.
 ADDRESSES = {

@@ -18,7 +18,7 @@ from minhub_py.analysis.encoders import (
     hidden_states,
     truncated_inputs,
 )
-from minhub_py.analysis.hidden_states import LayerStates
+from minhub_py.analysis.hidden_states import Combine, Layers, LayerStates, combined
 from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
 from minhub_py.analysis.sparse import normalized, sparse_embeddings
 from minhub_py.analysis.token_vectors import kept_ids, token_vectors
@@ -51,7 +51,8 @@ def embed(
     tokenizer: Tokenizer | None,
     texts: Iterable[Text],
     *,
-    layer: int = -1,
+    layer: int | Sequence[int] = -1,
+    combine: Combine = "join",
     pool: Pool | None = None,
     prompt: str | None = None,
     dimensions: int | None = None,
@@ -66,7 +67,8 @@ def embed(
     tokenizer: Tokenizer | None,
     texts: Iterable[Text],
     *,
-    layer: int = -1,
+    layer: int | Sequence[int] = -1,
+    combine: Combine = "join",
     pool: Literal["none"],
     prompt: str | None = None,
     dimensions: int | None = None,
@@ -81,7 +83,8 @@ def embed(
     tokenizer: Tokenizer | None,
     texts: Iterable[Text],
     *,
-    layer: int = -1,
+    layer: int | Sequence[int] = -1,
+    combine: Combine = "join",
     pool: Pool | Literal["none"] | None = None,
     prompt: str | None = None,
     dimensions: int | None = None,
@@ -112,7 +115,9 @@ def embed(
         texts: Strings or lists of token IDs. None and NaN are missing texts.
         layer: Number of the hidden states, as in transformers' `hidden_states`: 0 for the
             embeddings, -1 for the last layer after the final norm. An encoder-decoder has the
-            layers of its encoder.
+            layers of its encoder. Or several, whose hidden states are combined before the pooling.
+        combine: How to combine several layers: "join" puts their hidden states one after the other,
+            "mean" averages them.
         pool: "mean" of all tokens of a text, including special tokens of the tokenizer; "last" or
             first ("cls") token; "max"; "splade", for checkpoints with a masked-LM head; or "none".
             Default: the repository's pooling, with its dense layers and normalization, or "mean".
@@ -131,7 +136,7 @@ def embed(
         unless the model is an encoder. A missing text's sparse row has one element, NaN.
 
     Raises:
-        ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the prompt is
+        ValueError: `layer`, `combine`, `pool`, `dimensions` or a token ID is out of range; the prompt is
             unknown; the checkpoint has no masked-LM head for "splade"; the tokenizer does not match
             the model; the model has hooks or is not a model of this package.
     """
@@ -144,7 +149,8 @@ def embed(
         dimensions = check_integer("dimensions", dimensions, 1)
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise ValueError(f"texts must be a list of texts, not {brief(texts)}")
-    settings = settings_for(model, pool, layer)
+    layers = Layers.of(layer, combine)
+    settings = settings_for(model, pool, layers)
     text = prompt_of(settings, prompt)
     rows = list(texts)
     if settings.splade is not None:
@@ -154,7 +160,7 @@ def embed(
         vectors = token_vectors(model, tokenizer, rows, settings, text, prompt, progress)
         return [finished(x, settings, dimensions, normalize) for x in vectors]
     compute_all = embeddings_of_inputs if truncates(model) else embeddings_of_windows
-    results = compute_all(model, tokenizer, rows, settings, layer, text, progress)
+    results = compute_all(model, tokenizer, rows, settings, layers, text, progress)
     if isinstance(results, list):  # the hidden states, without the repository's layers
         if dimensions is None and not normalize:
             return results
@@ -163,13 +169,13 @@ def embed(
     return finished(results, settings, dimensions, normalize)
 
 
-def settings_for(model: LanguageModel, pool: str | None, layer: int) -> EmbeddingSettings:
-    """The repository's settings, or those for a pooling or a layer. ValueError: sparse embeddings of
+def settings_for(model: LanguageModel, pool: str | None, layers: Layers) -> EmbeddingSettings:
+    """The repository's settings, or those for a pooling or layers. ValueError: sparse embeddings of
     a layer.
     """
     settings = model.embedding_settings or EmbeddingSettings()
     if pool == "splade":
-        if layer != -1:
+        if not layers.last:
             raise ValueError('pool="splade" uses the last layer: remove layer')
         return (
             settings
@@ -184,7 +190,7 @@ def settings_for(model: LanguageModel, pool: str | None, layer: int) -> Embeddin
                 splade=Splade(),
             )
         )
-    if pool is None and layer == -1:
+    if pool is None and layers.last:
         return settings
     pooling = settings.pooling if settings.splade is None else ("mean",)
     return replace(
@@ -192,7 +198,7 @@ def settings_for(model: LanguageModel, pool: str | None, layer: int) -> Embeddin
         pooling=(POOLS[pool],) if pool is not None else pooling,
         dense=(),
         normalize=False,
-        dimensions=None if settings.splade is not None else settings.dimensions,
+        dimensions=settings.dimensions if settings.splade is None and layers.single else None,
         splade=None,
         tokens=None,
     )
@@ -242,7 +248,7 @@ def embeddings_of_inputs(
     tokenizer: Tokenizer | None,
     texts: list[Text],
     settings: EmbeddingSettings,
-    layer: int,
+    layers: Layers,
     prompt: str,
     progress: Progress | None,
 ) -> Tensor | list[Tensor]:
@@ -251,14 +257,11 @@ def embeddings_of_inputs(
     numbers = [number for number, row in enumerate(inputs) if row is not None]
     rows = [row for row in inputs if row is not None]
     if not isinstance(model, Encoder):
-        size, states = hidden_states_of_decoder(model, rows, layer)
+        size, states = hidden_states_of_decoder(model, rows, layers)
+    elif layers.last:
+        size, states = model.size, hidden_states(model, rows)
     else:
-        size = model.size
-        states = (
-            hidden_states(model, rows)
-            if layer == -1
-            else hidden_states_of_layer(model, rows, layer)
-        )
+        size, states = hidden_states_of_encoder(model, rows, layers)
     no_pooling = settings.pooling == ("none",)
     matrices = [torch.empty(0, size)] * len(texts) if no_pooling else []
     # Written to in place: a list of vectors would take as much memory again.
@@ -271,30 +274,32 @@ def embeddings_of_inputs(
     return matrices if no_pooling else vectors
 
 
-def hidden_states_of_layer(
-    model: Encoder, inputs: Sequence[Input], layer: int
-) -> Iterator[tuple[int, Tensor]]:
-    """(index, hidden states (T, C), float32) of each input in a layer, one input after the other."""
+def hidden_states_of_encoder(
+    model: Encoder, inputs: Sequence[Input], layers: Layers
+) -> tuple[int, Iterator[tuple[int, Tensor]]]:
+    """The size of hidden states in layers, and (index, hidden states (T, C), float32) of each input,
+    one input after the other.
+    """
     states = LayerStates(model, "embed()")
-    number = states.number(layer)
+    numbers = layers.numbers(states)
     device = next(model.parameters()).device
-    for i, row in enumerate(inputs):
-        yield (
-            i,
-            states.compute(torch.tensor([row.ids], device=device), (number,))[number][0]
-            .float()
-            .cpu(),
-        )
+
+    def generate() -> Iterator[tuple[int, Tensor]]:
+        for i, row in enumerate(inputs):
+            result = states.compute(torch.tensor([row.ids], device=device), numbers)
+            yield i, combined(result, numbers, layers.combine)[0].float().cpu()
+
+    return model.size * (len(numbers) if layers.combine == "join" else 1), generate()
 
 
 def hidden_states_of_decoder(
-    model: LanguageModel, inputs: Sequence[Input], layer: int
+    model: LanguageModel, inputs: Sequence[Input], layers: Layers
 ) -> tuple[int, Iterator[tuple[int, Tensor]]]:
-    """The size of hidden states in a layer, and (index, hidden states (T, C), float32) of each
+    """The size of hidden states in layers, and (index, hidden states (T, C), float32) of each
     input.
     """
     states = LayerStates(model, "embed()")
-    number = states.number(layer)
+    numbers = layers.numbers(states)
     spans = [Span(row.ids, 1, len(row.ids) + 1) for row in inputs]
     windows = [
         window
@@ -304,11 +309,17 @@ def hidden_states_of_decoder(
 
     def generate() -> Iterator[tuple[int, Tensor]]:
         for batch in batches(windows, ragged=not states.encoder):
-            x = compute(states, batch, [number])[number]  # (B, T, C)
+            x = combined(compute(states, batch, numbers), numbers, layers.combine)  # (B, T, C)
             for window, row in zip(batch, x, strict=True):
                 yield window.text, row[: len(window.ids)].float().cpu()
 
-    return compute(states, [Window([0], 0, 0, 0)], [number])[number].size(-1), generate()
+    return size_of(states, numbers, layers.combine), generate()
+
+
+def size_of(states: LayerStates, numbers: Sequence[int], combine: Combine) -> int:
+    """The size of the combined hidden states."""
+    one_token = compute(states, [Window([0], 0, 0, 0)], numbers)
+    return combined(one_token, numbers, combine).size(-1)
 
 
 def embeddings_of_windows(
@@ -316,7 +327,7 @@ def embeddings_of_windows(
     tokenizer: Tokenizer | None,
     texts: list[Text],
     settings: EmbeddingSettings,
-    layer: int,
+    layers: Layers,
     prompt: str,
     progress: Progress | None,
 ) -> Tensor | list[Tensor]:
@@ -327,7 +338,7 @@ def embeddings_of_windows(
             f'{model.config.TITLE}: pool must be "mean", "last" or "none", not {brief(mode)}'
         )
     states = LayerStates(model, "embed()")
-    number = states.number(layer)
+    numbers = layers.numbers(states)
     if prompt:
         texts = [prompt + text if isinstance(text, str) else text for text in texts]
     rows = ids_of_texts(model, tokenizer, texts)
@@ -339,12 +350,12 @@ def embeddings_of_windows(
         for row, span in enumerate(spans)
         for window in windows_of(row, span, context, states.model.invocation)
     ]
-    size = compute(states, [Window([0], 0, 0, 0)], [number])[number].size(-1)
+    size = size_of(states, numbers, layers.combine)
     vectors = torch.full((0 if mode == "none" else len(rows), size), torch.nan)
     matrices = [torch.empty(0, size) for _ in rows] if mode == "none" else []
     processed, total = 0, sum(map(len, rows))
     for batch in batches(windows, ragged=not states.encoder):
-        x = compute(states, batch, [number])[number]  # (B, T, C)
+        x = combined(compute(states, batch, numbers), numbers, layers.combine)  # (B, T, C)
         new = [x[i, window.first : len(window.ids)].float() for i, window in enumerate(batch)]
         if mode == "none":
             for window, part in zip(batch, new, strict=True):

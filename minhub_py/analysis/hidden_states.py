@@ -5,10 +5,13 @@ layer i, and the last, n, the input of the head, after the final norm. An encode
 states of its encoder.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from reprlib import repr as brief
+from typing import Literal, cast
 
+import torch
 from torch import Tensor
 
 from minhub_py.analysis.points import ENCODER, Points, edited
@@ -17,6 +20,8 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
 from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.steps import Add, Embed, Experts, Norm, Recurrent, ScaleResidual, Step
+
+Combine = Literal["join", "mean"]
 
 
 class LayerStates:
@@ -82,6 +87,54 @@ class LayerStates:
         # A decoder's last state is recorded before an LSTM stores its state in the cache.
         if number == max(self.requested, default=None) and (number < self.count or self.encoder):
             raise StopForwardError
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers, as users number them, and how to combine their states."""
+
+    chosen: tuple[object, ...]
+    combine: Combine = "join"
+
+    @classmethod
+    def of(cls, layer: object, combine: Combine) -> "Layers":
+        """One layer or several. ValueError: no layer, or an unknown way to combine."""
+        if combine not in ("join", "mean"):
+            raise ValueError(f'combine must be "join" or "mean", not {brief(combine)}')
+        chosen = (
+            tuple(layer) if isinstance(layer, Sequence) and not isinstance(layer, str) else (layer,)
+        )
+        if not chosen:
+            raise ValueError("layer must name at least one layer")
+        return cls(chosen, combine)
+
+    @property
+    def single(self) -> bool:
+        """Whether there is nothing to combine."""
+        return len(self.chosen) == 1
+
+    @property
+    def last(self) -> bool:
+        """Whether this is the last layer only."""
+        return self.chosen == (-1,)
+
+    def numbers(self, states: LayerStates) -> list[int]:
+        """The numbers of the states. ValueError: a layer is out of range."""
+        return [states.number(layer) for layer in self.chosen]
+
+
+def combined(states: Mapping[int, Tensor], numbers: Sequence[int], combine: Combine) -> Tensor:
+    """The states (…, C) of layers, joined to (…, C * layers) or averaged, in float32; of one layer,
+    its states. ValueError: the average of states of different sizes.
+    """
+    if len(numbers) == 1:
+        return states[numbers[0]]
+    parts = [states[number].float() for number in numbers]
+    if combine == "join":
+        return torch.cat(parts, dim=-1)
+    if len({part.size(-1) for part in parts}) > 1:
+        raise ValueError('the layers have hidden states of different sizes: use combine="join"')
+    return torch.stack(parts).mean(dim=0)
 
 
 class StopForwardError(Exception):

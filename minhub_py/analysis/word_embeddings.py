@@ -7,8 +7,6 @@ word. Words are separated by white space.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from reprlib import repr as brief
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,20 +15,17 @@ from torch import Tensor
 
 from minhub_py.analysis.embeddings import batches, compute
 from minhub_py.analysis.encoders import special_tokens_before, windows_of_texts
-from minhub_py.analysis.hidden_states import LayerStates
+from minhub_py.analysis.hidden_states import Combine, Layers, LayerStates, combined
 from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
 from minhub_py.analysis.segments import Segments, as_texts, without_unknown
 from minhub_py.analysis.tokens import encodings
-from minhub_py.inference.arguments import check_tokenizer, is_whole, model_of
+from minhub_py.inference.arguments import check_tokenizer, model_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import Encoder
 from minhub_py.system.tables import Columns
 
 WORD = re.compile(r"\S+")
-Combine = Literal["join", "mean"]
 TEXTS = 256  # that are encoded together: bounds the memory of encodings
-# (text, its first token, hidden states (T, C) of its tokens from there)
-States = Iterator[tuple[int, int, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -91,13 +86,9 @@ def word_embeddings(
     """
     model = model_of(model, "word_embeddings()")
     check_tokenizer(tokenizer, "encode_batch")
-    if combine not in ("join", "mean"):
-        raise ValueError(f'combine must be "join" or "mean", not {brief(combine)}')
+    chosen = Layers.of(layers, combine)
     states = LayerStates(model, "word_embeddings()")
-    chosen = [layers] if is_whole(layers) or not isinstance(layers, Sequence) else list(layers)
-    if not chosen:
-        raise ValueError("layers must name at least one layer")
-    numbers = [states.number(layer) for layer in chosen]
+    numbers = chosen.numbers(states)
     rows = [Segments([text or ""], [0]) for text in as_texts("texts", texts)]
     strings = ["".join(row.parts) for row in without_unknown(tokenizer, rows)]
     words_of_texts, vectors, counts = list[list[str]](), list[Tensor](), list[Tensor]()
@@ -137,7 +128,8 @@ def sums_of_words(
     rows = [WordsOfText.of(*pair) for pair in zip(texts, encoded, strict=True)]
     starts = np.cumsum([0, *(len(row.words) for row in rows)])
     counts, sums = torch.zeros(int(starts[-1])), torch.empty(0)
-    for number, first, parts in combined(results, numbers, combine):
+    for number, first, states_of_layers in results:
+        parts = combined(states_of_layers, numbers, combine).float().cpu()
         if not len(sums):
             sums = torch.zeros(len(counts), parts.size(1))
         owners = torch.tensor(rows[number].owners[first : first + len(parts)], dtype=torch.long)
@@ -146,16 +138,6 @@ def sums_of_words(
         sums.index_add_(0, words, parts[in_word])
         counts.index_add_(0, words, torch.ones(len(words)))
     return [row.words for row in rows], sums, counts
-
-
-def combined(
-    results: Iterator[tuple[int, int, dict[int, Tensor]]], numbers: Sequence[int], combine: Combine
-) -> States:
-    """The combined hidden states of layers."""
-    for number, first, layers in results:
-        parts = [layers[layer].float().cpu() for layer in numbers]
-        x = torch.cat(parts, dim=1) if combine == "join" else torch.stack(parts).mean(dim=0)
-        yield number, first, x
 
 
 def states_of_encoder(

@@ -209,10 +209,7 @@ def plot_words(
     default="-1",
     show_default=True,
     metavar="N",
-    help=(
-        "Layer; 0 is the embeddings, -1 the last layer. With --words also several, separated by"
-        " commas."
-    ),
+    help=("Layer; 0 is the embeddings, -1 the last layer. Also several, separated by commas."),
 )
 @click.option(
     "--words",
@@ -224,7 +221,7 @@ def plot_words(
     type=click.Choice(["join", "mean"]),
     default="join",
     show_default=True,
-    help="With --words: join the vectors of several layers, or average them.",
+    help="Join the vectors of several layers, or average them.",
 )
 @click.option(
     "--pool",
@@ -307,13 +304,13 @@ def embed(
         settings = {"layers": layers, "combine": combine}
         jobs.run("embed_words", model, texts, table, settings, loading, as_json)
         return
-    if is_set("combine") or len(layers) > 1:
-        raise click.UsageError("--combine and several layers are for words: add --words.")
     if sparse:
-        exclude("sparse", "layer", "pool")
+        exclude("sparse", "layer", "combine", "pool")
         jobs.run("embed_sparse", model, texts, table, settings, loading, as_json)
         return
     settings |= {"layer": layers[0], "pool": pool}
+    if len(layers) > 1:
+        settings |= {"layer": layers, "combine": combine}
     jobs.run("embed", model, texts, table, settings, loading, as_json)
 
 
@@ -323,7 +320,7 @@ def parse_layers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise click.UsageError(
-            f"--layer must be a whole number, not {text!r}; with --words also several, such as 5,6."
+            f"--layer must be a whole number or several, such as 5,6, not {text!r}."
         ) from None
 
 

@@ -19,7 +19,8 @@ def embed(
     model: Model,
     texts: object,
     tokenizer: Tokenizer | None,
-    layer: int,
+    layer: Numeric,
+    combine: str,
     pool: str | None,
     prompt: str | None,
     dimensions: int | None,
@@ -40,7 +41,8 @@ def embed(
     if pool == "none":
         rows = embedded_ids(model.module, tok, rows, prompt)
     settings: dict[str, Any] = {
-        "layer": layer,
+        "layer": numbers_of(layer),
+        "combine": combine,
         "pool": pool,
         "prompt": prompt,
         "dimensions": dimensions,
@@ -58,6 +60,11 @@ def embed(
         return weights_of_tokens(result, tok)
     vectors = as_array(result)
     return {"vectors": np.ma.MaskedArray(vectors, np.isnan(vectors)), "tokens": None}
+
+
+def numbers_of(layers: Numeric) -> list[int]:
+    """The numbers of layers."""
+    return [int(number) for number in np.atleast_1d(layers)]
 
 
 def weights_of_tokens(
@@ -90,8 +97,7 @@ def word_embeddings(
     from minhub_py.analysis.word_embeddings import word_embeddings as compute
 
     tok = find_tokenizer(model, tokenizer, needed=True)
-    layers = [int(number) for number in np.atleast_1d(layer)]
-    settings: dict[str, Any] = {"layers": layers, "combine": combine}
+    settings: dict[str, Any] = {"layers": numbers_of(layer), "combine": combine}
     columns, vectors = compute(model.module, tok, texts, **settings, progress=session.progress)
     values = as_array(vectors)
     return {

@@ -86,6 +86,21 @@ def test_embeddings_match_transformers(load, name: str) -> None:
     assert_embeds(model, texts, [states_of(reference, ids) for ids in texts])
 
 
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("pool", ["mean", "last", "none"])
+def test_several_layers_are_joined_or_averaged(load, name: str, pool: Any) -> None:
+    reference, model = load(name)
+    texts = texts_of(17, 3, 40)
+    layers = [1, -2]
+    states = [[states_of(reference, ids)[layer] for layer in layers] for ids in texts]
+    reduced = {"mean": lambda x: x.mean(0), "last": lambda x: x[-1], "none": lambda x: x}[pool]
+    joined = embed(model, None, texts, layer=layers, pool=pool)
+    mean = embed(model, None, texts, layer=layers, pool=pool, combine="mean")
+    for a, b, parts in zip(joined, mean, states, strict=True):
+        assert_close(a, reduced(torch.cat(parts, dim=-1)))
+        assert_close(b, reduced(torch.stack(parts).mean(0)))
+
+
 def test_t5_embeddings_match_transformers(t5) -> None:
     reference, model = t5
     texts = texts_of(17, 3, 40, 3, 1, 40)
@@ -107,6 +122,8 @@ def test_lstm_embeddings_match_single_layer_lstms() -> None:
             states.append(x[0])
         expected.append([state.detach() for state in states])
     assert_embeds(model, texts, expected)
+    with pytest.raises(ValueError, match="different sizes"):
+        embed(model, None, texts, layer=[0, 1], combine="mean")
 
 
 def test_sinusoidal_embeddings_match_its_blocks() -> None:
@@ -275,6 +292,9 @@ def test_invalid_arguments_raise_value_errors() -> None:
         ((tokenizer(), ["a cat"]), {"layer": 3}, r"from 0 \(embeddings\) to 2 "),
         ((tokenizer(), ["a cat"]), {"layer": -4}, r"from -1 \(last layer\) to -3"),
         ((tokenizer(), ["a cat"]), {"layer": 1.5}, "layer must be a whole number"),
+        ((tokenizer(), ["a cat"]), {"layer": [1, 3]}, r"from 0 \(embeddings\) to 2 "),
+        ((tokenizer(), ["a cat"]), {"layer": []}, "layer must name at least one layer"),
+        ((tokenizer(), ["a cat"]), {"combine": "sum"}, 'combine must be "join" or "mean"'),
         ((tokenizer(), ["a cat"]), {"pool": "max"}, 'pool must be "mean", "last" or "none"'),
     ):
         with pytest.raises(ValueError, match=message):

@@ -172,10 +172,19 @@ def test_embed_words_has_one_row_per_word(sentences: str, tmp_path: Path) -> Non
     assert [row["word"] for row in printed] == ["To", "be"]
     for wrong, text in (
         (("--words", "--pool", "max"), "--pool and --words exclude each other"),
-        (("--layer", "1,2"), "several layers are for words: add --words"),
-        (("--layer", "x"), "--layer must be a whole number, not 'x'"),
+        (("--layer", "x"), "--layer must be a whole number or several, such as 5,6, not 'x'"),
+        (("--sparse", "--combine", "mean"), "--combine and --sparse exclude each other"),
     ):
         assert text in failed("embed", sentences, file, *wrong, status=2)
+
+
+def test_embed_combines_several_layers(sentences: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.npy"
+    file = write_csv(tmp_path / "in.csv", text=TEXTS)
+    options = ("--layer", "1,-1", "--combine", "mean")
+    done("embed", sentences, file, *options, "--out", str(out))
+    expected = embed(*load(sentences), TEXTS, layer=[1, -1], combine="mean")
+    np.testing.assert_allclose(np.load(out), expected.numpy(), rtol=1e-6)
 
 
 def test_sparse_embeddings_need_a_masked_lm_head(sentences: str) -> None:

@@ -19,7 +19,7 @@ pytestmark = needs("R")
 
 # R CMD check reports suggested packages that are not installed. Debian has no ellmer, targets and
 # torch.
-OPTIONAL = "ellmer|jsonlite|lme4|recipes|rlang|shiny|targets|torch"
+OPTIONAL = "ellmer|ggplot2|jsonlite|lme4|recipes|rlang|shiny|targets|torch"
 NOT_OURS = re.compile(
     rf"Packages? suggested but not available for checking:(\s+.({OPTIONAL}).,?)+\n"
 )

@@ -22,14 +22,14 @@
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens
-#' @param texts A character vector or a factor, such as a column of a data
-#'   frame, or token IDs as in [generate()]. The row of a text that is `NA` is
-#'   `NA`. So is the row of `""`, unless the model is a text encoder, which embeds
+#' @param texts A character vector or a factor, a data frame with a column `text`,
+#'   or token IDs as in [generate()]. The row of a text that is `NA` is `NA`. So is the row of `""`, unless the model is a text encoder, which embeds
 #'   its special tokens.
 #' @param layer The layer: 0 for the embeddings, 1 for the first layer, -1 for the
 #'   last layer, -2 for the layer before it. Middle layers often represent the
 #'   meaning of a text better than the last layer, which is trained to predict
 #'   the next token. For an encoder-decoder such as T5, the layers of the encoder.
+#'   Several layers, such as `c(-2, -1)`, are combined before the pooling.
 #' @param pool How to pool a text's tokens: `"mean"`; `"last"`, in a decoder
 #'   the only token whose hidden state depends on the complete text; `"cls"`, the
 #'   first token; `"max"`; `"splade"`, for models with a masked-LM head; or
@@ -47,6 +47,8 @@
 #'   so that the same call can resume it, see [word_logprobs()].
 #' @param manifest The path of a .json file that describes the job, for
 #'   [minhub_replay()], see [word_logprobs()].
+#' @param combine How to combine several layers: `"join"` puts their vectors one
+#'   after the other, `"mean"` averages them.
 #' @returns A numeric matrix with one row per text, in the order of `texts`, and
 #'   the names of `texts` as row names. With `pool = "none"`, and of ColBERT
 #'   models, a list of matrices with one row per token and the tokens as row names.
@@ -64,28 +66,30 @@
 #' vectors <- text_embeddings(model, lines)
 #' dim(vectors)
 #' text_similarity(vectors)
-#' text_embeddings(model, data.frame(line = c("To be,", NA))$line, layer = 2, pool = "last")[, 1:3]
+#' text_embeddings(model, data.frame(text = c("To be,", NA)), layer = 2, pool = "last")[, 1:3]
+#' dim(text_embeddings(model, lines, layer = c(2, 3)))
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = NULL, resume = NULL, prompt = NULL,
-                            dimensions = NULL, normalize = NULL, manifest = NULL) {
+                            dimensions = NULL, normalize = NULL, manifest = NULL, combine = c("join", "mean")) {
   model <- check_model(model)
   pool <- optional(pool, choice, c("mean", "last", "cls", "max", "splade", "none"), "pool")
+  combine <- choice(combine, c("join", "mean"))
   if (is.data.frame(texts)) {
-    column <- deparse(as.name(names(texts)[1L]), backtick = TRUE)
-    fail("texts must be a column of the data frame, not the data frame: pass ", deparse(substitute(texts))[[1L]], "$", column)
+    column <- if (length(texts)) paste0("; or pass a column, such as ", deparse(substitute(texts))[[1L]], "$", deparse(as.name(names(texts)[1L]), backtick = TRUE))
+    texts <- column_of(texts, "text", column)
   }
   labels <- labels_of(texts)
   texts <- texts_or_ids(texts, missing = TRUE)
   settings <- list(
-    tokenizer = check_tokenizer(tokenizer), layer = whole_number(layer, min = -1e6), pool = pool,
+    tokenizer = check_tokenizer(tokenizer), layer = check_layers(layer), combine = combine, pool = pool,
     prompt = optional(prompt, string, "prompt"), dimensions = optional(dimensions, whole_number, "dimensions", min = 1),
     normalize = optional(normalize, flag, "normalize")
   )
   if (!is.null(manifest)) {
     if (isTRUE(pool %in% c("splade", "none")) || !is.character(texts)) fail("manifest requires text and one vector per text: pass text, and a pool other than \"none\" and \"splade\"")
     data <- list(text = texts)
-    given <- settings[names(settings) != "tokenizer"]
+    given <- settings[setdiff(names(settings), c("tokenizer", if (length(settings$layer) == 1L) "combine"))]
     result <- run_job(model, manifest, "embed", data, given, "text", NULL, settings$tokenizer, resume)
     rownames(result$embedding) <- labels
     return(result$embedding)
@@ -118,8 +122,6 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
 #'   `text`. A text that is `NA` has no rows.
 #' @param layer The layer, or several: 0 for the embeddings, 1 for the first layer,
 #'   -1 for the last layer, -2 for the layer before it.
-#' @param combine How to combine several layers: `"join"` puts their vectors one
-#'   after the other, `"mean"` averages them.
 #' @returns A data frame with one row per word, in the order of the texts, and the
 #'   columns
 #'   * `text`: the number of the text, or a factor of the names of `texts`;
@@ -142,16 +144,20 @@ word_embeddings <- function(model, texts, layer = -1, combine = c("join", "mean"
   if (is.data.frame(texts)) texts <- column_of(texts, "text")
   labels <- names(texts)
   texts <- check_words(texts, NULL, "texts")
-  layer <- plain(layer, "layer")
-  if (!is_plain_number(layer)) fail("layer must be whole numbers, not ", describe(layer))
-  if (!length(layer)) fail("layer must name at least one layer")
-  layers <- vapply(layer, function(layer) as.double(whole_number(layer, min = -1e6)), 0)
-  settings <- list(tokenizer = check_tokenizer(tokenizer), layer = layers, combine = combine)
+  settings <- list(tokenizer = check_tokenizer(tokenizer), layer = check_layers(layer), combine = combine)
   result <- ask_in_parts("word_embeddings", model, list(texts = texts), settings, resume, join = join_word_vectors)
   vectors <- result$vectors
   if (length(vectors)) colnames(vectors) <- paste0("dim", seq_len(ncol(vectors)))
   words <- data.frame(text = text_of_row(result$text, labels), word = as.character(result$word))
   if (length(vectors)) cbind(words, as.data.frame(vectors)) else words
+}
+
+# The numbers of one layer or several.
+check_layers <- function(layer) {
+  layer <- plain(layer, "layer")
+  if (!is_plain_number(layer)) fail("layer must be a whole number or several, not ", describe(layer))
+  if (!length(layer)) fail("layer must name at least one layer")
+  vapply(layer, function(layer) whole_number(layer, min = -1e6), 0L)
 }
 
 # Joins the words of the parts, whose texts count from each part's first text.

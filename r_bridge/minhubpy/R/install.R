@@ -5,6 +5,10 @@
 #' functions of this package use. Replaces the virtual environment of an earlier
 #' call. No other function of this package installs anything.
 #'
+#' With PyTorch's CPU build, the call downloads about 400 MB, takes 1.3 GB on disk, and
+#' about 2 minutes at 100 Mbit/s. After an interrupt (Esc or Ctrl-C), the same call
+#' continues with the downloaded packages, and an earlier installation remains.
+#'
 #' @section Optional Python packages:
 #' Some functions require an extra of minhub_py. `minhub_install()` installs all
 #' of them, except wandb. [minhub_doctor()] lists the extras that another Python
@@ -44,7 +48,9 @@
 #'
 #' Proxies and certificates come from the environment (`HTTPS_PROXY`,
 #' `SSL_CERT_FILE`). A mirror is used if uv (`UV_DEFAULT_INDEX`, `UV_INDEX`) or pip is configured
-#' with it. On a machine without a network, the error lists the files to copy.
+#' with it. Before anything is built or downloaded, uv or pip asks each index for a
+#' package; the error names the setting of an index that does not answer in 15
+#' seconds. On a machine without a network, the error lists the files to copy.
 #'
 #' @param source The package for pip to install: the path of a checkout or wheel
 #'   of minhub_py, or a URL that pip supports, such as `"git+https://..."`. By
@@ -66,7 +72,7 @@
 #' @param uv The path of uv or of its wheel. `NULL`: see below. `FALSE`: venv and
 #'   pip.
 #' @param ask Whether to ask before the download. Not in scripts, where the call
-#'   is the consent.
+#'   is the consent. A message states size, place and time in any case.
 #' @param extras Extras of minhub_py, see above, to add to the virtual environment
 #'   of an earlier call. Without an earlier call, or with a `source`, they are
 #'   installed in addition to the usual ones.
@@ -93,7 +99,7 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   torch_index <- optional(torch_index, string, what = "torch_index")
   if (!is.null(source) && file.exists(path.expand(source))) source <- normalizePath(source)
   folder <- private_virtualenv()
-  if (flag(ask)) confirm(folder)
+  announce(folder, flag(ask))
   before <- set_uv_folders()
   on.exit(set_environment(before))
   installer <- choose_installer(uv, if (!is.null(python)) path.expand(string(python)), pip_args)
@@ -114,6 +120,9 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   new <- python_in(folder)
   program <- if (installer$name == "uv") installer$program else new
   install <- installer$arguments(new)
+  cpu <- is.null(torch_index) && takes_cpu_build(torch, pip_args, installer$pythons, new)
+  index <- torch_index %||% if (cpu) CPU_INDEX
+  check_indexes(installer, new, pip_args, index, if (cpu) "torch = \"cpu\"" else "torch_index")
   # Install minhub_py first, so that a wrong source fails before the download of PyTorch.
   if (is.null(source)) {
     install_release(program, install, installer$name)
@@ -122,14 +131,10 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
       installer$name, " could not install minhub_py, see the output above; a folder works too: minhub_install(\"/path/to/minhub_py\")"
     ), files_to_copy)
   }
-  index <- torch_index %||% if (takes_cpu_build(torch, pip_args, installer$pythons, new)) CPU_INDEX
   if (!is.null(index)) {
     run(
       program, c(install, "--index-url", shQuote(index), "torch"),
-      paste0(
-        installer$name, " could not install PyTorch from ", index, ", see the output above: set torch_index = \"https://...\" ",
-        "to a mirror, or torch = \"cuda\" for the build on the package index"
-      ), files_to_copy
+      paste0(installer$name, " could not install PyTorch from ", without_password(index), ", see the output above: ", OTHER_TORCH), files_to_copy
     )
   }
   run(
@@ -209,7 +214,7 @@ folder_size <- function(folder) {
 # Installs extras into an earlier call's virtual environment. A running worker finds their modules.
 add_extras <- function(extras, uv, python, pip_args, ask) {
   new <- python_in(private_virtualenv())
-  if (ask) confirm(private_virtualenv(), paste0("for ", with_extras(extras)))
+  announce(private_virtualenv(), ask, paste0("for ", with_extras(extras)))
   before <- set_uv_folders()
   on.exit(set_environment(before))
   installer <- choose_installer(uv, if (!is.null(python)) path.expand(string(python)), if (length(pip_args)) texts(pip_args) else character())
@@ -231,15 +236,19 @@ check_extras <- function(extras) {
   extras
 }
 
-# An error unless the user agrees to the installation.
-confirm <- function(folder, what = "about 1 GB with PyTorch's CPU build,") {
-  note("minhub_install() downloads Python packages, ", what, " into ", dirname(folder), ".")
-  answer <- readline("Continue? [y/N] ")
+# States size, place and time of an installation. An error unless the user agrees, if `ask`.
+announce <- function(folder, ask, what = SIZE) {
+  note("minhub_install() downloads Python packages ", what, " into ", dirname(folder), ". Esc or Ctrl-C interrupts it; the same call continues.")
+  answer <- if (ask) readline("Continue? [y/N] ") else "y"
   if (!tolower(trimws(answer)) %in% c("y", "yes")) fail("nothing was installed: answer y, or pass ask = FALSE")
 }
 
+# Of Python 3.11 on Linux: docs/internals/r_platforms.md.
+SIZE <- "(about 400 MB with PyTorch's CPU build, 1.3 GB on disk, 2 minutes at 100 Mbit/s; with CUDA up to 6.2 GB on disk)"
+
 # The program that installs: uv, or venv and pip. A list with its name, the functions `create`, which creates the virtual
-# environment in a folder, and `arguments`, the arguments of an installation, and `pythons`, which may have pip.
+# environment in a folder, `query`, which asks an index for a package, and `arguments`, the arguments of an installation, and
+# `pythons`, which may have pip.
 choose_installer <- function(uv, python, pip_args) {
   if (isFALSE(uv)) return(pip_installer(if (is.null(python)) find_base_python() else check_base(python), pip_args))
   problem <- if (!is.null(python)) version_problem(python)
@@ -259,6 +268,7 @@ pip_installer <- function(base, pip_args) {
     create = function(folder) {
       run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed: on Debian, run apt-get install python3-venv")
     },
+    query = query_by_pip,
     arguments = function(new) c("-m", "pip", "install", "--disable-pip-version-check", shQuote(pip_args))
   )
 }
@@ -278,6 +288,7 @@ uv_installer <- function(uv, python, pythons, pip_args) {
       )
       run(uv, c("venv", "--quiet", chosen, shQuote(folder)), "uv could not create a virtual environment, see the output above", files_to_copy)
     },
+    query = function(...) query_by_uv(uv, ...),
     arguments = function(new) c("pip", "install", "--python", shQuote(new), shQuote(indexes), shQuote(pip_args))
   )
 }
@@ -330,13 +341,6 @@ takes_cpu_build <- function(torch, pip_args, pythons, python) {
     "torch = \"", if (gpu) "cpu" else "cuda", "\" selects the other build)"
   )
   !gpu
-}
-
-# The index in pip's configuration, which includes environment variables: "index-url = https://...", or NULL.
-configured_index <- function(pythons) {
-  found <- grep("[.](extra-index-url|index-url|no-index)=", pip_configuration(pythons), value = TRUE)
-  # Removes credentials from the URL.
-  if (length(found)) gsub("//[^/@]*@", "//", sub("^[^.]*[.]([a-z-]+)='?(.*?)'?$", "\\1 = \\2", found[[1L]], perl = TRUE))
 }
 
 # Calls the driver's library, like `minhub doctor`: nvidia-smi may hang or be missing.

@@ -27,13 +27,13 @@
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 step_minhub_embedding <- function(recipe, ..., model, layer = -1, pool = NULL, prompt = NULL, dimensions = NULL,
-                                  normalize = NULL, prefix = "embedding", keep_original_cols = FALSE, role = "predictor",
+                                  normalize = NULL, combine = c("join", "mean"), prefix = "embedding", keep_original_cols = FALSE, role = "predictor",
                                   trained = FALSE, columns = NULL, skip = FALSE, id = NULL) {
   if (!inherits(recipe, "recipe")) fail("recipe must be a recipe, as recipes::recipe() returns, not ", describe(recipe))
   if (missing(model)) fail('model is missing: pass the name of a model, such as "sentence-transformers/all-MiniLM-L6-v2"')
   if (!inherits(model, c("minhub_model", "minhub_run"))) model <- string(model)
   settings <- list(
-    layer = whole_number(layer, min = -1e6), pool = optional(pool, choice, c("mean", "last", "cls", "max"), "pool"),
+    layer = check_layers(layer), combine = choice(combine, c("join", "mean")), pool = optional(pool, choice, c("mean", "last", "cls", "max"), "pool"),
     prompt = optional(prompt, string, "prompt"), dimensions = optional(dimensions, whole_number, "dimensions", min = 1),
     normalize = optional(normalize, flag, "normalize")
   )

@@ -49,6 +49,19 @@ test_that("layer numbers count from the embeddings, and negative numbers from th
   expect_identical(text_embeddings(model, "To be", layer = 0)[1, 1], text_embeddings(model, "To be", layer = 0L)[1, 1])
 })
 
+test_that("several layers are joined or averaged, also of a data frame's column text and in a job", {
+  model <- a_model()
+  lines <- c("O Romeo, Romeo!", NA, "To be")
+  parts <- lapply(c(1, 3), function(layer) text_embeddings(model, lines, layer = layer))
+  joined <- text_embeddings(model, data.frame(n = 1:3, text = lines), layer = c(1, 3))
+  expect_same(joined, do.call(cbind, parts))
+  mean <- text_embeddings(model, lines, layer = c(1, 3), combine = "mean")
+  expect_same(mean, (parts[[1L]] + parts[[2L]]) / 2)
+  expect_identical(dim(text_embeddings(model, "To be", layer = c(1, 3), pool = "none")[[1L]]), c(5L, ncol(joined)))
+  manifest <- tempfile(fileext = ".json")
+  expect_same(text_embeddings(model, lines, layer = c(1, 3), combine = "mean", manifest = manifest), mean)
+})
+
 test_that("token IDs are accepted as texts, with or without a tokenizer", {
   model <- a_model()
   ids <- a_tokenizer()$encode("To be")$ids
@@ -70,5 +83,9 @@ test_that("wrong arguments are errors", {
   expect_refused(text_embeddings(model, TRUE), "texts must be text or token IDs")
   expect_refused(text_embeddings(a_random_model(), "To be"), "has no tokenizer")
   lines <- data.frame(line = "To be")
-  expect_refused(text_embeddings(model, lines), "texts must be a column of the data frame, not the data frame: pass lines$line")
+  expect_refused(text_embeddings(model, lines), "the data frame has no column text: its columns are line; or pass a column, such as lines$line")
+  expect_refused(text_embeddings(model, data.frame()), "the data frame has no column text")
+  expect_refused(text_embeddings(model, "To be", layer = numeric()), "layer must name at least one layer")
+  expect_refused(text_embeddings(model, "To be", layer = c(1, 0.5)), "layer must be a whole number")
+  expect_refused(text_embeddings(model, "To be", combine = "sum"), 'combine must be one of "join", "mean"')
 })

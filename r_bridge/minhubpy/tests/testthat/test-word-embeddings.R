@@ -29,7 +29,7 @@ test_that("decoders have word embeddings, too", {
   expect_equal(unlist(found[2, -(1:2)], use.names = FALSE), unname(colMeans(states[3:6, ])), tolerance = 1e-5)
   expect_identical(nrow(word_embeddings(model, NA_character_)), 0L)
   expect_refused(word_embeddings(model, "a", layer = 99), "layer must be a whole number from 0")
-  expect_refused(word_embeddings(model, "a", layer = "last"), 'layer must be whole numbers, not "last"')
+  expect_refused(word_embeddings(model, "a", layer = "last"), 'layer must be a whole number or several, not "last"')
   expect_refused(word_embeddings(model, "a", layer = numeric()), "layer must name at least one layer")
   expect_refused(word_embeddings(model, "a", combine = "sum"), 'combine must be one of "join", "mean"')
 })

@@ -249,7 +249,7 @@ test_that("wrong arguments are errors", {
   expect_refused(logprob_matrix(model, "a", file = "a.csv"), 'file must end in ".npy"')
   expect_refused(word_logprobs(model, "a", resume = "no/such/x.rds"), "resume must be in an existing folder: create no/such")
   odd <- data.frame(`a word` = "To", check.names = FALSE)
-  expect_refused(text_embeddings(model, odd), "texts must be a column of the data frame, not the data frame: pass odd$`a word`")
+  expect_refused(text_embeddings(model, odd), "the data frame has no column text: its columns are a word; or pass a column, such as odd$`a word`")
   for (call in list(token_logprobs, perplexity, generate, next_tokens)) {
     expect_error(call(model, odd), "not a <data.frame> of length 1: pass one column, such as x$`a word`", fixed = TRUE)
   }
