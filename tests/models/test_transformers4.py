@@ -42,7 +42,7 @@ ONLY_5 = {  # settings that transformers 4 does not have
     "gpt_oss-gate": "swiglu_alpha and swiglu_limit",
     "olmo3-ropes": "two values of rope_theta",
 }
-GROUPS = "B and C are repeated as a whole, and all groups are normalized together"
+GROUPS = "B and C are tiled, and all groups are normalized together"
 OTHER_LOGITS = {  # settings that transformers 4 reads, and computes in another way
     "granitemoehybrid-groups": GROUPS,
     "mamba-relu": "hidden_act applies to the gate, too",
