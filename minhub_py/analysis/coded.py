@@ -50,10 +50,18 @@ def decisions_of(source: Decisions | Table) -> Decisions:
         table = np.full((max(texts) + 1, len(options)), np.nan)
         for text, row in by_text.items():
             table[text] = [columns[option][row] for option in options]
+        others = [
+            row for other, by_text in rows.items() if other != name for row in by_text.values()
+        ]
         used = np.array(
             [
-                is_option(name.removeprefix("prob_"), kind, column)
-                for name, column in zip(options, table.T, strict=True)
+                is_option(
+                    option.removeprefix("prob_"),
+                    kind,
+                    column,
+                    alone=all(is_empty(columns[option][row]) for row in others),
+                )
+                for option, column in zip(options, table.T, strict=True)
             ]
         )
         names = tuple(o.removeprefix("prob_") for o, u in zip(options, used, strict=True) if u)
@@ -72,15 +80,16 @@ def decisions_of(source: Decisions | Table) -> Decisions:
     return Decisions(tuple(questions), tuple(values), tuple(spreads), tuple(scores), temperature)
 
 
-def is_option(name: str, kind: Type, column: NDArray[np.float64]) -> bool:
+def is_option(name: str, kind: Type, column: NDArray[np.float64], *, alone: bool) -> bool:
     """Whether a column of probabilities belongs to a question. Empty cells of other questions'
-    options may be 0; a rare option's probabilities may be rounded to 0.
+    options may be 0; a rare option's probabilities may be rounded to 0. alone: whether the column
+    is empty for other questions.
     """
     if np.isnan(column).all():
         return False
     if np.nanmax(np.abs(column)) > 0:
         return True
-    return {"noul": name in ("true", "false"), "score": name.isdecimal(), "choice": False}[kind]
+    return {"noul": name in ("true", "false"), "score": name.isdecimal(), "choice": alone}[kind]
 
 
 def temperatures_of(columns: Mapping[str, Sequence[Any]]) -> dict[Type, float]:

@@ -32,6 +32,7 @@ ID, KEY = "\x00", "\x01"  # a call ID, and a parameter's key, in a format
 NAMES = ("qzalpha", "qzbeta")
 IDS = ("qzid00001", "qzid00002")  # 9 characters, as Mistral requires
 KEYS, VALUES = ("qzkey", "qzother"), ("qzvalue", "qzsecond")
+RESULT_ROLES = ("tool", "tool_response")
 USER, CONTENT, REASONING = "qzuser", "QZCONTENT", "QZREASONING"
 THINK_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>"))
 
@@ -55,6 +56,7 @@ class ToolFormat:
         renders_calls: Whether the template renders earlier calls. Otherwise chat/tools.py adds them
             to the content.
         as_text: Whether the template requires the arguments of previous calls as JSON text.
+        result_role: Role of a call's result. Granite 3.0 names it "tool_response".
     """
 
     kind: Kind = "json"
@@ -73,6 +75,7 @@ class ToolFormat:
     native: bool = True
     renders_calls: bool = True
     as_text: bool = False
+    result_role: str = "tool"
 
     @property
     def trigger(self) -> str:
@@ -226,8 +229,10 @@ class _Detection:
         except ValueError:  # the call has an unknown form
             return markup
         trained = trained_format(self.alphabet)
-        if trained is not None and self.renders_tools() and self.renders_results():
-            return replace(markup, tools=trained)
+        if trained is not None and self.renders_tools():
+            for role in RESULT_ROLES:
+                if self.renders_results(role):
+                    return replace(markup, tools=replace(trained, result_role=role))
         return markup
 
     def rejects_system(self) -> bool:
@@ -315,9 +320,9 @@ class _Detection:
         except ValueError:
             return False
 
-    def renders_results(self) -> bool:
+    def renders_results(self, role: str) -> bool:
         """Whether the template renders the result of a call that is part of the content."""
-        result = {"role": "tool", "tool_call_id": IDS[0], "name": NAMES[0], "content": "qzresult"}
+        result = {"role": role, "tool_call_id": IDS[0], "name": NAMES[0], "content": "qzresult"}
         return "qzresult" in (self.tail({"role": "assistant", "content": CONTENT}, result) or "")
 
     def ends(self, remaining: str) -> frozenset[int]:

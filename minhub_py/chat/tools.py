@@ -107,6 +107,8 @@ def prepare(
         for message in prepared:
             if calls := message.pop("tool_calls", None):
                 message["content"] = with_calls(message["content"], calls, markup)
+            if message["role"] == "tool":
+                message["role"] = markup.tools.result_role
     if markup.tools.separator is None:
         prepared = with_single_calls(prepared)
     if markup.tools.as_text:

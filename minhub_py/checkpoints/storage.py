@@ -39,6 +39,8 @@ DTYPES = {
 }
 # Dtypes of mask buffers in old checkpoints. The buffers are dropped, but their shapes are listed.
 MASKS = {"BOOL": torch.bool, "I64": torch.int64}
+# Last part of the names of integers that GPTQ, AWQ and compressed-tensors store.
+PACKED = ("qweight", "qzeros", "g_idx", "weight_packed", "weight_shape", "weight_zero_point")
 MAX_SETTINGS = 10_000_000  # bytes of a settings file; published files have up to a million
 # Settings of Laya with an effect after training.
 AGENT_NAMES = (
@@ -250,6 +252,12 @@ def checked_dtype(
                 f"{name} is stored as {stored}, but config.json has no quantization_config that"
                 " names its scales: download config.json again, or use the BF16 repository of the"
                 f" same model; {setting('quantize', 'int8')} reduces it to the same size"
+            )
+        if name.rpartition(".")[2] in PACKED:
+            raise ValueError(
+                f"{name} is stored as {stored}, but config.json has no quantization_config that"
+                " describes its format: download config.json again, or add the settings of"
+                " quantize_config.json to it as quantization_config"
             )
         raise ValueError(f"{name} is stored as {stored}; supported dtypes are {', '.join(DTYPES)}")
     return dtype

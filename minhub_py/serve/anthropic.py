@@ -15,6 +15,7 @@ from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.serve import known_fields
 from minhub_py.serve.engine import Delta
 from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
+from minhub_py.serve.languages import parse_translation
 from minhub_py.serve.messages import (
     OMITTED,
     ChatInput,
@@ -58,7 +59,7 @@ async def messages(request: HTTPRequest) -> Response:
         raise invalid("max_tokens is missing: add the maximum number of tokens", "max_tokens")
     stops, settings = (
         fields.strings("stop_sequences", MAX_STOP_SEQUENCES),
-        parse_settings(fields, served),
+        parse_settings(fields, served, defaults=chat.defaults),
     )
     rules = settings["stop_rules"]
     settings["stop_rules"] = replace(rules, stops=(*stops, *rules.stops))
@@ -174,6 +175,7 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     if final["role"] == "assistant" and not final.get("tool_calls") and len(chat.messages) > 1:
         chat.messages[-1] = {"role": "assistant", "content": final["content"]}
         chat.variables["continue_final_message"] = True
+    chat.translation = parse_translation(fields, served)
     return chat
 
 

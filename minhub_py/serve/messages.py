@@ -15,7 +15,7 @@ from minhub_py.chat.templates import REASONING_FIELDS
 from minhub_py.chat.tools import schemas_of, strict_names
 from minhub_py.inference.grammar import Pattern
 from minhub_py.serve.generation import Generation
-from minhub_py.serve.languages import Translation, encode_text, text_of_chat
+from minhub_py.serve.languages import GREEDY, Translation, encode_text, text_of_chat
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.settings import check_variables, limited, parse_truncation, parse_variables
 from minhub_py.serve.validation import Fields, invalid, shaped
@@ -69,6 +69,11 @@ class ChatInput:
         """The schemas of the tools that the reply can call."""
         schemas = schemas_of(self.tools)
         return {name: schemas[name] for name in self.allowed}
+
+    @property
+    def defaults(self) -> JsonObject | None:
+        """Sampling settings for missing fields; None for the model's."""
+        return None if self.translation is None else GREEDY
 
     @property
     def strict(self) -> frozenset[str]:

@@ -27,6 +27,7 @@ from minhub_py.serve.embeddings import (
 from minhub_py.serve.engine import Delta
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
+from minhub_py.serve.languages import parse_translation
 from minhub_py.serve.management import name_in
 from minhub_py.serve.messages import (
     ChatInput,
@@ -192,6 +193,7 @@ async def chat(request: HTTPRequest) -> Response:
     chat = ChatInput(
         parse_messages(fields.get("messages"), served.engine.max_length),
         parse_tools(fields.get("tools")),
+        translation=parse_translation(fields, served),
     )
     choose_tools(chat, None)
     generation, ids = await start(served, fields, chat)
@@ -227,13 +229,13 @@ async def generate(request: HTTPRequest) -> Response:
     prompt, system = fields.string("prompt") or "", fields.string("system") or ""
     if not prompt:
         return JSONResponse({**loaded(served, fields), "response": ""})
-    if fields.boolean("raw") or served.template.kind == "plain":
+    raw, translation = fields.boolean("raw"), parse_translation(fields, served)
+    if translation is None and (raw or served.template.kind == "plain"):
         generation, ids = await start(served, fields, f"{system}\n{prompt}" if system else prompt)
     else:
         messages = [{"role": "system", "content": system}] if system else []
-        generation, ids = await start(
-            served, fields, ChatInput([*messages, {"role": "user", "content": prompt}])
-        )
+        messages.append({"role": "user", "content": prompt})
+        generation, ids = await start(served, fields, ChatInput(messages, translation=translation))
 
     def shape(part: ParsedReply) -> JsonObject:
         return {"response": part.text, **({"thinking": part.reasoning} if part.reasoning else {})}
@@ -340,7 +342,11 @@ async def start(
     # as in Ollama, -1 and -2: no limit
     requested = max(options.integer("num_predict", -2, 2**31) or 0, 0) or None
     settings = parse_settings(
-        options, served, chat=not isinstance(chat, str), penalty="repeat_penalty"
+        options,
+        served,
+        chat=not isinstance(chat, str),
+        defaults=None if isinstance(chat, str) else chat.defaults,
+        penalty="repeat_penalty",
     )
     think = fields.get("think")
     fields.boolean("stream")

@@ -20,7 +20,7 @@ from minhub_py.serve.engine import Delta, GeneratedToken
 from minhub_py.serve.forms import parse_form
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
-from minhub_py.serve.languages import GREEDY, parse_translation
+from minhub_py.serve.languages import parse_translation
 from minhub_py.serve.messages import ChatInput, choose_tools, parse_chat, parse_tools, start_reply
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.replies import ParsedReply, collect_replies, new_call_id
@@ -103,8 +103,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     stream, usage_chunk = parse_stream(fields)
     chat.translation = parse_translation(fields, served)
-    defaults = None if chat.translation is None else GREEDY
-    settings = parse_search_or_sampling(fields, served, count, stream, defaults=defaults)
+    settings = parse_search_or_sampling(fields, served, count, stream, defaults=chat.defaults)
     chat.schema, name = parse_form(fields)
     chat.separate_reasoning = separates_reasoning(fields)
     logprobs = fields.boolean("logprobs")

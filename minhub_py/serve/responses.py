@@ -18,6 +18,7 @@ from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.serve import known_fields
 from minhub_py.serve.engine import Delta
 from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
+from minhub_py.serve.languages import parse_translation
 from minhub_py.serve.messages import (
     OMITTED,
     ChatInput,
@@ -61,7 +62,7 @@ async def responses(request: HTTPRequest) -> Response:
     """POST /v1/responses."""
     served, fields = await server_of(request).read_with_model(request, "completion")
     chat = parse_input(fields, served)
-    settings = parse_settings(fields, served)
+    settings = parse_settings(fields, served, defaults=chat.defaults)
     requested = fields.integer("max_output_tokens", 1, 2**31)
     stream, _ = parse_stream(fields)
     if "message.output_text.logprobs" in fields.strings("include", 20):
@@ -152,6 +153,7 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     chat.schema = parse_schema(text, "format")
     reject_unsupported(text, OUTPUT)
     set_effort(chat, served, reasoning.get("effort"), "reasoning.effort")
+    chat.translation = parse_translation(fields, served)
     return chat
 
 

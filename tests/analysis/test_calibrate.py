@@ -175,6 +175,21 @@ def test_options_whose_probabilities_are_rounded_to_zero_remain() -> None:
         assert np.isfinite(result.decisions.probabilities[0]).all()
 
 
+def test_an_option_of_a_choice_whose_probabilities_are_zero_remains() -> None:
+    """If the column is empty for other questions."""
+    count = 12
+    table = {"question": ["q", "r"] * count, "type": ["choice", "noul"] * count}
+    table |= {"spread": [0.0] * (2 * count), "temperature": [1.0] * (2 * count)}
+    table |= {
+        f"prob_{option}": [p, None] * count for option, p in (("a", 0.7), ("b", 0.3), ("c", 0))
+    }
+    table |= {"prob_true": [None, 1] * count, "prob_false": [None, 0] * count}
+    result = calibrate(table, {"q": ["a", "c"] * (count // 2)})
+    assert result.decisions.questions[0].options == ("a", "b", "c")
+    share = estimate({"q": ["a", "c"] * (count // 2)}, table, question="q", option="c")
+    assert share.estimate.tolist() == [0.5]
+
+
 def test_missing_texts_and_questions_without_answers_stay_as_they_are() -> None:
     decisions, truth = simulated(50, 40)
     for values, scores in zip(decisions.probabilities, decisions.scores, strict=True):

@@ -53,8 +53,10 @@ TEMPLATES = {
     "lfm2": LFM2,
     "granite": GRANITE,
     "closed": GRANITE.replace("followed by", "and <|/tool_call|> around"),
+    "role": GRANITE.replace("for m in messages", "for m in messages if m.role != 'tool'"),  # 3.0
 }
 CALLS["closed"] = CALLS["granite"] + "<|/tool_call|>"
+CALLS["role"] = CALLS["granite"]
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -128,8 +130,9 @@ def test_earlier_calls_are_rendered_as_the_model_writes_them(
         {"role": "tool", "tool_call_id": f"call{n}", "content": text}
         for n, text in enumerate(("sunny", "[]"))
     ]
+    rendered = [{**message, "role": template.markup.tools.result_role} for message in results]
     history = [USER, {"role": "assistant", "content": "I look. ", "tool_calls": calls}, *results]
-    as_content = [USER, {"role": "assistant", "content": f"I look. {CALLS[name]}"}, *results]
+    as_content = [USER, {"role": "assistant", "content": f"I look. {CALLS[name]}"}, *rendered]
     expected = reference.apply_chat_template(
         as_content,
         chat_template=template.templates["default"],
@@ -138,6 +141,7 @@ def test_earlier_calls_are_rendered_as_the_model_writes_them(
         add_generation_prompt=True,
     )
     assert template.render(history, tools=TOOLS) == expected
+    assert "sunny" in expected
     assert "<tool_call>" not in expected
 
 

@@ -351,6 +351,18 @@ def test_floats_with_a_quantization_config_are_rejected(tmp_path: Path) -> None:
         from_pretrained(folder, device="cpu")
 
 
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed"])
+def test_integers_without_a_quantization_config_name_the_file(tmp_path: Path, name: str) -> None:
+    folder, _ = write_quantized(tmp_path / "model", name)
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        ValueError, match=r"has no quantization_config .* download config\.json again"
+    ):
+        from_pretrained(folder, device="cpu")
+
+
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "bits": ({**GPTQ, "bits": 3}, "sets bits to 3, which is not supported .only 4, 8.: use"),
     "marlin": ({**GPTQ, "checkpoint_format": "marlin"}, "sets checkpoint_format to 'marlin'"),

@@ -36,6 +36,7 @@ MESSAGES: list[dict[str, Any]] = [
     },
     {"role": "user", "content": "And?"},
 ]
+LANGUAGES: dict[str, Any] = {"source_language": "", "target_language": ""}
 BEAMS: dict[str, Any] = {
     "n": 2,
     "beams": 2,
@@ -43,8 +44,7 @@ BEAMS: dict[str, Any] = {
     "early_stopping": "never",
     "no_repeat_ngram_size": 2,
     "use_beam_search": True,
-    "source_language": "",
-    "target_language": "",
+    **LANGUAGES,
 }
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,
@@ -162,6 +162,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "input": "Hi",
             "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}},
             "max_output_tokens": 2,
+            **LANGUAGES,
         },
     ),
     ("/v1/responses/input_tokens", {"input": ITEMS}),
@@ -185,6 +186,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "messages": BLOCKS[:1],
             "max_tokens": 2,
             "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
+            **LANGUAGES,
         },
     ),
     ("/v1/messages/count_tokens", {"messages": BLOCKS, "system": "Be brief."}),
@@ -224,7 +226,10 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
         "/api/chat",
         OLLAMA | {"messages": MESSAGES, "tools": [TOOL], "think": False, "keep_alive": "5m"},
     ),
-    ("/api/chat", OLLAMA | {"messages": MESSAGES[1:2], "format": SCHEMA, "stream": False}),
+    (
+        "/api/chat",
+        OLLAMA | LANGUAGES | {"messages": MESSAGES[1:2], "format": SCHEMA, "stream": False},
+    ),
     ("/api/generate", OLLAMA | {"prompt": "Hi", "system": "a", "format": "json", "raw": True}),
     (
         "/api/embed",

@@ -27,13 +27,31 @@ from minhub_py.models.config import with_older_rope
 VARIABLE = "MINHUB_TRANSFORMERS4"
 PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "read_models.py"
 # Model types that transformers 4.57 does not have.
-NEWER = ("gemma4_text", "internlm3", "lfm2_moe", "ministral3", "qwen3_5_moe_text", "qwen3_5_text")
+NEWER = (
+    "gemma4_text",
+    "internlm3",
+    "jais2",
+    "lfm2_moe",
+    "ministral3",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+)
 ONLY_5 = {  # settings that transformers 4 does not have
     "gemma3_text-nested-scalings": "a scaling in layers with a window",
     "gemma4_text-ropes": "one rope_type per layer type",
     "gpt_oss-gate": "swiglu_alpha and swiglu_limit",
     "olmo3-ropes": "two values of rope_theta",
 }
+GROUPS = "B and C are tiled, and all groups are normalized together"
+OTHER_LOGITS = {  # settings that transformers 4 reads, and computes in another way
+    "granitemoehybrid-groups": GROUPS,
+    "mamba-relu": "hidden_act applies to the gate, too",
+    "mamba2": GROUPS,
+    "mamba2-biases": GROUPS,
+    "mamba2-sizes": GROUPS,
+    "nemotron-linear": "rope_scaling has no effect",
+}
+ROUNDED = {"apertus": 5e-3}  # the activation's constants are bfloat16 in transformers 4
 REJECTED = {  # by classes of transformers 4 that accept two or three fields
     "olmo2-yarn": "must be a dictionary with two fields",
     "phi3-attention-factor": "must be a dictionary with three fields",
@@ -127,7 +145,8 @@ def test_contradictions_of_old_and_new_names_are_rejected(
 
 @needs("transformers 4")
 def test_transformers_4_computes_the_same_logits(tmp_path: Path) -> None:
-    names = [name for name in CASES if not name.startswith(NEWER) and name not in ONLY_5]
+    different = {**ONLY_5, **OTHER_LOGITS}
+    names = [name for name in CASES if not name.startswith(NEWER) and name not in different]
     ids, expected = ids_of(1, 60), {}
     for name in names:
         model = random_model(name)
@@ -148,5 +167,7 @@ def test_transformers_4_computes_the_same_logits(tmp_path: Path) -> None:
             continue
         assert error is None, (name, error)
         assert_close(
-            load_file(tmp_path / name / "logits.safetensors")["logits"], expected[name], TOLERANCE
+            load_file(tmp_path / name / "logits.safetensors")["logits"],
+            expected[name],
+            ROUNDED.get(name.partition("-")[0], TOLERANCE),
         )

@@ -83,6 +83,38 @@ def test_requests_name_the_languages(style: str, models: dict, http: httpx2.Clie
         assert reply["choices"][0]["message"]["content"] == expected
 
 
+def test_other_apis_have_the_same_languages(models: dict, http: httpx2.Client) -> None:
+    expected = translated(*models["nllb"], "nllb")
+    for path, body, reply in (
+        (
+            "/v1/messages",
+            {"messages": user(TEXT), "max_tokens": NEW},
+            lambda found: found["content"][0]["text"],
+        ),
+        (
+            "/v1/responses",
+            {"input": TEXT, "max_output_tokens": NEW},
+            lambda found: found["output"][0]["content"][0]["text"],
+        ),
+        ("/api/chat", {"messages": user(TEXT)}, lambda found: found["message"]["content"]),
+        ("/api/generate", {"prompt": TEXT}, lambda found: found["response"]),
+    ):
+        if path.startswith("/api"):
+            body |= {"stream": False, "options": {"num_predict": NEW}}
+        body |= {"model": "nllb"}
+        found = http.post(path, json=body | LANGUAGES)
+        assert found.status_code == 200, found.text
+        assert reply(found.json()) == expected, path
+        found = http.post(path, json=body)
+        assert found.status_code == 400
+        assert "target_language" in found.text, path
+    system = {"model": "nllb", "prompt": TEXT, "system": "Translate", **LANGUAGES}
+    assert "no system message" in http.post("/api/generate", json=system).text
+    counted = {"model": "nllb", "messages": user(TEXT), **LANGUAGES}
+    count = http.post("/v1/messages/count_tokens", json=counted).json()["input_tokens"]
+    assert count == len(models["nllb"][1].tokenizer.encode(TEXT).ids)
+
+
 def test_a_reply_without_max_tokens_fills_the_context(http: httpx2.Client) -> None:
     body = {"model": "t5", "messages": user(TEXT), "ignore_eos": True}
     response = http.post("/v1/chat/completions", json=body)

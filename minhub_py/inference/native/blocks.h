@@ -155,12 +155,12 @@ INLINE_FORMAT shorts unpack_nf4(const nf4_unit *unit, int k) {
     const __m512i levels = _mm512_broadcast_i64x4(_mm256_load_si256((const void *)nf4_scaled[byte]));
     return (shorts)_mm512_permutexvar_epi16(index, levels);
 #elif LANES == 8
-    const __m256i words = (__m256i)codes,
-                  moved = part < 2 ? _mm256_slli_epi16(words, 8 - 4 * part) : _mm256_srli_epi16(words, 4 * part - 8),
-                  index = _mm256_and_si256(moved, _mm256_set1_epi16(0xf00)), /* lower bytes: 0, the code of 0 */
-                  levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)nf4[nf4_table(byte)])),
+    const nf4_factor *factor = &nf4_factors[byte];
+    const __m256i words = (__m256i)codes, /* the indexes of parts 0 and 2, or 1 and 3, are in the lower and upper bytes */
+                  index = _mm256_and_si256(part % 2 ? _mm256_srli_epi16(words, 4) : words, _mm256_set1_epi8(15)),
+                  levels = _mm256_broadcastsi128_si256(_mm_load_si128((const void *)factor->levels)),
                   values = _mm256_shuffle_epi8(levels, index);
-    return (shorts)_mm256_mulhi_epi16(values, _mm256_set1_epi16(nf4_scale(byte) * 256));
+    return (shorts)_mm256_maddubs_epi16(_mm256_set1_epi32(factor->scales[part / 2]), values);
 #elif NEON
     const uint16x8_t moved = vshlq_u16((uint16x8_t)codes, vdupq_n_s16(8 - 4 * part));
     const uint8x16_t index = vreinterpretq_u8_u16(vandq_u16(moved, vdupq_n_u16(0xf00)));

@@ -385,7 +385,14 @@ static const int8_t nf4[2][16] = {
     {0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3},
     {0, 3, 6, 9, 12, 15, 20, 26, -31, -24, -19, -15, -11, -8, -5, -2},
 };
-extern int16_t nf4_scaled[256][16]; /* the levels for each byte of `nf4_unit.scales` */
+/* For each byte of `nf4_unit.scales`: the levels; and for AVX2 the levels with the scale's sign, and the magnitude of the
+ * scale in the lower or upper byte of two words, for a product with pairs of bytes. */
+extern int16_t nf4_scaled[256][16];
+typedef struct {
+    _Alignas(32) int8_t levels[16];
+    int32_t scales[2];
+} nf4_factor;
+extern nf4_factor nf4_factors[256];
 
 /* The table of a byte, and its scale. */
 static inline int nf4_table(uint8_t byte) { return byte >> 7; }

@@ -7,6 +7,7 @@
 
 kernel_table kernels;
 _Alignas(64) int16_t nf4_scaled[256][16];
+nf4_factor nf4_factors[256];
 
 /* Each x86 level includes the ones before it; dotprod is the level of ARM. */
 enum { PLAIN, DOTPROD, AVX2, AVX512, VNNI, BF16, AMX, LEVELS };
@@ -46,6 +47,19 @@ static int fill(int level, kernel_table *table) {
     return reached;
 }
 
+/* Fills the tables of NF4. */
+static void fill_nf4(void) {
+    for (int byte = 0; byte < 256; byte++) {
+        const int scale = nf4_scale(byte), magnitude = scale < 0 ? -scale : scale;
+        for (int code = 0; code < 16; code++) {
+            const int level = nf4[nf4_table(byte)][code];
+            nf4_scaled[byte][code] = level * scale;
+            nf4_factors[byte].levels[code] = scale < 0 ? -level : level;
+        }
+        for (int half = 0; half < 2; half++) nf4_factors[byte].scales[half] = magnitude * 0x10001 << 8 * half;
+    }
+}
+
 /* Selects the kernels with this name, or the best ones for NULL. Returns their name, or NULL if they are unavailable. */
 API const char *choose(const char *name) {
     const int highest = highest_level();
@@ -53,8 +67,7 @@ API const char *choose(const char *name) {
         kernel_table table;
         if (name && strcmp(name, names[level])) continue;
         if (fill(level, &table) != level) continue;
-        for (int byte = 0; byte < 256; byte++)
-            for (int code = 0; code < 16; code++) nf4_scaled[byte][code] = nf4[nf4_table(byte)][code] * nf4_scale(byte);
+        fill_nf4();
         kernels = table;
         return names[level];
     }

@@ -16,9 +16,11 @@ errors = {}
 for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
     ids = load_file(folder / "ids.safetensors")["ids"]
     try:
-        # "eager": in version 4, other implementations ignore some scales and soft caps.
+        # In version 4, implementations other than "eager" ignore some scales and soft caps. Falcon's
+        # "eager" adds ALiBi twice.
+        alibi = json.loads((folder / "config.json").read_text()).get("alibi")
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="eager"
+            folder, attn_implementation="sdpa" if alibi else "eager"
         ).eval()
     except (ValueError, KeyError) as error:
         errors[folder.name] = str(error)
