@@ -1,21 +1,10 @@
 """Weight tables of Mamba 1, Mamba 2 and Falcon Mamba."""
 
 from weights_map.engine import Row, Table, same, tie
+from weights_map.hybrid import MAMBA1, MAMBA2
 
+# The biases exist in some models; the model reports missing ones.
 LAYER = "backbone.layers.{}"
-# Each layer has one of Mamba 1's or Mamba 2's, and biases in some models; the model reports missing ones.
-MIXER = (
-    *(
-        f"{part}.{kind}"
-        for part in ("in_proj", "conv1d", "out_proj")
-        for kind in ("weight", "bias")
-    ),
-    "A_log",
-    "D",
-)
-FIRST = ("x_proj.weight", "dt_proj.weight", "dt_proj.bias")
-SECOND = ("dt_bias", "norm.weight")
-
 
 def table(model_type: str, names: tuple[str, ...]) -> Table:
     """The table of a model type. names: of the mixer's tensors."""
@@ -42,7 +31,7 @@ def table(model_type: str, names: tuple[str, ...]) -> Table:
 
 
 tables = (
-    table("mamba", (*MIXER, *FIRST)),
-    table("mamba2", (*MIXER, *SECOND)),
-    table("falcon_mamba", (*MIXER, *FIRST)),
+    table("mamba", MAMBA1),
+    table("mamba2", MAMBA2),
+    table("falcon_mamba", MAMBA1),
 )

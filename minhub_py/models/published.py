@@ -307,6 +307,12 @@ FALCONMAMBA: Sizes = {
         "tie_word_embeddings": False, "eos_token_id": 11, "pad_token_id": 11,
     },
 }
+BAMBA: Sizes = {
+    "ibm-ai-platform/Bamba-9B-v1": {
+        "vocab_size": 128256, "mamba_d_state": 128, "attn_layer_indices": [9, 18, 27], "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
+}
 MIXTRAL: Sizes = {
     "mistralai/Mixtral-8x7B-v0.1": {"max_position_embeddings": 2**15},
     "mistralai/Mixtral-8x22B-v0.1": {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,

@@ -601,6 +601,23 @@ ARCHITECTURES = {
             module="granite",
             classifies=True,
         ),
+        Architecture(
+            "bamba",
+            "Bamba",
+            "bamba",
+            ("BambaConfig", "Bamba"),
+            Training(
+                GROUPED_NAMES,
+                {
+                    "tie_word_embeddings": True,
+                    "mamba_n_heads": 8,
+                    "mamba_d_state": 32,
+                    "attn_layer_indices": [1],
+                },
+                expansion=GATED,
+            ),
+            presets=published.BAMBA,
+        ),
         *(
             Architecture(
                 name,

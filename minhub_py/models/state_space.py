@@ -127,6 +127,10 @@ class Mixer(nn.Module):
         self.conv1d = nn.Conv1d(convolved, convolved, taps, groups=convolved, bias=conv_bias)
         self.out_proj = nn.Linear(inner, channels, bias=bias)
 
+    def init_weights(self, std: float) -> None:
+        """Draw the weights as the authors do."""
+        raise NotImplementedError
+
     def cache_layout(self) -> State:
         """The previous inputs of the convolution, and the state."""
         # a state in 16 bits would lose small updates
@@ -231,8 +235,8 @@ class Mamba1Mixer(Mixer):
         past.set_state(self.layer, (inputs, state))
         return self.out_proj(y.to(x.dtype))
 
-    def steps(self) -> Iterator[Step]:
-        """The operations; the residual stream gets the result."""
+    def steps(self, scale: float = 1.0) -> Iterator[Step]:
+        """The operations; the residual stream gets the result, times `scale`."""
         N, (R, S, _) = self.inner, self.sizes
         dt, b, c = 2 * N, 2 * N + R, 2 * N + R + S  # x and z, then the outputs of x_proj
         yield Linear([self.in_proj])
@@ -242,7 +246,7 @@ class Mamba1Mixer(Mixer):
             yield NormPart(norm, first)
         yield Project(self.dt_proj, dt)
         yield SelectiveScan(N, 1, S, 1, self.A_log, self.D, None, x=0, z=N, b=b, c=c, dt=c + S)
-        yield Add(self.out_proj)
+        yield Add(self.out_proj, scale=scale)
 
     @torch.no_grad()
     def init_weights(self, std: float) -> None:
