@@ -612,11 +612,30 @@ ARCHITECTURES = {
                     "tie_word_embeddings": True,
                     "mamba_n_heads": 8,
                     "mamba_d_state": 32,
-                    "attn_layer_indices": [1],
+                    "attn_layer_indices": [0],
                 },
                 expansion=GATED,
             ),
             presets=published.BAMBA,
+        ),
+        Architecture(
+            "falconh1",
+            "Falcon H1",
+            "falcon_h1",
+            ("FalconH1Config", "FalconH1"),
+            Training(
+                GROUPED_NAMES,
+                {
+                    "tie_word_embeddings": True,
+                    "mamba_d_ssm": None,
+                    "mamba_n_heads": 8,
+                    "mamba_d_state": 32,
+                },
+                expansion=GATED,
+            ),
+            "tiiuae",
+            published.FALCONH1,
+            module="falcon_h1",
         ),
         *(
             Architecture(
