@@ -6,6 +6,7 @@ from weights_map.hybrid import MAMBA1, MAMBA2
 # The biases exist in some models; the model reports missing ones.
 LAYER = "backbone.layers.{}"
 
+
 def table(model_type: str, names: tuple[str, ...]) -> Table:
     """The table of a model type. names: of the mixer's tensors."""
     return Table(

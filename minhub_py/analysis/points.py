@@ -69,6 +69,8 @@ from minhub_py.models.steps import (
 )
 
 ENCODER = "encoder."
+# ends of the names of values that are added to the residual stream
+ADDED = (".attn", ".ssm", ".cross", ".mlp", ".per_layer_input")
 # Receives the value (B, T, size) at a point and the positions (B or 1, T); returns the new value,
 # or None.
 Edit = Callable[[Tensor, Tensor], Tensor | None]
@@ -146,7 +148,9 @@ class Points:
             match step:
                 case Attend() | DeltaRule() | ShortConvolution() | SelectiveScan():
                     if saved:  # in parallel with the state space of the layer
-                        self._rename(f"{prefix}layers.{len(layers)}.", attn="ssm", heads="ssm_heads")
+                        self._rename(
+                            f"{prefix}layers.{len(layers)}.", attn="ssm", heads="ssm_heads"
+                        )
                     else:
                         layers.append([])
                     mixing = step
@@ -155,7 +159,7 @@ class Points:
                 case Add():
                     path = paths[id(step.layer)]
                     block = self._block(path)
-                    if layers[-1] and self._block(layers[-1][-1]) != block:
+                    if not layers or (layers[-1] and self._block(layers[-1][-1]) != block):
                         layers.append([])  # a layer with an MLP only
                     self._add(step, mixing, len(layers), paths, prefix)
                     # A layer can have one module and its norm.

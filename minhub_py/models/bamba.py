@@ -92,7 +92,7 @@ class BambaConfig(Mamba2Settings):
         qkvo = self.attention_bias
         return self.declared(eps=self.rms_norm_eps, biases=biases(qkvo, qkvo, self.mlp_bias))
 
-    def mlp(self, layer: int) -> GatedMLP:  # noqa: ARG002  # the same in all layers
+    def mlp(self, layer: int) -> GatedMLP:  # the same in all layers
         """The MLP of a layer."""
         return GatedMLP(self.hidden_size, self.intermediate_size, self.hidden_act, self.mlp_bias)
 

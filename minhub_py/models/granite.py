@@ -157,7 +157,7 @@ class GraniteHybridConfig(GraniteConfig, Mamba2Settings):
         """mamba or attention, for each layer."""
         return [KINDS[name] for name in self.layer_types or ["mamba"] * self.num_hidden_layers]
 
-    def mlp(self, layer: int) -> GatedMLP:  # noqa: ARG002  # the same in all layers
+    def mlp(self, layer: int) -> GatedMLP:  # the same in all layers
         """The MLP of a layer."""
         return GatedMLP(self.hidden_size, self.intermediate_size, self.hidden_act)
 

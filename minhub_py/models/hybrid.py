@@ -24,7 +24,13 @@ from minhub_py.models.layers import BlockList, RMSNorm, scaled
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.state_space import Mamba1Mixer, Mamba2Mixer, Mixer, check_auto, check_step_limit
+from minhub_py.models.state_space import (
+    Mamba1Mixer,
+    Mamba2Mixer,
+    Mixer,
+    check_auto,
+    check_step_limit,
+)
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
 from minhub_py.models.structure import DecoderConfig
 from minhub_py.system.json_text import JsonObject

@@ -325,6 +325,18 @@ FALCONH1: Sizes = {
         "rope_parameters": {"rope_theta": 1e11}, "eos_token_id": 11,
     },
 }
+_NEMOTRONH = {"max_position_embeddings": 8192, "eos_token_id": 3}
+NEMOTRONH: Sizes = {
+    "Nemotron-H-8B-Base-8K": {
+        **_NEMOTRONH, "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    },
+    "NVIDIA-Nemotron-Nano-9B-v2": {
+        "hidden_size": 4480, "intermediate_size": 15680, "num_attention_heads": 40, "mamba_head_dim": 80,
+        "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        "max_position_embeddings": 2**17, "eos_token_id": 12,
+    },
+}
+JAMBA: Sizes = {"Jamba-v0.1": {}}
 MIXTRAL: Sizes = {
     "mistralai/Mixtral-8x7B-v0.1": {"max_position_embeddings": 2**15},
     "mistralai/Mixtral-8x22B-v0.1": {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,

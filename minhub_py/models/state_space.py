@@ -187,18 +187,19 @@ def check_auto(title: str, name: str, value: object) -> None:
 
 
 @torch.no_grad()
-def draw_steps(bias: Tensor) -> None:
-    """Set a bias of Δ so that softplus(bias) is between 0.001 and 0.1, uniform on a logarithmic
+def draw_steps(bias: Tensor, low: float = 0.001, high: float = 0.1) -> None:
+    """Set a bias of Δ so that softplus(bias) is between `low` and `high`, uniform on a logarithmic
     scale.
     """
-    dt = torch.exp(nn.init.uniform_(bias, math.log(0.001), math.log(0.1)))
+    dt = torch.exp(nn.init.uniform_(bias, math.log(low), math.log(high)))
     bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # inverse of softplus
 
 
 class Mamba1Mixer(Mixer):
     """Δ, b and c are projections of the convolution's outputs.
 
-    rank: R.    norm_eps: of RMS norms of Δ, b and c, without weights; None for no norms.
+    rank: R.    norm_eps: of RMS norms of Δ, b and c; None for no norms.    weighted_norms: whether
+    they have weights.
     """
 
     def __init__(
@@ -213,6 +214,7 @@ class Mamba1Mixer(Mixer):
         bias: bool = False,
         conv_bias: bool = True,
         norm_eps: float | None = None,
+        weighted_norms: bool = False,
     ) -> None:
         N = inner
         super().__init__(
@@ -223,7 +225,9 @@ class Mamba1Mixer(Mixer):
         self.dt_proj = nn.Linear(rank, N)
         self.A_log, self.D = nn.Parameter(torch.empty(N, states)), nn.Parameter(torch.ones(N))
         norms = (
-            [] if norm_eps is None else [GroupNorm(n, norm_eps, weighted=False) for n in self.sizes]
+            []
+            if norm_eps is None
+            else [GroupNorm(n, norm_eps, weighted=weighted_norms) for n in self.sizes]
         )
         self.norms = BlockList(norms)
 
@@ -273,6 +277,7 @@ class Mamba2Mixer(Mixer):
 
     norm_eps: of the RMS norm of the gated outputs, in groups; None for no norm.    out_bias: None:
     as `bias`.    input_factor, factors: of the token, and of z, x, b, c and Δ (Falcon H1).
+    steps: the smallest and largest Δ of new models.
     """
 
     def __init__(
@@ -291,14 +296,25 @@ class Mamba2Mixer(Mixer):
         out_bias: bool | None = None,
         input_factor: float = 1.0,
         factors: Sequence[float] = (1.0,) * 5,
+        steps: tuple[float, float] = (0.001, 0.1),
     ) -> None:
         N = heads * head_size
         convolved, shape = N + 2 * groups * states, (heads, states, head_size)
         outputs = N + convolved + heads
         super().__init__(
-            layer, channels, N, convolved, outputs, taps, shape, activation, bias, conv_bias, out_bias
+            layer,
+            channels,
+            N,
+            convolved,
+            outputs,
+            taps,
+            shape,
+            activation,
+            bias,
+            conv_bias,
+            out_bias,
         )
-        self.heads, self.groups = heads, groups
+        self.heads, self.groups, self.new_steps = heads, groups, steps
         sizes = N, N, groups * states, groups * states, heads
         self.input_parts = [(channels, input_factor)]
         self.parts = list(zip(sizes, factors, strict=True))
@@ -350,6 +366,6 @@ class Mamba2Mixer(Mixer):
     def init_weights(self, std: float) -> None:
         """Draw the weights as the authors do."""
         self.init_projections(std)
-        draw_steps(self.dt_bias)
+        draw_steps(self.dt_bias, *self.new_steps)
         self.A_log.copy_(torch.arange(1.0, self.heads + 1).log())
         nn.init.ones_(self.D)

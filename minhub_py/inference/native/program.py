@@ -487,7 +487,9 @@ class Program(Weights):
         )
 
     def scale_parts(self, step: ScaleParts) -> DecoderOperation:
-        factors = torch.cat([torch.full((size,), factor, device=CPU) for size, factor in step.parts])
+        factors = torch.cat(
+            [torch.full((size,), factor, device=CPU) for size, factor in step.parts]
+        )
         return new_operation("scale_parts", factors=self.floats(factors), size=len(factors))
 
     def selective_scan(self, step: SelectiveScan) -> DecoderOperation:
