@@ -202,14 +202,18 @@ class Points:
         self.sources[f"{prefix}final"] = PointSource(
             tail[0] if tail else blocks[-1], "output", last, len(blocks)
         )
+        self._number_calls(blocks)
+        if not (prefix == "" and self.encoder_decoder):
+            self.layers = len(blocks)
+
+    def _number_calls(self, blocks: list[str]) -> None:
+        """Set `call` of the points in blocks that several layers share."""
         for name, source in self.sources.items():
             block = blocks[max(source.layer, 1) - 1] if source.layer <= len(blocks) else ""
             if blocks.count(block) > 1 and source.path.startswith(block):
                 self.sources[name] = replace(
                     source, call=blocks[: max(source.layer, 1) - 1].count(block)
                 )
-        if not (prefix == "" and self.encoder_decoder):
-            self.layers = len(blocks)
 
     def _block(self, path: str) -> str:
         """The start of a module's path: its block in a list of blocks."""

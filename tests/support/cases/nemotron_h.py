@@ -1,6 +1,6 @@
 """Nemotron H, with attention, Mamba and MLP layers.
 
-transformers raises the steps of prompts to time_step_min, but not those of decoding: it is near 0 here.
+transformers raises Δ to time_step_min in prompts, but not in decoding: it is near 0 here.
 """
 
 from typing import Any
