@@ -157,13 +157,8 @@ class Points:
                 case CrossAttend() | GateLayerInput():
                     mixing = step
                 case Add():
-                    path = paths[id(step.layer)]
-                    block = self._block(path)
-                    if not layers or (layers[-1] and self._block(layers[-1][-1]) != block):
-                        layers.append([])  # a layer with an MLP only
+                    self._append(layers, norm, paths[id(step.layer)])
                     self._add(step, mixing, len(layers), paths, prefix)
-                    # A layer can have one module and its norm.
-                    layers[-1] += [norm, path] if block == self._block(norm) else [path]
                     size = last = shape_of(step.layer)[0]
                     mixing, tail = None, []
                 case Experts():
@@ -218,6 +213,15 @@ class Points:
     def _block(self, path: str) -> str:
         """The start of a module's path: its block in a list of blocks."""
         return next((block for block in self.blocks if path.startswith(block)), "")
+
+    def _append(self, layers: list[list[str]], norm: str, path: str) -> None:
+        """Append a module and the norm of its input to the last layer, or to a new layer that has
+        an MLP only.
+        """
+        block = self._block(path)
+        if not layers or (layers[-1] and self._block(layers[-1][-1]) != block):
+            layers.append([])
+        layers[-1] += [norm, path] if block == self._block(norm) else [path]
 
     def _rename(self, start: str, **names: str) -> None:
         """Rename the points of a layer, old names to new names."""
