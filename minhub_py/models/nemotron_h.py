@@ -110,6 +110,7 @@ class NemotronHConfig(HybridConfig):
             "mamba_dt_min": "time_step_min",
             "mamba_dt_max": "time_step_max",
             "mamba_dt_limit": "time_step_limit",
+            "mamba_dt_init_floor": "time_step_floor",
         }
     }
     # attention_bias, mamba_proj_bias: transformers ignores them. residual_in_fp32: of the original code only.
@@ -125,8 +126,8 @@ class NemotronHConfig(HybridConfig):
     # The channels of the scan follow from its heads. The rest: initialization, experts, and kernels.
     NO_EFFECT: ClassVar = frozenset(
         """
-        num_logits_to_keep use_mamba_kernels chunk_size mamba_chunk_size expand mamba_expand time_step_floor
-        mamba_dt_init_floor time_step_rank rescale_prenorm_residual output_router_logits n_routed_experts
+        num_logits_to_keep use_mamba_kernels chunk_size mamba_chunk_size expand mamba_expand
+        time_step_rank rescale_prenorm_residual output_router_logits n_routed_experts
         num_local_experts n_shared_experts moe_intermediate_size moe_shared_expert_intermediate_size moe_latent_size
         moe_shared_expert_overlap num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob
         mtp_layers_block_type mtp_hybrid_override_pattern
@@ -157,9 +158,10 @@ class NemotronHConfig(HybridConfig):
     mlp_bias: bool = False
     layer_norm_epsilon: float = 1e-5
     time_step_limit: list | None = None  # type: ignore[type-arg]
-    # of Δ in new models
+    # of Δ in new models: smallest and largest, and then the smallest again
     time_step_min: float = field(default=0.001, metadata={"range": (1e-30, 1e6)})
     time_step_max: float = field(default=0.1, metadata={"range": (1e-30, 1e6)})
+    time_step_floor: float = field(default=1e-4, metadata={"range": (1e-30, 1e6)})
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     pad_token_id: int | None = 0
@@ -242,7 +244,7 @@ class NemotronHConfig(HybridConfig):
             self.mamba_hidden_act,
             self.use_bias,
             self.use_conv_bias,
-            steps=(self.time_step_min, self.time_step_max),
+            steps=(self.time_step_min, self.time_step_max, self.time_step_floor),
         )
 
     def to_hub(self) -> JsonObject:

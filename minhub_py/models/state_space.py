@@ -187,11 +187,11 @@ def check_auto(title: str, name: str, value: object) -> None:
 
 
 @torch.no_grad()
-def draw_steps(bias: Tensor, low: float = 0.001, high: float = 0.1) -> None:
+def draw_steps(bias: Tensor, low: float = 0.001, high: float = 0.1, floor: float = 0.0) -> None:
     """Set a bias of Δ so that softplus(bias) is between `low` and `high`, uniform on a logarithmic
-    scale.
+    scale, and then at least `floor`.
     """
-    dt = torch.exp(nn.init.uniform_(bias, math.log(low), math.log(high)))
+    dt = torch.exp(nn.init.uniform_(bias, math.log(low), math.log(high))).clamp(min=floor)
     bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # inverse of softplus
 
 
@@ -277,7 +277,7 @@ class Mamba2Mixer(Mixer):
 
     norm_eps: of the RMS norm of the gated outputs, in groups; None for no norm.    out_bias: None:
     as `bias`.    input_factor, factors: of the token, and of z, x, b, c and Δ (Falcon H1).
-    steps: the smallest and largest Δ of new models.
+    steps: the limits of Δ in new models; see `draw_steps`.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class Mamba2Mixer(Mixer):
         out_bias: bool | None = None,
         input_factor: float = 1.0,
         factors: Sequence[float] = (1.0,) * 5,
-        steps: tuple[float, float] = (0.001, 0.1),
+        steps: tuple[float, float, float] = (0.001, 0.1, 0.0),
     ) -> None:
         N = heads * head_size
         convolved, shape = N + 2 * groups * states, (heads, states, head_size)

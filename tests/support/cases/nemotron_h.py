@@ -22,6 +22,7 @@ SMALL = {
     "n_groups": 2,
     "ssm_state_size": 8,
     "time_step_min": 1e-30,
+    "time_step_floor": 0.5,  # of the initialization
 }
 CASES: dict[str, dict[str, Any]] = {
     "nemotron_h": {},
