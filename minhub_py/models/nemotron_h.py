@@ -121,16 +121,16 @@ class NemotronHConfig(HybridConfig):
         "hidden_dropout": 0.0,
         "sliding_window": None,
         "num_nextn_predict_layers": 0,
-        "mamba_ssm_cache_dtype": "float32",
     }
-    # The channels of the scan follow from its heads. The rest: initialization, experts, and kernels.
+    # The channels of the scan follow from its heads, and the state is float32. The rest: initialization,
+    # experts, kernels, and positions.
     NO_EFFECT: ClassVar = frozenset(
         """
         num_logits_to_keep use_mamba_kernels chunk_size mamba_chunk_size expand mamba_expand
         time_step_rank rescale_prenorm_residual output_router_logits n_routed_experts
         num_local_experts n_shared_experts moe_intermediate_size moe_shared_expert_intermediate_size moe_latent_size
         moe_shared_expert_overlap num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob
-        mtp_layers_block_type mtp_hybrid_override_pattern
+        mtp_layers_block_type mtp_hybrid_override_pattern mamba_ssm_cache_dtype partial_rotary_factor
         """.split()
     )
     DERIVED: ClassVar = ("attention_head_dim", "rms_norm_eps", "norm_eps")
