@@ -3,9 +3,9 @@ and experts.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from weights_map.engine import HubConfig, Row, same, split, unstack
+from weights_map.hybrid import MAMBA2, hybrid
 from weights_map.llama import BIASES, PAIRS, gguf_architecture, relative
 
 LAYER, MOE = "model.layers.{}", "model.layers.{}.block_sparse_moe"
@@ -14,19 +14,16 @@ GATE_UP, DOWN = (
     (f"{EXPERTS}.gate_proj.{{}}", f"{EXPERTS}.up_proj.{{}}"),
     f"{EXPERTS}.down_proj.{{}}",
 )
-MAMBA = """
-in_proj.weight in_proj.bias conv1d.weight conv1d.bias A_log D dt_bias norm.weight out_proj.weight out_proj.bias
-""".split()
 # A layer has attention or Mamba, and some models have experts; the model reports missing ones.
-hybrid = relative(
+granite4 = hybrid(
     "granitemoehybrid",
+    MAMBA2,
     Row(
         f"{LAYER}.shared_mlp.input_linear.weight",
         ("layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.up_proj.weight"),
         split(2),
     ),
     Row(f"{LAYER}.shared_mlp.output_linear.weight", "layers.{}.mlp.down_proj.weight"),
-    *(Row(f"{LAYER}.mamba.{name}", f"layers.{{}}.mamba.{name}", optional=True) for name in MAMBA),
     # In files, and in transformers' memory
     *(
         Row(f"{MOE}.{name}.weight", "layers.{}.experts.gate.weight", same, optional=True)
@@ -41,15 +38,9 @@ hybrid = relative(
         for name in ("output_linear.weight", "experts.down_proj")
     ),
 )
-hybrid = replace(
-    hybrid,
-    rows=tuple(
-        replace(row, optional=True) if ".self_attn." in str(row.hub) else row for row in hybrid.rows
-    ),
-)
 tables = (
     relative("granite"),
-    hybrid,
+    granite4,
 )
 
 

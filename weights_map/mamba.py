@@ -1,20 +1,15 @@
-"""Weight tables of Mamba 1, Mamba 2 and Falcon Mamba."""
+"""Weight tables of Mamba 1, Mamba 2 and Falcon Mamba. Falcon Mamba is not written as GGUF: llama.cpp
+uses one epsilon for all of its norms.
+"""
 
-from weights_map.engine import Row, Table, same, tie
+from collections.abc import Mapping
 
+from weights_map.engine import HubConfig, Operation, Row, Table, same, squeeze, tie
+from weights_map.gguf import GGUFArchitecture, inverse
+from weights_map.hybrid import MAMBA1, MAMBA2
+
+# The biases exist in some models; the model reports missing ones.
 LAYER = "backbone.layers.{}"
-# Each layer has one of Mamba 1's or Mamba 2's, and biases in some models; the model reports missing ones.
-MIXER = (
-    *(
-        f"{part}.{kind}"
-        for part in ("in_proj", "conv1d", "out_proj")
-        for kind in ("weight", "bias")
-    ),
-    "A_log",
-    "D",
-)
-FIRST = ("x_proj.weight", "dt_proj.weight", "dt_proj.bias")
-SECOND = ("dt_bias", "norm.weight")
 
 
 def table(model_type: str, names: tuple[str, ...]) -> Table:
@@ -42,7 +37,90 @@ def table(model_type: str, names: tuple[str, ...]) -> Table:
 
 
 tables = (
-    table("mamba", (*MIXER, *FIRST)),
-    table("mamba2", (*MIXER, *SECOND)),
-    table("falcon_mamba", (*MIXER, *FIRST)),
+    table("mamba", MAMBA1),
+    table("mamba2", MAMBA2),
+    table("falcon_mamba", MAMBA1),
+)
+
+
+def encode(config: HubConfig) -> Mapping[str, object]:
+    """Keys that llama.cpp requires. ValueError: it lacks a setting of the model."""
+    kind = config["model_type"]
+    if not config["use_conv_bias"] or config["use_bias"]:
+        raise ValueError(f"llama.cpp's {kind} requires use_conv_bias true and use_bias false")
+    return {"context_length": 2**20, "feed_forward_length": 0, "attention.head_count": 0}
+
+
+def head_dim(settings: Mapping[str, object]) -> Mapping[str, object]:
+    """The channels of a head of Mamba 2."""
+    inner, heads = settings["intermediate_size"], settings["num_heads"]
+    if not (isinstance(inner, int) and isinstance(heads, int) and heads > 0):
+        raise ValueError(f"ssm.inner_size {inner!r:.80} and ssm.time_step_rank {heads!r:.80}")
+    return {"head_dim": inner // heads}
+
+
+decay = Operation("from -e^w to w", lambda x: [(-x[0]).log()], lambda x: [-x[0].exp()])
+negative = Operation(
+    "from a column -e^w to w",
+    lambda x: [(-x[0]).log().squeeze(1)],
+    lambda x: [-x[0].exp().unsqueeze(1)],
+)
+groups = Operation(
+    "from rows of groups",
+    lambda x, count: [x[0].flatten()],
+    lambda x, count: [x[0].view(count, -1)],
+    setting="n_groups",
+)
+HUB = f"{LAYER}.mixer"
+SETTINGS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.inner_size": "intermediate_size",
+    "ssm.state_size": "state_size",
+}
+ROWS = (
+    Row("token_embd.weight", "backbone.embeddings.weight"),
+    Row("blk.{}.attn_norm.weight", f"{LAYER}.norm.weight"),
+    Row("blk.{}.ssm_in.weight", f"{HUB}.in_proj.weight"),
+    Row("blk.{}.ssm_conv1d.weight", f"{HUB}.conv1d.weight", inverse(squeeze(1))),
+    Row("blk.{}.ssm_conv1d.bias", f"{HUB}.conv1d.bias"),
+    Row("blk.{}.ssm_out.weight", f"{HUB}.out_proj.weight"),
+    Row("output_norm.weight", "backbone.norm_f.weight"),
+    Row("output.weight", "lm_head.weight", optional=True),
+)
+NOT_USED = {"feed_forward_length": 0, "attention.head_count": 0}
+gguf = (
+    GGUFArchitecture(
+        "mamba",
+        model_type="mamba",
+        settings={**SETTINGS, "ssm.time_step_rank": "time_step_rank"},
+        rows=(
+            *ROWS,
+            Row("blk.{}.ssm_x.weight", f"{HUB}.x_proj.weight"),
+            Row("blk.{}.ssm_dt.weight", f"{HUB}.dt_proj.weight"),
+            Row("blk.{}.ssm_dt.bias", f"{HUB}.dt_proj.bias"),
+            Row("blk.{}.ssm_a", f"{HUB}.A_log", decay),
+            Row("blk.{}.ssm_d", f"{HUB}.D"),
+        ),
+        required={**NOT_USED, "ssm.dt_b_c_rms": False},
+        encode=encode,
+    ),
+    GGUFArchitecture(
+        "mamba2",
+        model_type="mamba2",
+        settings={**SETTINGS, "ssm.time_step_rank": "num_heads", "ssm.group_count": "n_groups"},
+        rows=(
+            *ROWS,
+            Row("blk.{}.ssm_dt.bias", f"{HUB}.dt_bias"),
+            Row("blk.{}.ssm_a", f"{HUB}.A_log", negative),
+            Row("blk.{}.ssm_d", f"{HUB}.D", squeeze(1)),
+            Row("blk.{}.ssm_norm.weight", f"{HUB}.norm.weight", groups),
+        ),
+        derive=head_dim,
+        required=NOT_USED,
+        encode=encode,
+    ),
 )

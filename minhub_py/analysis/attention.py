@@ -196,14 +196,17 @@ def attention_weights(
         else:
             running.body(idx, past)
     weights = past.recorded
-    layers = sorted(weights)
-    return AttentionWeights(
-        tokens,
-        ids,
-        [layer + 1 for layer in layers],
-        torch.cat([weights[layer] for layer in layers]).cpu(),
-        len(layers) if model.encoder_only or model.encoder_decoder else len(model.cache_layout()),
-    )
+    numbers = sorted(weights)
+    if model.encoder_only or model.encoder_decoder:
+        layers, count = [number + 1 for number in numbers], len(numbers)
+    else:
+        caches = model.caches()
+        layers = [
+            layer for layer, own in enumerate(caches, 1) for number in own if number in weights
+        ]
+        count = len(caches)
+    stacked = torch.cat([weights[number] for number in numbers]).cpu()
+    return AttentionWeights(tokens, ids, layers, stacked, count)
 
 
 def encode_text(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from minhub_py.analysis.activations import forward, recorder
 from minhub_py.analysis.hidden_states import steps_after_layers
 from minhub_py.analysis.patching import check_position, token_id
-from minhub_py.analysis.points import ENCODER, Points, norms_between_additions, recipe_of
+from minhub_py.analysis.points import ADDED, ENCODER, Points, norms_between_additions, recipe_of
 from minhub_py.analysis.tokens import Text, single_row
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
@@ -123,7 +123,7 @@ def attribution(
     own = [name for name in points.sources if not name.startswith(ENCODER)]
     names = [
         "embeddings",
-        *(name for name in own if name.endswith((".attn", ".cross", ".mlp", ".per_layer_input"))),
+        *(name for name in own if name.endswith(ADDED)),
     ]
     head_inputs = [name for name in own if heads and name.endswith(".heads")]
     last = f"layers.{max(points.sources[name].layer for name in own)}.resid"

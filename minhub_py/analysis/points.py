@@ -6,6 +6,8 @@ Layers and heads count from 1, as in `attention_weights` and `logit_lens`:
 
     embeddings              the input of layer 1
     layers.3.attn           the output of the attention of layer 3, as added to the residual stream (after its norm)
+    layers.3.ssm            the same of the selective state space, in a layer that has both (Falcon H1); its heads are
+                            `ssm_heads`
     layers.3.mlp            the output of the MLP of layer 3, as added to the residual stream
     layers.3.per_layer_input
                             what layer 3 adds for the vectors that tokens have for each layer (Gemma 4)
@@ -47,6 +49,7 @@ from minhub_py.models.attention import Past
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import EncoderCache
 from minhub_py.models.encoder import EncoderDecoder
+from minhub_py.models.layers import BlockList
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.steps import (
     Add,
@@ -66,6 +69,8 @@ from minhub_py.models.steps import (
 )
 
 ENCODER = "encoder."
+# ends of the names of values that are added to the residual stream
+ADDED = (".attn", ".ssm", ".cross", ".mlp", ".per_layer_input")
 # Receives the value (B, T, size) at a point and the positions (B or 1, T); returns the new value,
 # or None.
 Edit = Callable[[Tensor, Tensor], Tensor | None]
@@ -122,6 +127,12 @@ class Points:
         self.sources: dict[str, PointSource] = {}
         self.layers = 0
         paths = {id(module): name for name, module in reversed([*model.named_modules()])}
+        self.blocks = [
+            f"{name}."
+            for list_name, module in model.named_modules()
+            if isinstance(module, BlockList)
+            for name in (f"{list_name}.{number}" for number in range(len(module)))
+        ]
         if isinstance(model, EncoderDecoder):
             self._read(model.encoder_steps(), paths, ENCODER)
         self._read(model.steps(), paths, "")
@@ -132,25 +143,28 @@ class Points:
         size = last = 0  # of the residual stream, and of the value after the last module
         layers: list[list[str]] = []  # the modules that write to the residual stream, by layer
         norm, tail = "", list[str]()  # the last norm; the modules after the last of `layers`
+        saved = False  # whether the last norm read the stream before an addition
         for step in steps:
             match step:
                 case Attend() | DeltaRule() | ShortConvolution() | SelectiveScan():
-                    # the norm belongs to the layer, which may have no other module in Mamba
-                    layers.append([norm] if isinstance(step, SelectiveScan) else [])
+                    if saved:  # in parallel with the state space of the layer
+                        self._rename(
+                            f"{prefix}layers.{len(layers)}.", attn="ssm", heads="ssm_heads"
+                        )
+                    else:
+                        layers.append([])
                     mixing = step
                 case CrossAttend() | GateLayerInput():
                     mixing = step
                 case Add():
+                    self._append(layers, norm, paths[id(step.layer)])
                     self._add(step, mixing, len(layers), paths, prefix)
-                    layers[-1].append(paths[id(step.layer)])
                     size = last = shape_of(step.layer)[0]
                     mixing, tail = None, []
                 case Experts():
                     path = paths[id(step.router)].rpartition(".")[0]
                     start = f"{prefix}layers.{len(layers)}."
-                    for name in ("mlp", "neurons"):
-                        if (shared := self.sources.pop(start + name, None)) is not None:
-                            self.sources[f"{start}shared.{name}"] = shared
+                    self._rename(start, mlp="shared.mlp", neurons="shared.neurons")
                     self.sources[f"{start}mlp"] = PointSource(path, "output", size, len(layers))
                     layers[-1].append(path)
                     tail = []
@@ -171,7 +185,7 @@ class Points:
                         path, "input", step.layer.input_size, 0
                     )
                 case Norm() if not step.to_residual:
-                    tail = [norm := paths[id(step.layer)]]
+                    tail, saved = [norm := paths[id(step.layer)]], step.saved
                 case Linear():
                     tail, last = [paths[id(step.layers[0])]], shape_of(step.layers[0])[0]
         blocks = [common_parent(modules) for modules in layers]
@@ -183,14 +197,37 @@ class Points:
         self.sources[f"{prefix}final"] = PointSource(
             tail[0] if tail else blocks[-1], "output", last, len(blocks)
         )
+        self._number_calls(blocks)
+        if not (prefix == "" and self.encoder_decoder):
+            self.layers = len(blocks)
+
+    def _number_calls(self, blocks: list[str]) -> None:
+        """Set `call` of the points in blocks that several layers share."""
         for name, source in self.sources.items():
             block = blocks[max(source.layer, 1) - 1] if source.layer <= len(blocks) else ""
             if blocks.count(block) > 1 and source.path.startswith(block):
                 self.sources[name] = replace(
                     source, call=blocks[: max(source.layer, 1) - 1].count(block)
                 )
-        if not (prefix == "" and self.encoder_decoder):
-            self.layers = len(blocks)
+
+    def _block(self, path: str) -> str:
+        """The start of a module's path: its block in a list of blocks."""
+        return next((block for block in self.blocks if path.startswith(block)), "")
+
+    def _append(self, layers: list[list[str]], norm: str, path: str) -> None:
+        """Append a module and the norm of its input to the last layer, or to a new layer that has
+        an MLP only.
+        """
+        block = self._block(path)
+        if not layers or (layers[-1] and self._block(layers[-1][-1]) != block):
+            layers.append([])
+        layers[-1] += [norm, path] if block == self._block(norm) else [path]
+
+    def _rename(self, start: str, **names: str) -> None:
+        """Rename the points of a layer, old names to new names."""
+        for old, new in names.items():
+            if (source := self.sources.pop(start + old, None)) is not None:
+                self.sources[start + new] = source
 
     def _add(
         self, step: Add, mixing: Step | None, layer: int, paths: Mapping[int, str], prefix: str

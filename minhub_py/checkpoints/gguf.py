@@ -265,8 +265,10 @@ class GGUFCheckpoint(Checkpoint):
 
         if "block_count" not in values:
             raise ValueError(f"it has no {prefix}block_count")
-        heads = number("attention.head_count")
-        size = number("attention.key_length", number("embedding_length") // heads)
+        heads = size = 0  # of a model without attention
+        if "attention.head_count" in architecture.settings:
+            heads = number("attention.head_count")
+            size = number("attention.key_length", number("embedding_length") // heads)
         values.setdefault("attention.head_count_kv", heads)
         settings = {
             name: values[key]

@@ -342,15 +342,17 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> JsonObject:
     """The keys after "<architecture>." and their values."""
     hub, computed = config.to_hub(), config.effective
     rope = rope_of(hub)
-    heads = hub[architecture.settings["attention.head_count"]]
-    width = hub[architecture.settings["embedding_length"]]
-    size = hub.get(architecture.settings.get("attention.key_length", "head_dim")) or width // heads
-    derived = {
-        "attention.head_count_kv": heads,
-        "attention.key_length": size,
-        "feed_forward_length": 4 * width,
-        "rope.dimension_count": int(size * rope.get("partial_rotary_factor", 1.0)),
-    }
+    width, size, derived = hub[architecture.settings["embedding_length"]], 0, {}
+    if "attention.head_count" in architecture.settings:
+        heads = hub[architecture.settings["attention.head_count"]]
+        size_name = architecture.settings.get("attention.key_length", "head_dim")
+        size = hub.get(size_name) or width // heads
+        derived = {
+            "attention.head_count_kv": heads,
+            "attention.key_length": size,
+            "feed_forward_length": 4 * width,
+            "rope.dimension_count": int(size * rope.get("partial_rotary_factor", 1.0)),
+        }
     keys = {}
     for key, name in architecture.settings.items():
         value = (
@@ -436,7 +438,8 @@ def type_of(name: str, tensor: Tensor, type: str) -> str:
     if (
         tensor.dim() < 2
         or type == "F32"
-        or name.endswith(".bias")
+        or not name.endswith(".weight")
+        or name.endswith("_norm.weight")
         or any(part in name for part in PRECISE)
     ):
         return "F32"

@@ -61,6 +61,7 @@ from minhub_py.models.steps import (
     Recurrent,
     Rotate,
     SaveResidual,
+    ScaleParts,
     ScaleResidual,
     SelectiveScan,
     ShortConvolution,
@@ -159,6 +160,8 @@ class CodeWriter:
                 self.norm_part(step)
             case SelectiveScan():
                 self.selective_scan(step)
+            case ScaleParts():
+                self.scale_parts(step)
             case Convolution():
                 self.convolution(step)
             case Gate():
@@ -511,6 +514,13 @@ class CodeWriter:
         norm = step.norm
         value = f"group_norm(part, {self.path(norm.weight)}, {norm.eps}, {norm.groups})"
         self.replace_part(step.first, norm.size, value)
+
+    def scale_parts(self, step: ScaleParts) -> None:
+        parts, first = [], 0
+        for size, factor in step.parts:
+            parts.append(f"h[:, :, {first} : {first + size}] * {factor}")
+            first += size
+        self.lines.append(f"h = torch.cat(({', '.join(parts)},), dim=2)")
 
     def selective_scan(self, step: SelectiveScan) -> None:
         N, size, per_channel = step.channels, step.groups * step.states, step.decay.dim() == 2

@@ -94,6 +94,10 @@ class LanguageModel(nn.Module):
         """Each layer's cache."""
         raise NotImplementedError
 
+    def caches(self) -> list[list[int]]:
+        """The elements of `cache_layout` that each layer has, as numbers from 0."""
+        return [[number] for number in range(len(self.cache_layout()))]
+
     def steps(self) -> Iterator[Step]:
         """The computation of `forward` as data (models/steps.py).
 

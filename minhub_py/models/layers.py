@@ -13,7 +13,7 @@ Notation
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -129,6 +129,16 @@ class GroupNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return group_norm(x, self.weight, self.eps, self.groups)
+
+
+def scale_parts(x: Tensor, parts: Sequence[tuple[int, float]]) -> Tensor:
+    """The adjacent parts of x (B, T, …), each of a size, times a factor each."""
+    if all(factor == 1.0 for _, factor in parts):
+        return x
+    values = x.split([size for size, _ in parts], dim=-1)
+    return torch.cat(
+        [value * factor for value, (_, factor) in zip(values, parts, strict=True)], dim=-1
+    )
 
 
 def head_layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

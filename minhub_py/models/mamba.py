@@ -109,6 +109,7 @@ class MambaConfig(Effective):
         """
         time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor rescale_prenorm_residual
         d_model d_inner n_layer ssm_cfg rms_norm fused_add_norm pad_vocab_size_multiple
+        max_position_embeddings
         use_mambapy use_falcon_mambapy use_associative_scan chunk_size layer_types norm_before_gate
         """.split()
     )

@@ -51,10 +51,10 @@ class SharedExpert(GatedMLP):
     def gated(self, x: Tensor) -> Tensor:
         return super().gated(x) * self.factor(x).sigmoid()
 
-    def steps(self, norm: RMSNorm | None = None) -> Iterator[Step]:
+    def steps(self, norm: RMSNorm | None = None, scale: float = 1.0) -> Iterator[Step]:
         yield Linear([self.gate_proj, self.up_proj, self.factor])
         yield Gate(self.activation, sigmoid=True)
-        yield Add(self.down_proj, norm)
+        yield Add(self.down_proj, norm, scale)
 
     def parallel_steps(self, norm: RMSNorm) -> Iterator[Step]:
         """The operations for h = norm(x), and again h = norm(x) with the x before them, for the

@@ -307,6 +307,36 @@ FALCONMAMBA: Sizes = {
         "tie_word_embeddings": False, "eos_token_id": 11, "pad_token_id": 11,
     },
 }
+BAMBA: Sizes = {
+    "ibm-ai-platform/Bamba-9B-v1": {
+        "vocab_size": 128256, "mamba_d_state": 128, "attn_layer_indices": [9, 18, 27], "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
+}
+FALCONH1: Sizes = {
+    "Falcon-H1-0.5B-Base": {
+        "vocab_size": 32784, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 36,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 16384,
+        "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_state": 128, "mamba_norm_before_gate": False,
+        "embedding_multiplier": 5.656854249492381, "lm_head_multiplier": 0.0390625,
+        "mlp_multipliers": [0.8838834764831844, 0.5859375], "key_multiplier": 0.39062499999999994,
+        "attention_out_multiplier": 0.9375, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.23570226039551587,
+        "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+        "rope_parameters": {"rope_theta": 1e11}, "eos_token_id": 11,
+    },
+}
+_NEMOTRONH = {"max_position_embeddings": 8192, "eos_token_id": 3}
+NEMOTRONH: Sizes = {
+    "Nemotron-H-8B-Base-8K": {
+        **_NEMOTRONH, "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    },
+    "NVIDIA-Nemotron-Nano-9B-v2": {
+        "hidden_size": 4480, "intermediate_size": 15680, "num_attention_heads": 40, "mamba_head_dim": 80,
+        "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        "max_position_embeddings": 2**17, "eos_token_id": 12,
+    },
+}
+JAMBA: Sizes = {"Jamba-v0.1": {}}
 MIXTRAL: Sizes = {
     "mistralai/Mixtral-8x7B-v0.1": {"max_position_embeddings": 2**15},
     "mistralai/Mixtral-8x22B-v0.1": {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,

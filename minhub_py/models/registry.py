@@ -601,6 +601,81 @@ ARCHITECTURES = {
             module="granite",
             classifies=True,
         ),
+        Architecture(
+            "bamba",
+            "Bamba",
+            "bamba",
+            ("BambaConfig", "Bamba"),
+            Training(
+                GROUPED_NAMES,
+                {
+                    "tie_word_embeddings": True,
+                    "mamba_n_heads": 8,
+                    "mamba_d_state": 32,
+                    "attn_layer_indices": [0],
+                },
+                expansion=GATED,
+            ),
+            presets=published.BAMBA,
+        ),
+        Architecture(
+            "falconh1",
+            "Falcon H1",
+            "falcon_h1",
+            ("FalconH1Config", "FalconH1"),
+            Training(
+                GROUPED_NAMES,
+                {
+                    "tie_word_embeddings": True,
+                    "mamba_d_ssm": None,
+                    "mamba_n_heads": 8,
+                    "mamba_d_state": 32,
+                },
+                expansion=GATED,
+            ),
+            "tiiuae",
+            published.FALCONH1,
+            module="falcon_h1",
+        ),
+        Architecture(
+            "nemotronh",
+            "Nemotron H",
+            "nemotron_h",
+            ("NemotronHConfig", "NemotronH"),
+            Training(
+                GROUPED_NAMES,
+                {
+                    "head_dim": 32,
+                    "mamba_num_heads": 8,
+                    "mamba_head_dim": 32,
+                    "n_groups": 1,
+                    "ssm_state_size": 32,
+                    "tie_word_embeddings": True,
+                },
+            ),
+            "nvidia",
+            published.NEMOTRONH,
+            module="nemotron_h",
+        ),
+        Architecture(
+            "jamba",
+            "Jamba",
+            "jamba",
+            ("JambaConfig", "Jamba"),
+            Training(
+                GROUPED_NAMES,
+                {
+                    "tie_word_embeddings": True,
+                    "num_experts": 4,
+                    "attn_layer_period": 4,
+                    "attn_layer_offset": 1,
+                },
+                expansion=GATED / 2,  # two experts per token
+            ),
+            "ai21labs",
+            published.JAMBA,
+            classifies=True,
+        ),
         *(
             Architecture(
                 name,

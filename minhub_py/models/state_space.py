@@ -24,7 +24,7 @@ Notation
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,13 +34,14 @@ from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.attention import Past
 from minhub_py.models.cache import State
 from minhub_py.models.delta import decays_within, read_and_add
-from minhub_py.models.layers import BlockList, GroupNorm
+from minhub_py.models.layers import BlockList, GroupNorm, scale_parts
 from minhub_py.models.steps import (
     Add,
     CausalConvolution,
     Linear,
     NormPart,
     Project,
+    ScaleParts,
     SelectiveScan,
     Step,
 )
@@ -96,6 +97,12 @@ def chunked_scan(
     return y.transpose(1, 2).flatten(2), state
 
 
+def scaled_parts(parts: Sequence[tuple[int, float]]) -> Iterator[Step]:
+    """The operation of `layers.scale_parts`, if a factor is not 1."""
+    if any(factor != 1.0 for _, factor in parts):
+        yield ScaleParts(parts)
+
+
 class Mixer(nn.Module):
     """The parts that both versions have: projections, the convolution, and the state.
 
@@ -118,6 +125,7 @@ class Mixer(nn.Module):
         activation: str,
         bias: bool,
         conv_bias: bool,
+        out_bias: bool | None = None,
     ) -> None:
         super().__init__()
         self.layer, self.inner, self.activation, self.shape = layer, inner, activation, shape
@@ -125,7 +133,11 @@ class Mixer(nn.Module):
         self.lookback = taps - 1
         self.in_proj = nn.Linear(channels, outputs, bias=bias)
         self.conv1d = nn.Conv1d(convolved, convolved, taps, groups=convolved, bias=conv_bias)
-        self.out_proj = nn.Linear(inner, channels, bias=bias)
+        self.out_proj = nn.Linear(inner, channels, bias=bias if out_bias is None else out_bias)
+
+    def init_weights(self, std: float) -> None:
+        """Draw the weights as the authors do."""
+        raise NotImplementedError
 
     def cache_layout(self) -> State:
         """The previous inputs of the convolution, and the state."""
@@ -175,18 +187,19 @@ def check_auto(title: str, name: str, value: object) -> None:
 
 
 @torch.no_grad()
-def draw_steps(bias: Tensor) -> None:
-    """Set a bias of Δ so that softplus(bias) is between 0.001 and 0.1, uniform on a logarithmic
-    scale.
+def draw_steps(bias: Tensor, low: float = 0.001, high: float = 0.1, floor: float = 0.0) -> None:
+    """Set a bias of Δ so that softplus(bias) is between `low` and `high`, uniform on a logarithmic
+    scale, and then at least `floor`.
     """
-    dt = torch.exp(nn.init.uniform_(bias, math.log(0.001), math.log(0.1)))
+    dt = torch.exp(nn.init.uniform_(bias, math.log(low), math.log(high))).clamp(min=floor)
     bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # inverse of softplus
 
 
 class Mamba1Mixer(Mixer):
     """Δ, b and c are projections of the convolution's outputs.
 
-    rank: R.    norm_eps: of RMS norms of Δ, b and c, without weights; None for no norms.
+    rank: R.    norm_eps: of RMS norms of Δ, b and c; None for no norms.    weighted_norms: whether
+    they have weights.
     """
 
     def __init__(
@@ -201,6 +214,7 @@ class Mamba1Mixer(Mixer):
         bias: bool = False,
         conv_bias: bool = True,
         norm_eps: float | None = None,
+        weighted_norms: bool = False,
     ) -> None:
         N = inner
         super().__init__(
@@ -211,7 +225,9 @@ class Mamba1Mixer(Mixer):
         self.dt_proj = nn.Linear(rank, N)
         self.A_log, self.D = nn.Parameter(torch.empty(N, states)), nn.Parameter(torch.ones(N))
         norms = (
-            [] if norm_eps is None else [GroupNorm(n, norm_eps, weighted=False) for n in self.sizes]
+            []
+            if norm_eps is None
+            else [GroupNorm(n, norm_eps, weighted=weighted_norms) for n in self.sizes]
         )
         self.norms = BlockList(norms)
 
@@ -231,8 +247,8 @@ class Mamba1Mixer(Mixer):
         past.set_state(self.layer, (inputs, state))
         return self.out_proj(y.to(x.dtype))
 
-    def steps(self) -> Iterator[Step]:
-        """The operations; the residual stream gets the result."""
+    def steps(self, scale: float = 1.0) -> Iterator[Step]:
+        """The operations; the residual stream gets the result, times `scale`."""
         N, (R, S, _) = self.inner, self.sizes
         dt, b, c = 2 * N, 2 * N + R, 2 * N + R + S  # x and z, then the outputs of x_proj
         yield Linear([self.in_proj])
@@ -242,7 +258,7 @@ class Mamba1Mixer(Mixer):
             yield NormPart(norm, first)
         yield Project(self.dt_proj, dt)
         yield SelectiveScan(N, 1, S, 1, self.A_log, self.D, None, x=0, z=N, b=b, c=c, dt=c + S)
-        yield Add(self.out_proj)
+        yield Add(self.out_proj, scale=scale)
 
     @torch.no_grad()
     def init_weights(self, std: float) -> None:
@@ -259,7 +275,9 @@ class Mamba1Mixer(Mixer):
 class Mamba2Mixer(Mixer):
     """z, x, b, c and Δ are one projection of the token, and the convolution is over x, b and c.
 
-    norm_eps: of the RMS norm of the gated outputs, in groups.
+    norm_eps: of the RMS norm of the gated outputs, in groups; None for no norm.    out_bias: None:
+    as `bias`.    input_factor, factors: of the token, and of z, x, b, c and Δ (Falcon H1).
+    steps: the limits of Δ in new models; see `draw_steps`.
     """
 
     def __init__(
@@ -271,39 +289,60 @@ class Mamba2Mixer(Mixer):
         states: int,
         groups: int,
         taps: int,
-        norm_eps: float,
+        norm_eps: float | None,
         activation: str = "silu",
         bias: bool = False,
         conv_bias: bool = True,
+        out_bias: bool | None = None,
+        input_factor: float = 1.0,
+        factors: Sequence[float] = (1.0,) * 5,
+        steps: tuple[float, float, float] = (0.001, 0.1, 0.0),
     ) -> None:
         N = heads * head_size
         convolved, shape = N + 2 * groups * states, (heads, states, head_size)
         outputs = N + convolved + heads
         super().__init__(
-            layer, channels, N, convolved, outputs, taps, shape, activation, bias, conv_bias
+            layer,
+            channels,
+            N,
+            convolved,
+            outputs,
+            taps,
+            shape,
+            activation,
+            bias,
+            conv_bias,
+            out_bias,
         )
-        self.heads, self.groups = heads, groups
+        self.heads, self.groups, self.new_steps = heads, groups, steps
+        sizes = N, N, groups * states, groups * states, heads
+        self.input_parts = [(channels, input_factor)]
+        self.parts = list(zip(sizes, factors, strict=True))
         self.A_log, self.D = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.ones(heads))
         self.dt_bias = nn.Parameter(torch.ones(heads))
-        self.norm = GroupNorm(N, norm_eps, groups)
+        self.norm = None if norm_eps is None else GroupNorm(N, norm_eps, groups)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         N, convolved = self.inner, self.conv1d.in_channels
-        z, x, dt = self.in_proj(x).split([N, convolved, self.heads], dim=2)
+        x = scale_parts(self.in_proj(scale_parts(x, self.input_parts)), self.parts)
+        z, x, dt = x.split([N, convolved, self.heads], dim=2)
         inputs, state = self.states(x, past)
         x, inputs = self.convolve(x, inputs)
         x, b, c = x.split([N, (convolved - N) // 2, (convolved - N) // 2], dim=2)
         with torch.autocast(x.device.type, enabled=False):
             dt, a = F.softplus(dt.float() + self.dt_bias.float()), -self.A_log.float().exp()
             y, state = chunked_scan(x.float(), dt, a, b.float(), c.float(), self.D.float(), state)
-            y = self.norm(y * F.silu(z.float()))  # (B, T, N)
+            y = y * F.silu(z.float())  # (B, T, N)
+            y = y if self.norm is None else self.norm(y)
         past.set_state(self.layer, (inputs, state))
         return self.out_proj(y.to(x.dtype))
 
     def steps(self, scale: float = 1.0) -> Iterator[Step]:
         """The operations; the residual stream gets the result, times `scale`."""
         N, S, part = self.inner, self.shape[1], (self.conv1d.in_channels - self.inner) // 2
+        yield from scaled_parts(self.input_parts)
         yield Linear([self.in_proj])
+        yield from scaled_parts(self.parts)
         yield CausalConvolution(self.conv1d, self.activation, first=N)
         yield SelectiveScan(
             N,
@@ -319,13 +358,14 @@ class Mamba2Mixer(Mixer):
             c=2 * N + part,
             dt=2 * N + 2 * part,
         )
-        yield NormPart(self.norm, 0)
+        if self.norm is not None:
+            yield NormPart(self.norm, 0)
         yield Add(self.out_proj, scale=scale)
 
     @torch.no_grad()
     def init_weights(self, std: float) -> None:
         """Draw the weights as the authors do."""
         self.init_projections(std)
-        draw_steps(self.dt_bias)
+        draw_steps(self.dt_bias, *self.new_steps)
         self.A_log.copy_(torch.arange(1.0, self.heads + 1).log())
         nn.init.ones_(self.D)

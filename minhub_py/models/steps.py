@@ -296,6 +296,13 @@ class SelectiveScan:
 
 
 @dataclass(frozen=True, eq=False)
+class ScaleParts:
+    """h = `layers.scale_parts` of h: adjacent parts, each with its size and its factor."""
+
+    parts: Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, eq=False)
 class Convolution:
     """x = x + activation(conv(the x of `SaveResidual`)): an nn.Conv1d over the positions of a text,
     in an encoder.
@@ -438,6 +445,7 @@ Step = (
     | Project
     | NormPart
     | SelectiveScan
+    | ScaleParts
     | Convolution
     | Gate
     | Add

@@ -27,7 +27,7 @@ from minhub_py import (
     score,
 )
 from minhub_py.analysis.attribution import factor_of
-from minhub_py.analysis.points import Points, norms_between_additions
+from minhub_py.analysis.points import ADDED, Points, norms_between_additions
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.quantize import quantize
 from minhub_py.models.steps import ScaleResidual
@@ -82,9 +82,7 @@ def test_embeddings_and_all_contributions_sum_to_the_residual_stream(name: str) 
     sides = [("encoder.", None), ("", ids[:9])] if model.encoder_decoder else [("", None)]
     for start, targets in sides:
         names = [key for key in points.sources if key.startswith(f"{start}layers")]
-        names = [
-            key for key in names if key.endswith((".attn", ".mlp", ".cross", ".per_layer_input"))
-        ]
+        names = [key for key in names if key.endswith(ADDED)]
         last = f"{start}layers.{max(points.sources[key].layer for key in names)}.resid"
         result = activations(
             model, None, ids, [f"{start}embeddings", *names, last], targets=targets

@@ -67,7 +67,16 @@ CONFIGS = {
         "quantization_config": {"quant_method": "mxfp4"},
     },
 }
-UNSPLIT = ("gemma4_", "mamba", "falcon_mamba", "granitemoehybrid")
+UNSPLIT = (
+    "gemma4_",
+    "mamba",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "bamba",
+    "falcon_h1",
+    "nemotron_h",
+    "jamba",
+)
 NAMES = [*(name for name in FEW if not name.startswith(UNSPLIT)), *EXTRA, *CONFIGS, "fp8"]
 # The largest allocation of a rank is measured, which takes half of the time to load the model.
 MEASURED = [

@@ -53,6 +53,10 @@ REFUSED = {
     "olmo-biases": "llama.cpp's olmo has no biases",
     "mpt-scale": "has no setting for scale",
     "qwen2_moe-normalized": "has no setting for norm_topk_prob",
+    "mamba-sizes": "requires use_conv_bias true",
+    "mamba-relu": "has no setting for hidden_act",
+    "mamba2-biases": "and use_bias false",
+    "falcon_mamba": "a model of the type falcon_mamba cannot be written as GGUF",
     "apertus": "a model of the type apertus cannot be written as GGUF",
     "opt": "a model of the type opt cannot be written as GGUF; possible are",
 }

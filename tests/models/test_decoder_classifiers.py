@@ -28,7 +28,7 @@ from minhub_py.loading.adapters.heads import classifier_config
 from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.encoder import Classifier
 from minhub_py.models.registry import ENTRIES, architecture_of
-from minhub_py.models.steps import DeltaRule, Rotate
+from minhub_py.models.steps import DeltaRule, Rotate, SelectiveScan
 from minhub_py.training.settings import Settings
 
 LABELS = {"num_labels": 3, "pad_token_id": 0}
@@ -140,7 +140,9 @@ def needs_padding(model: Classifier) -> bool:
     """Whether the C decoder does not compute several texts in one call."""
     steps = list(model.steps())
     ropes = [step.rope for step in steps if isinstance(step, Rotate) and step.rope is not None]
-    return any(isinstance(step, DeltaRule) for step in steps) or any(rope.short for rope in ropes)
+    return any(isinstance(step, DeltaRule | SelectiveScan) for step in steps) or any(
+        rope.short for rope in ropes
+    )
 
 
 def test_transformers_loads_what_is_saved(pair: tuple[Any, Any, Path], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.models.state_space import Mamba1Mixer, Mixer, chunked_scan, selective_scan
 
-NAMES = ("mamba", "mamba2", "falcon_mamba", "granitemoehybrid")
+NAMES = ("mamba", "mamba2", "falcon_mamba", "granitemoehybrid", "falcon_h1", "jamba")
 
 
 def inputs(*shape: int, seed: int) -> torch.Tensor:
@@ -132,6 +132,30 @@ def test_new_models_start_with_slow_decays(name: str) -> None:
         assert 0.00099 < dt.min() < dt.max() < 0.101
         numbers = mixer.A_log[0] if isinstance(mixer, Mamba1Mixer) else mixer.A_log
         torch.testing.assert_close(numbers.exp(), torch.arange(1.0, len(numbers) + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "count"),
+    [("granitemoehybrid", [2], 3), ("falcon_h1", [1, 2], 2), ("nemotron_h", [3], 4)],
+)
+def test_attention_weights_have_the_numbers_of_their_layers(
+    name: str, layers: list[int], count: int
+) -> None:
+    """In models whose layers have two caches, or none."""
+    weights = minhub_py.attention_weights(random_model(name), None, [1, 2, 3])
+    assert (weights.layers, weights.layer_count) == (layers, count)
+
+
+@torch.inference_mode()
+def test_nemotron_h_has_no_lower_limit_of_steps() -> None:
+    """The original code has none; transformers has time_step_min in prompts."""
+    model = random_model("nemotron_h")
+    settings = {**CASES["nemotron_h"].settings("nemotron_h"), "time_step_min": 0.1}
+    del settings["model_type"]
+    other = minhub_py.from_config("nemotron_h", **settings).eval()
+    other.load_state_dict(model.state_dict())
+    ids = torch.tensor(texts_of(20))
+    assert other(ids).equal(model(ids))
 
 
 def test_a_classifier_with_mamba_layers_is_computed_by_torch() -> None:

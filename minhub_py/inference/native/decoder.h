@@ -41,7 +41,7 @@ enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID, SQUARED_RELU };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
        NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN, PREDICTION_INPUTS, DISTANCES, DISTANCE_LINEAR,
-       NEIGHBORS, CLIP, XIELU, CAUSAL_CONVOLUTION, PROJECT, NORM_PART, SELECTIVE_SCAN };
+       NEIGHBORS, CLIP, XIELU, CAUSAL_CONVOLUTION, PROJECT, NORM_PART, SELECTIVE_SCAN, SCALE_PARTS };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -176,6 +176,7 @@ typedef struct {
             int32_t channels, heads, states, groups;
             int32_t x, z, b, c, dt;        /* where the inputs begin in a token */
         } selective_scan;
+        struct { const float *factors; int64_t size; } scale_parts; /* of each number of a token */
     };
 } operation;
 

@@ -83,6 +83,7 @@ KINDS = {
     "project": 35,
     "norm_part": 36,
     "selective_scan": 37,
+    "scale_parts": 38,
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
@@ -304,6 +305,7 @@ class Parameters(ctypes.Union):
                 dt=int32,
             ),
         ),
+        ("scale_parts", structure(factors=pointer, size=int64)),
     ]
 
 

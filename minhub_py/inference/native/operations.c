@@ -423,6 +423,9 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
         case SCALE:
             for (int64_t i = 0; i < op->scale.size; i++) x[i] *= *op->scale.factor;
             break;
+        case SCALE_PARTS:
+            for (int64_t i = 0; i < op->scale_parts.size; i++) in[i] *= op->scale_parts.factors[i];
+            break;
         case CLIP:
             for (int64_t i = 0; i < op->clip.size; i++) { /* keeps NaN */
                 const float limit = op->clip.limit;
@@ -869,6 +872,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case SCALE:
         case JOIN:
         case PREDICTION_INPUTS:
+        case SCALE_PARTS:
         case CLIP:
         case XIELU:
         case GATE: {

@@ -94,6 +94,7 @@ from minhub_py.models.steps import (
     Recurrent,
     Rotate,
     SaveResidual,
+    ScaleParts,
     ScaleResidual,
     SelectiveScan,
     ShortConvolution,
@@ -485,6 +486,12 @@ class Program(Weights):
             epsilon=norm.eps,
         )
 
+    def scale_parts(self, step: ScaleParts) -> DecoderOperation:
+        factors = torch.cat(
+            [torch.full((size,), factor, device=CPU) for size, factor in step.parts]
+        )
+        return new_operation("scale_parts", factors=self.floats(factors), size=len(factors))
+
     def selective_scan(self, step: SelectiveScan) -> DecoderOperation:
         """The cache has one layer for the scan and the convolution before it."""
         by_channel = step.decay.dim() == 2
@@ -686,7 +693,7 @@ TRANSLATORS: dict[type, Callable[[Program, Any], DecoderOperation | list[Decoder
     LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
     Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,
     CausalConvolution: Program.causal_convolution, Project: Program.project, NormPart: Program.norm_part,
-    SelectiveScan: Program.selective_scan,
+    SelectiveScan: Program.selective_scan, ScaleParts: Program.scale_parts,
     DeltaRule: Program.delta_rule, ShortConvolution: Program.short_convolution, Convolution: Program.convolution,
     Gate: Program.gate, Add: Program.add,
     Experts: Program.experts, NormValues: Program.norm_values, LayerInputs: Program.layer_inputs,
