@@ -46,8 +46,8 @@ class GraniteBlock(HybridBlock):
             Mixture(config.num_experts, C, inner, act, routing) if config.num_experts else None
         )
 
-    def fed_forward(self, h: Tensor) -> Tensor:
-        y = super().fed_forward(h)
+    def feed_forward(self, h: Tensor) -> Tensor:
+        y = super().feed_forward(h)
         return y if self.experts is None else y + self.experts(h)
 
     def mlp_steps(self) -> Iterator[Step]:

@@ -86,9 +86,9 @@ class HybridBlock(nn.Module):
             x = x + self.scale * self.self_attn(h, past, rotation)
         elif self.mamba is not None:
             x = x + self.scale * self.mamba(h, past)
-        return x + self.fed_forward(self.post_attention_layernorm(x))
+        return x + self.feed_forward(self.post_attention_layernorm(x))
 
-    def fed_forward(self, h: Tensor) -> Tensor:
+    def feed_forward(self, h: Tensor) -> Tensor:
         """The output of the MLP or experts as it is added to the residual stream."""
         return self.scale * self.mlp(h)
 
