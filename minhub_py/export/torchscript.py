@@ -95,7 +95,7 @@ def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     writer = CodeWriter(copy)
     # New classes: TorchScript reuses the code and the order of members of a class for modules with
     # equal members, also of another export.
-    root, part = (WithoutNames(name, (Parameters,), {}) for name in (type(copy).__name__, "Part"))
+    root, part = (type(name, (Parameters,), {}) for name in (type(copy).__name__, "Part"))
     script = torch.jit.script(parameters_of(copy, root(), part))
     # define() resolves names in the calling frame.
     exec("script.define(code)", {**writer.names, "script": script, "code": writer.code()})
