@@ -11,9 +11,7 @@ IN_FLIGHT = 16  # a round trip of two threads takes longer than a short reply
 
 
 class Replies:
-    """What a socket receives, for several `HTTPResponse` in succession: the end of one does not
-    close it.
-    """
+    """A socket's input for several `HTTPResponse` in succession, which do not close it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.file = connection.makefile("rb")
