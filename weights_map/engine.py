@@ -294,10 +294,21 @@ class Table:
                     exact[side].setdefault(template, row)
         return exact
 
+    @cached_property
+    def _for_models(self) -> dict[tuple[object, ...], "Table"]:
+        """Results of for_model, which keep their patterns."""
+        return {}
+
     def for_model(self, config: object) -> "Table":
         """The table of a model with this config. config: None for a model without a head."""
-        table = self.without_decoder() if getattr(config, "encoder_only", False) else self
-        return table.for_properties(config).for_head(getattr(config, "table_head", None))
+        encoder_only = bool(getattr(config, "encoder_only", False))
+        head = getattr(config, "table_head", None)
+        properties = (bool(getattr(config, row.only, False)) for row in self.rows if row.only)
+        key = (config is None, encoder_only, head, *properties)
+        if key not in self._for_models:
+            table = self.without_decoder() if encoder_only else self
+            self._for_models[key] = table.for_properties(config).for_head(head)
+        return self._for_models[key]
 
     def for_properties(self, config: object) -> "Table":
         """The table without the rows whose property `only` is false; the table itself without a

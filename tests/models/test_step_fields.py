@@ -3,6 +3,7 @@ ignored unnoticed.
 """
 
 import dataclasses
+import functools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -50,8 +51,13 @@ def read_model(model_type: str, settings: Mapping[str, Any]) -> Any:
     return architecture.new(read(architecture.Config, {"model_type": model_type, **settings}))
 
 
-def models() -> Iterator[Any]:
+@functools.cache
+def models() -> tuple[Any, ...]:
     """Models that together have every kind of step."""
+    return tuple(new_models())
+
+
+def new_models() -> Iterator[Any]:
     for cases in ARCHITECTURES.values():
         yield from map(random_model, cases.few)
     for encoders in ENCODERS.values():
@@ -71,7 +77,7 @@ def steps_of(model: Any) -> list[Any]:
 def unread(monkeypatch: pytest.MonkeyPatch, consume: Callable[[Any], object]) -> set[str]:
     """The fields that `consume` does not read, for all models. Comparing and copying do not count."""
     names: dict[type, set[str]] = defaultdict(set)
-    every = list(models())
+    every = models()
     assert {type(step) for model in every for step in steps_of(model)} | {
         ALiBi,
         Rope,

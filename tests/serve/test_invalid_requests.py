@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from pipelined import post_all
 from served_models import WRONG, user, wait
 from starlette.datastructures import Headers
 
@@ -98,12 +99,12 @@ def test_wrong_types_of_every_field_are_client_errors(http, path: str) -> None:
         if "options" in good
     ]
     rejected = 0
-    for body in bodies:
-        response = http.post(path, content=json.dumps(body).encode())
-        assert response.status_code in (200, 400, 404), (body, response.text)
-        if response.status_code != 200:
+    replies = post_all(http, path, [json.dumps(body).encode() for body in bodies])
+    for body, (status, content) in zip(bodies, replies, strict=True):
+        assert status in (200, 400, 404), (body, content)
+        if status != 200:
             rejected += 1
-            error = response.json()["error"]
+            error = json.loads(content)["error"]
             message = error if path.startswith("/api/") else error["message"]
             assert message
             assert "Traceback" not in message
@@ -168,12 +169,12 @@ def test_wrong_types_of_every_field_that_the_server_reads_are_client_errors(
         while untried := [field for field in read if field not in tried | listed]:
             for field_path, name in untried:
                 tried.add((field_path, name))
-                for value in WRONG:
-                    body = changed(good, field_path, name, value)
-                    response = http.post(path, content=json.dumps(body).encode())
-                    assert response.status_code in (200, 400, 404), (body, response.text)
-                    if response.status_code != 200:
-                        assert "Traceback" not in json.dumps(response.json()["error"])
+                bodies = [changed(good, field_path, name, value) for value in WRONG]
+                replies = post_all(http, path, [json.dumps(body).encode() for body in bodies])
+                for body, (status, content) in zip(bodies, replies, strict=True):
+                    assert status in (200, 400, 404), (body, content)
+                    if status != 200:
+                        assert "Traceback" not in json.dumps(json.loads(content)["error"])
     assert http.get("/health").status_code == 200
 
 

@@ -99,7 +99,7 @@ def test_encoders_learn_labels_that_transformers_predicts(
         progress=False,
         dtype="float32",
         learning_rate=1e-2 if lora else 3e-3,
-        epochs=20.0,
+        epochs=12.0,
         **more,
     )
     assert run.best_loss < 0.4

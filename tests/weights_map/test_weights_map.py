@@ -23,7 +23,7 @@ from minhub_py.export.convert import convert
 from minhub_py.loading.files import open_files
 from minhub_py.loading.pretrained import from_pretrained, save_pretrained
 from minhub_py.models.registry import ARCHITECTURES, ENTRIES, Architecture, Entry, Training, preset
-from minhub_py.models.skeleton import skeleton
+from minhub_py.models.skeleton import Uninitialized, skeleton
 from weights_map.conversion import Mapped, check_shapes
 from weights_map.engine import (
     Row,
@@ -86,7 +86,7 @@ def reference(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tenso
         if settings.is_encoder_decoder
         else transformers.AutoModelForCausalLM
     )
-    with torch.device("meta"):
+    with torch.device("meta"), Uninitialized():
         model = (
             getattr(jina_reference if kind.startswith("JinaBert") else transformers, kind)(settings)
             if architecture.is_encoder
