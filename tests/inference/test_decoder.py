@@ -278,20 +278,6 @@ def test_a_long_text_has_the_logits_of_single_steps(kernel, name, dtype) -> None
         assert torch.equal(read(model, text, pieces), expected)
 
 
-@pytest.mark.parametrize("kernel", KERNELS, indirect=True)
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_groups_of_16_tokens_have_the_logits_of_single_steps(kernel, dtype) -> None:
-    """Complete and incomplete groups, whose last tile of outputs ends beyond the weights."""
-    model = new("gptneo", dtype, vocab_size=301, hidden_size=128, intermediate_size=1088)
-    text = some_ids(model, MAX_TOKENS)
-    torch.set_num_threads(1)
-    expected = read(model, text, [1])
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        for pieces in ([MAX_TOKENS], [16, 15, 32, 31, 1, 33], [48, 47, 30, 3], [64, 63, 1]):
-            assert torch.equal(read(model, text, pieces), expected)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "nf4"])
 def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
     """Results do not depend on PyTorch's products, whose sums depend on the number of tokens."""

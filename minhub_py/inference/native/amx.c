@@ -1,6 +1,6 @@
 /* Products with INT8 and NF4 weights by AMX: tiles of 16 rows of 64 bytes, and an instruction that multiplies 16 x 64 by
- * 64 x 16 numbers of 8 bits. INT8 weights are used from the model's memory; NF4 weights are unpacked to two planes, as the
- * inputs are. */
+ * 64 x 16 numbers of 8 bits. The 16-bit codes of the inputs come as two planes, code = 256 * high + low. INT8 weights are
+ * used from the model's memory; NF4 weights are unpacked to two planes, too. */
 
 #define LANES 16
 #include "decoder.h"
@@ -19,7 +19,8 @@
 #endif
 #include "simd.h"
 #include "blocks.h"
-#include "planes.h"
+
+#define TILES 16 /* tokens of a group, and outputs of a tile */
 
 typedef struct {
     uint8_t palette, start, zeros[14];
@@ -32,6 +33,68 @@ static int allow_tiles(void) {
     unsigned a, b, c, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 24 & 1) || !(d >> 25 & 1)) return 0;
     return !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* the tiles' contents */);
+}
+
+/* Writes 64 codes of one of a group's tokens into the tiles of both planes: a row has 4 inputs of each token. */
+static void split_codes(const int16_t *codes, int64_t token, uint8_t *planes) {
+    uint8_t high[64], low[64];
+    for (int i = 0; i < 64; i++) high[i] = codes[i] >> 8, low[i] = codes[i] & 255;
+    for (int row = 0; row < 16; row++) {
+        memcpy(planes + 64 * row + 4 * token, high + 4 * row, 4);
+        memcpy(planes + 1024 + 64 * row + 4 * token, low + 4 * row, 4);
+    }
+}
+
+/* Transposes: out[t * stride + r] = in[r][t] for the r of the mask and t < tokens. */
+static void store_transposed(__m512 in[16], __mmask16 mask, float *out, int64_t stride,
+                                                            int64_t tokens) {
+    __m512 v[16];
+    for (int i = 0; i < 16; i += 2) { /* pairs of rows, then fours, eights and all */
+        v[i] = _mm512_unpacklo_ps(in[i], in[i + 1]);
+        v[i + 1] = _mm512_unpackhi_ps(in[i], in[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            in[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(v[i + j]), _mm512_castps_pd(v[i + j + 2])));
+            in[i + 2 * j + 1] =
+                _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(v[i + j]), _mm512_castps_pd(v[i + j + 2])));
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; j++) {
+            v[i + j] = _mm512_shuffle_f32x4(in[i + j], in[i + j + 4], 0x88);
+            v[i + j + 4] = _mm512_shuffle_f32x4(in[i + j], in[i + j + 4], 0xdd);
+        }
+    for (int j = 0; j < 8; j++) {
+        in[j] = _mm512_shuffle_f32x4(v[j], v[j + 8], 0x88);
+        in[j + 8] = _mm512_shuffle_f32x4(v[j], v[j + 8], 0xdd);
+    }
+    for (int64_t t = 0; t < tokens; t++) _mm512_mask_storeu_ps(out + t * stride, mask, in[t]);
+}
+
+/* Converts the sums of a tile of outputs for a group of tokens to floats as `rows_int` does. sums: of `planes` tiles, each
+ * 1/256 of the previous one. */
+static void store_sums(int32_t (*sums)[256], int planes, const float *row_scales,
+                                                          const float *scales, __mmask16 mask, float *out,
+                                                          int64_t stride, int64_t tokens) {
+    __m512 rows[16];
+    const __m512d scale[2] = {_mm512_cvtps_pd(_mm256_loadu_ps(scales)), _mm512_cvtps_pd(_mm256_loadu_ps(scales + 8))};
+    for (int r = 0; r < 16; r++) {
+        __m256 half[2];
+        for (int i = 0; i < 2; i++) {
+            __m512d sum = _mm512_setzero_pd();
+            for (int plane = 0; plane < planes; plane++)
+                sum = sum * 256 + _mm512_cvtepi32_pd(_mm256_loadu_si256((const void *)(sums[plane] + 16 * r + 8 * i)));
+            half[i] = _mm512_cvtpd_ps(sum * (scale[i] * row_scales[r]));
+        }
+        rows[r] = _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(half[0])),
+                                                       _mm256_castps_pd(half[1]), 1));
+    }
+    store_transposed(rows, mask, out, stride, tokens);
+}
+
+/* The outputs from `begin` to `end` of a tile that starts at row `from`, as a mask. */
+static int row_mask(int64_t from, int64_t begin, int64_t end) {
+    return (begin > from ? 0xffff << (begin - from) : 0xffff) & (end - from < TILES ? (1 << (end - from)) - 1 : 0xffff);
 }
 
 static void begin_tiles(void) {
@@ -132,12 +195,6 @@ static void tiles_nf4(const product *p) {
     _tile_release();
 }
 
-/* The thresholds are measured. The 32 bits of a tile hold the sums of 2^15 products of 255 * 255. */
-static int suits_tiles(const matrix *w, int64_t tokens) {
-    if (w->rows < TILES || w->columns > 1 << 15) return 0;
-    return w->dtype == INT8 ? tokens > 2 && w->columns % 64 == 0 : tokens > 6;
-}
-
 /* Tiles have bitwise the same results as vectors, which compute all other products. */
 static void linear_tiles(const product *p) {
     if (p->weight->dtype == INT8) tiles_int8(p);
@@ -151,7 +208,6 @@ static void linear_tiles(const product *p) {
 int use_amx(kernel_table *table) {
     if (!allow_tiles()) return 0;
     table->linear_tiles = linear_tiles;
-    table->suits_tiles = suits_tiles;
     table->split_codes = split_codes;
     return 1;
 }

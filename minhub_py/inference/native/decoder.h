@@ -339,14 +339,13 @@ typedef struct {
     linear_kernel *linear_blocks; /* GGUF's blocks: quantized activations with 8 bits */
     linear_kernel *linear_bytes; /* quantized activations with 8 bits, from 32 outputs on; or NULL */
     linear_kernel *linear_bf16;  /* bfloat16 inputs and weights; or NULL: bfloat16 weights take float inputs */
-    linear_kernel *linear_tiles; /* INT8, NF4 with activations split into planes (AMX, VNNI); or NULL */
-    int (*suits_tiles)(const matrix *, int64_t); /* whether it is the fastest for a number of tokens */
+    linear_kernel *linear_tiles; /* INT8, NF4 with activations split into planes (AMX); or NULL */
     void (*quantize_inputs)(const float *, int64_t, int64_t, int, int16_t *, float *);
     void (*quantize_groups)(const float *, int64_t, int64_t, int, int16_t *, float *);
     void (*quantize_blocks)(const float *, int64_t, int, int, int16_t *);
     void (*quantize_in_groups)(const float *, int64_t, int, byte_group *);
     void (*to_bf16)(const float *, int64_t, int64_t, int16_t *);
-    void (*split_codes)(const int16_t *, int64_t, int64_t, uint8_t *);
+    void (*split_codes)(const int16_t *, int64_t, uint8_t *);
     void (*add_bias_activate)(float *, const float *, int64_t, int);
     void (*unpack_row)(const matrix *, int64_t, float *);
     void (*attend)(const kv_head *, query *, int64_t);

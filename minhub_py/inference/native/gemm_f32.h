@@ -15,7 +15,7 @@
 INLINE int uses_panels(const matrix *w, int64_t tokens) {
     if (w->transposed) return tokens >= 6 && w->dtype == FLOAT32;
     if (w->dtype >= Q8_0) return tokens >= 6;
-    return tokens >= (LANES < 16 ? 12 : w->dtype == FLOAT32 ? 48 : 24);
+    return tokens >= (LANES == 16 ? 24 : 12);
 }
 
 /* LANES weights of a row from index k. */

@@ -49,9 +49,7 @@ INLINE void dot_rows(const matrix *w, int64_t row, const float *in, int64_t in_s
             }
     }
     for (int t = 0; t < T; t++)
-        if (R == 4) reduce_add4(sums[0][t], sums[1][t], sums[2][t], sums[3][t], out + t * out_stride);
-        else
-            for (int r = 0; r < R; r++) out[t * out_stride + r] = reduce_add(sums[r][t]);
+        for (int r = 0; r < R; r++) out[t * out_stride + r] = reduce_add(sums[r][t]);
 }
 
 /* Weights stored (out, in): outputs p->begin to p->end. */

@@ -18,8 +18,6 @@
 #include "gemm_int.h"
 #include "gemm_k.h"
 #include "gemm_bytes.h"
-#include "planes.h"
-#include "gemm_planes.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif
@@ -34,9 +32,6 @@ void use_vnni(kernel_table *table) {
     table->quantize_inputs = quantize_inputs;
     table->quantize_groups = quantize_groups;
     table->linear_bytes = linear_bytes;
-    table->linear_tiles = linear_planes;
-    table->suits_tiles = suits_planes;
-    table->split_codes = split_codes;
 }
 #else
 void use_vnni(kernel_table *table) {}

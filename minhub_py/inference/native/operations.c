@@ -81,7 +81,8 @@ static void convert_chunk(void *context, int64_t chunk, int thread) {
         convert(&t->layer->weight, t->in + m * t->c->width, padded, reads_bytes(t->kernel), rows + (m - first) * padded,
                 t->c->codes + m);
     for (int64_t k = 0; tiled && k < padded; k += 64)
-        kernels.split_codes(rows + k, padded, count, (uint8_t *)codes(t->c) + 2 * (first * padded + 16 * k));
+        for (int64_t m = 0; m < count; m++)
+            kernels.split_codes(rows + m * padded + k, m, (uint8_t *)codes(t->c) + 2 * (first * padded + 16 * k));
 }
 
 static void multiply(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, int thread) {
@@ -159,7 +160,10 @@ static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
     if (w->dtype == BFLOAT16 && kernels.linear_bf16) return kernels.linear_bf16;
     if (w->dtype >= Q8_0) return select_blocks(w, tokens);
     if (!int8 && w->dtype != NF4) return kernels.linear;
-    if (kernels.linear_tiles && kernels.suits_tiles(w, tokens)) return kernels.linear_tiles;
+    /* Tiles need 16 rows, and their 32 bits hold the sums of 2^15 products of 255 * 255. */
+    if (kernels.linear_tiles && w->rows >= 16 && w->columns <= 1 << 15 &&
+        (int8 ? tokens > 2 && w->columns % 64 == 0 : tokens > 6))
+        return kernels.linear_tiles;
     if (kernels.linear_bytes && w->int8_inputs && w->rows >= 32 && tokens >= (int8 ? 12 : 9)) return kernels.linear_bytes;
     return int8 ? kernels.linear_int8 : kernels.linear_nf4;
 }
