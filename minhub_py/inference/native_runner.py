@@ -241,8 +241,8 @@ class NativeRunner(TorchRunner):
         """A buffer for the quantized activations of each token, with up to 16 bits, and the scales
         of choices.
         """
-        # a `k_input` has 640 bytes for 256 activations
-        width = self.program.width * 5 // 4 + BF16_PADDING
+        # two `byte_group` have 104 bytes for 32 activations
+        width = self.program.width * 7 // 4 + BF16_PADDING
         return zeros((MAX_CHOICES + MAX_TOKENS * width // 2,), torch.float32, CPU)
 
     def text_workspace(self, tokens: int) -> int:

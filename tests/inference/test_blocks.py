@@ -136,6 +136,22 @@ def test_logits_with_activations_of_8_bits_match_rounded_inputs(kernel: str, kin
         assert (actual - expected).abs().mean() <= 0.3 * (expected - exact).abs().mean()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_head_rounds_activations_to_at_least_15_bits(kernel: str, kind: str) -> None:
+    """The layers' matrices are zeros, so that only the head's product is rounded."""
+    model = new_of_blocks(kind)
+    round_activations(model)
+    for name, module in model.named_modules():
+        if isinstance(module, Quantized) and "layers." in name:
+            module.codes.zero_()
+    ids = some_ids(model, 70)
+    expected = in_floats(model)(torch.tensor([ids]))[0]
+    for sizes in ([1], [64], [3, 5, 2, 7]):
+        actual = read(model, ids, sizes)
+        assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
 @pytest.mark.parametrize("byte", [0xFF, 0x80, 0x7F])
 @pytest.mark.parametrize("kind", FLOATS)
 def test_sums_of_the_largest_codes_do_not_overflow(kernel: str, kind: str, byte: int) -> None:

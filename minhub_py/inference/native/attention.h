@@ -30,7 +30,7 @@ INLINE void scores(const kv_head *kv, const query *queries, int64_t begin, int64
             vec key[4];
             IN_REGISTERS for (int j = 0; j < 4; j++) {
                 key[j] = load(keys[j], d, dtype);
-                __builtin_prefetch(keys[j] + d * width + PREFETCH_KV);
+                __builtin_prefetch(keys[j] + d * width + PREFETCH_KV, 0, 2);
             }
             IN_REGISTERS for (int t = 0; t < T; t++) {
                 const vec x = *(const vec_at *)(queries[t].q + d);
@@ -70,7 +70,7 @@ INLINE void outputs(const kv_head *kv, const query *queries, int64_t begin, int6
             IN_REGISTERS for (int t = 0; t < T; t++) weights[t] = broadcast(queries[t].scores[i - queries[t].first]);
             IN_REGISTERS for (int v = 0; v < 4; v++) {
                 const vec value = load(from, v * LANES, dtype);
-                __builtin_prefetch(from + v * LANES * width + PREFETCH_KV);
+                __builtin_prefetch(from + v * LANES * width + PREFETCH_KV, 0, 2);
                 IN_REGISTERS for (int t = 0; t < T; t++) sums[t][v] += value * weights[t];
             }
         }

@@ -32,7 +32,7 @@ INLINE void scores_bf16(const kv_head *kv, const query *queries, int64_t begin, 
             ints columns[LANES];
             UNROLL for (int j = 0; j < LANES; j++) {
                 columns[j] = (ints)_mm512_maskz_loadu_epi16(mask, keys[j] + 2 * d);
-                __builtin_prefetch(keys[j] + 2 * d + PREFETCH_KV);
+                __builtin_prefetch(keys[j] + 2 * d + PREFETCH_KV, 0, 2);
             }
             transpose(columns);
             UNROLL for (int j = 0; j < LANES; j++)
@@ -69,7 +69,7 @@ INLINE void outputs_bf16(const kv_head *kv, const query *queries, int64_t begin,
             const uint8_t *from = kv->rows ? at + kv->rows[i + which] * kv->row_bytes : at;
             UNROLL for (int v = 0; v < V; v++) {
                 pair[which][v] = _mm512_maskz_loadu_epi16(masks[v], from + 64 * v);
-                __builtin_prefetch(from + 64 * v + PREFETCH_KV);
+                __builtin_prefetch(from + 64 * v + PREFETCH_KV, 0, 2);
             }
             at = at == last ? values : at + bytes;
         }

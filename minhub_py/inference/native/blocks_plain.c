@@ -8,6 +8,7 @@
 #include "k_quants.h"
 #include "rows.h"
 #include "gemm_int.h"
+#include "unpack_blocks.h"
 #include "gemm_blocks.h"
 
 void use_blocks_plain(kernel_table *table) {

@@ -16,6 +16,7 @@
 #include "k_quants.h"
 #include "rows.h"
 #include "gemm_int.h"
+#include "unpack_blocks.h"
 #include "gemm_blocks.h"
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -64,7 +64,8 @@ typedef struct {
     int64_t rows, columns;
     int64_t stride;       /* bytes between stored rows */
     int32_t dtype, transposed;
-    int32_t int8_inputs;  /* INT8, NF4, blocks: quantize activations to 8 bits instead of 15 or 16, or none */
+    int32_t int8_inputs;  /* INT8, NF4, blocks: quantize activations to 8 bits instead of 15 or 16, or none; 2: to
+                           8 bits and their remainders to 8 bits (blocks of 32) */
     int32_t by_columns;   /* FLOAT32, not transposed: for many tokens; every number of them has the same sums */
 } matrix;
 
@@ -221,7 +222,7 @@ typedef struct {
     float *distances;     /* buffer (3, distance_count, width): embeddings of distances, their keys, their queries */
     int64_t first_distance, distance_count; /* the rows of DISTANCES that the texts need */
     float *low;           /* buffer (MAX_TOKENS, width) for the product with low_a */
-    float *codes;         /* buffer of MAX_CHOICES floats, followed by MAX_TOKENS * (width * 5 / 4 + BF16_PADDING) 16-bit numbers */
+    float *codes;         /* buffer of MAX_CHOICES floats, followed by MAX_TOKENS * (width * 7 / 4 + BF16_PADDING) 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */
     float *scratch;       /* (threads, scratch_width) */
     int64_t scratch_width;

@@ -29,7 +29,7 @@ INLINE void step_bf16(const uint8_t *data, int64_t stride, __mmask32 mask, int64
         x[t] = *(const shorts_at *)(t < 3 ? codes + t * padded : later + (t - 3) * padded);
     UNROLL for (int r = 0; r < R; r++) {
         const shorts weights = (shorts)_mm512_maskz_loadu_epi16(mask, data + r * stride);
-        __builtin_prefetch(data + r * stride + ahead);
+        __builtin_prefetch(data + r * stride + ahead, 0, 2);
         UNROLL for (int t = 0; t < T; t++) sums[r][t] = dot_bf16(sums[r][t], weights, x[t]);
     }
 }

@@ -205,7 +205,7 @@ INLINE void rows_int(const uint8_t *data, int64_t stride, const float *row_scale
             nf4_unit units[4];
             IN_REGISTERS for (int r = 0; r < R; r++) {
                 for (int line = 0; line == 0 || line + 64 <= width; line += 64)
-                    __builtin_prefetch(at + r * stride + line + PREFETCH);
+                    __builtin_prefetch(at + r * stride + line + PREFETCH, 0, 2);
                 if (dtype == NF4) units[r] = load_nf4(at + r * stride);
 #if LANES == 16 /* hides their origin: otherwise GCC loads them again for each part, 1.5 times as slow */
                 if (dtype == NF4) __asm__("" : "+v"(units[r].words[0]), "+r"(units[r].scales));

@@ -64,7 +64,7 @@ INLINE vec add_minima(vec total, const ints *minima, float offset, const int32_t
 }
 
 INLINE void prefetch_block(const uint8_t *block, int64_t distance, int dtype) {
-    UNROLL for (int line = 0; line * 64 < k_width(dtype); line++) __builtin_prefetch(block + 64 * line + distance);
+    UNROLL for (int line = 0; line * 64 < k_width(dtype); line++) __builtin_prefetch(block + 64 * line + distance, 0, 2);
 }
 
 /* The sums of a span of a block for one token. */

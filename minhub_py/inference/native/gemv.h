@@ -16,7 +16,7 @@ INLINE void dot_rows(const matrix *w, int64_t row, const float *in, int64_t in_s
         for (; k < columns; k += 32)
             for (int r = 0; r < R; r++) {
                 const uint8_t *block = data + r * stride + k / 2;
-                __builtin_prefetch(block + PREFETCH);
+                __builtin_prefetch(block + PREFETCH, 0, 2);
                 const float scale = power_of_two(exponents[r * (columns / 32) + k / 32]);
                 UNROLL for (int part = 0; part < 32; part += LANES) {
                     vec weight = load_mxfp4(block, part, scale);
@@ -37,7 +37,7 @@ INLINE void dot_rows(const matrix *w, int64_t row, const float *in, int64_t in_s
     } else {
         for (; k + LANES <= columns; k += LANES)
             for (int r = 0; r < R; r++) {
-                __builtin_prefetch(data + r * stride + k * size + PREFETCH);
+                __builtin_prefetch(data + r * stride + k * size + PREFETCH, 0, 2);
                 vec weight = load(data + r * stride, k, dtype);
                 for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k);
             }

@@ -53,7 +53,7 @@ static int16_t *codes(const call *c) {
 
 /* The size of the codes of a token, in numbers of 16 bits. */
 static int64_t padded_size(const matrix *w, int as_bytes) {
-    if (w->dtype >= Q8_0 && w->int8_inputs) return w->columns / 32 * (int64_t)(sizeof(byte_group) / 2);
+    if (w->dtype >= Q8_0 && w->int8_inputs) return w->int8_inputs * (w->columns / 32) * (int64_t)(sizeof(byte_group) / 2);
     if (w->dtype >= Q2_K) return w->columns / 256 * (int64_t)((as_bytes ? sizeof(k_bytes) : sizeof(k_input)) / 2);
     return (w->columns + 127) / 128 * 128 + (w->dtype == BFLOAT16 ? BF16_PADDING : 0);
 }
@@ -62,9 +62,22 @@ static int reads_bytes(linear_kernel *kernel) {
     return kernel == kernels.linear_bytes || kernel == kernels.linear_k_bytes;
 }
 
+/* Quantizes the inputs of a token to 8 bits, and the remainders to 8 bits, as if they were a second token. */
+static void quantize_twice(const matrix *w, const float *in, byte_group *to) {
+    byte_group *second = to + w->columns / 32;
+    float rest[128];
+    for (int64_t k = 0; k < w->columns; k += 128, to += 4, second += 4) {
+        const int64_t count = min64(w->columns - k, 128);
+        kernels.quantize_in_groups(in + k, count, w->dtype, to);
+        for (int64_t i = 0; i < count; i++) rest[i] = in[k + i] - to[i / 32].scale * to[i / 32].codes[i % 32];
+        kernels.quantize_in_groups(rest, count, w->dtype, second);
+    }
+}
+
 /* Converts the inputs of a token to codes. as_bytes: for a kernel that reads bytes. */
 static void convert(const matrix *w, const float *in, int64_t padded, int as_bytes, int16_t *to, float *scale) {
-    if (w->dtype >= Q8_0 && w->int8_inputs) kernels.quantize_in_groups(in, w->columns, w->dtype, (byte_group *)to);
+    if (w->int8_inputs == 2) quantize_twice(w, in, (byte_group *)to);
+    else if (w->dtype >= Q8_0 && w->int8_inputs) kernels.quantize_in_groups(in, w->columns, w->dtype, (byte_group *)to);
     else if (w->dtype >= Q2_K) kernels.quantize_blocks(in, w->columns, w->dtype, as_bytes, to);
     else if (w->dtype == BFLOAT16) kernels.to_bf16(in, w->columns, padded, to);
     else if (w->int8_inputs) kernels.quantize_groups(in, w->columns, padded, as_bytes, to, scale);

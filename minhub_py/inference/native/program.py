@@ -653,8 +653,10 @@ class Program(Weights):
 
     def logits(self, step: Logits) -> DecoderOperation:
         linear = self.product(step.layer, step.bias)
-        # rounding matters most in the last product (benchmarks/rounding.py)
-        linear.weight.int8_inputs = 0
+        # Rounding matters most in the last product (benchmarks/rounding.py): blocks of 32 have 15
+        # bits, others as many as with float32.
+        in_blocks_of_32 = BLOCKS["Q8_0"] <= linear.weight.dtype < BLOCKS["Q2_K"]
+        linear.weight.int8_inputs *= 2 * in_blocks_of_32
         return new_operation("logits", linear=linear, scale=step.scale, cap=step.softcap or 0)
 
     def product(self, layer: LinearLayer | EmbeddingLayer, bias: Tensor | None) -> Any:
