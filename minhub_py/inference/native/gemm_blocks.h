@@ -268,23 +268,20 @@ INLINE void gemm_blocks(const product *p, int dtype) {
     }
 }
 
+/* A function for each format: the compiler needs less memory than for one with all of them. */
+#define BLOCK_FORMATS(DO)                                                                                               \
+    DO(Q8_0) DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(IQ4_NL) DO(MXFP4_BLOCK)                                             \
+    DO(Q2_K) DO(Q3_K) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ4_XS)
+#define DEFINE(dtype) static __attribute__((noinline)) void gemm_##dtype(const product *p) { gemm_blocks(p, dtype); }
+#define CASE(dtype) case dtype: gemm_##dtype(p); break;
+BLOCK_FORMATS(DEFINE)
+
 static void linear_blocks(const product *p) {
-    switch (p->weight->dtype) {
-    case Q8_0: gemm_blocks(p, Q8_0); break;
-    case Q4_0: gemm_blocks(p, Q4_0); break;
-    case Q4_1: gemm_blocks(p, Q4_1); break;
-    case Q5_0: gemm_blocks(p, Q5_0); break;
-    case Q5_1: gemm_blocks(p, Q5_1); break;
-    case IQ4_NL: gemm_blocks(p, IQ4_NL); break;
-    case MXFP4_BLOCK: gemm_blocks(p, MXFP4_BLOCK); break;
-    case Q2_K: gemm_blocks(p, Q2_K); break;
-    case Q3_K: gemm_blocks(p, Q3_K); break;
-    case Q4_K: gemm_blocks(p, Q4_K); break;
-    case Q5_K: gemm_blocks(p, Q5_K); break;
-    case Q6_K: gemm_blocks(p, Q6_K); break;
-    default: gemm_blocks(p, IQ4_XS);
-    }
+    switch (p->weight->dtype) { BLOCK_FORMATS(CASE) }
 }
+#undef CASE
+#undef DEFINE
+#undef BLOCK_FORMATS
 
 /* Four products with a common sum. */
 INLINE ints add_fours(ints sum, ints x) {
