@@ -34,7 +34,7 @@ define install_here
 $(call install,--editable $(1))
 endef
 
-.PHONY: demo test suite native test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types bench wheels programs r roxygen vignette docs clean
+.PHONY: demo test suite native test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types bench wheels programs qpdf r roxygen vignette docs clean
 
 demo:
 	@$(LOCKED) $(VENV)/.installed
@@ -115,7 +115,7 @@ wheels: $(VENV)/.installed-wheels
 
 # Everything that a release needs, beside the suite: style, types, the website, wheels with twine, R CMD check --as-cran,
 # versions, addresses and links.
-release-check: lint docs wheels | programs
+release-check: lint docs wheels | qpdf
 	$(BIN)/python tests/release_check.py dist
 
 # The maintainer's address and the public repository, which R's DESCRIPTION needs before anything is published.
@@ -176,9 +176,12 @@ $(VENV)/.installed-rpy2: $(VENV)/.installed-test | programs
 	$(if $(shell command -v R 2>/dev/null),$(call install,"$$($(BIN)/python -m r_bridge.probe)"))
 	$(if $(shell command -v R 2>/dev/null),@touch $@)
 
-# R, Chromium and qpdf, which the tests and release-check use where they are installed or can be.
+# R and Chromium, which the tests use where they are installed or can be.
 programs:
-	@tests/install_programs.sh R qpdf Chromium
+	@tests/install_programs.sh R Chromium
+
+qpdf:
+	@tests/install_programs.sh qpdf
 
 r:
 	@tests/install_programs.sh --required R
