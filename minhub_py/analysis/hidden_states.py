@@ -101,9 +101,9 @@ class Layers:
         """One layer or several. ValueError: no layer, or an unknown way to combine."""
         if combine not in ("join", "mean"):
             raise ValueError(f'combine must be "join" or "mean", not {brief(combine)}')
-        chosen = (
-            tuple(layer) if isinstance(layer, Sequence) and not isinstance(layer, str) else (layer,)
-        )
+        chosen: tuple[object, ...] = (layer,)
+        if isinstance(layer, Iterable) and not isinstance(layer, str):
+            chosen = tuple(layer)
         if not chosen:
             raise ValueError("layer must name at least one layer")
         return cls(chosen, combine)

@@ -95,7 +95,7 @@ def test_several_layers_are_joined_or_averaged(load, name: str, pool: Any) -> No
     states = [[states_of(reference, ids)[layer] for layer in layers] for ids in texts]
     reduced = {"mean": lambda x: x.mean(0), "last": lambda x: x[-1], "none": lambda x: x}[pool]
     joined = embed(model, None, texts, layer=layers, pool=pool)
-    mean = embed(model, None, texts, layer=layers, pool=pool, combine="mean")
+    mean = embed(model, None, texts, layer=np.array(layers), pool=pool, combine="mean")
     for a, b, parts in zip(joined, mean, states, strict=True):
         assert_close(a, reduced(torch.cat(parts, dim=-1)))
         assert_close(b, reduced(torch.stack(parts).mean(0)))
