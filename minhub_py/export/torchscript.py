@@ -95,7 +95,7 @@ def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     writer = CodeWriter(copy)
     # New classes: TorchScript reuses the code and the order of members of a class for modules with
     # equal members, also of another export.
-    root, part = (type(name, (Parameters,), {}) for name in (type(copy).__name__, "Part"))
+    root, part = (type(name, (ParameterModule,), {}) for name in (type(copy).__name__, "Part"))
     script = torch.jit.script(parameters_of(copy, root(), part))
     # define() resolves names in the calling frame.
     exec("script.define(code)", {**writer.names, "script": script, "code": writer.code()})
@@ -109,7 +109,7 @@ class WithoutNames(type):
         return []
 
 
-class Parameters(nn.Module, metaclass=WithoutNames):
+class ParameterModule(nn.Module, metaclass=WithoutNames):
     """A module without code.
 
     torch.jit.script() examines each name of dir() five times for methods to compile. nn.Module's
