@@ -211,7 +211,7 @@ class Points:
                 )
 
     def _block(self, path: str) -> str:
-        """The start of a module's path: its block in a list of blocks."""
+        """The start of a module's path: its block in a list of blocks, or nothing."""
         return next((block for block in self.blocks if path.startswith(block)), "")
 
     def _append(self, layers: list[list[str]], norm: str, path: str) -> None:
@@ -221,7 +221,7 @@ class Points:
         block = self._block(path)
         if not layers or (layers[-1] and self._block(layers[-1][-1]) != block):
             layers.append([])
-        layers[-1] += [norm, path] if block == self._block(norm) else [path]
+        layers[-1] += [norm, path] if block and block == self._block(norm) else [path]
 
     def _rename(self, start: str, **names: str) -> None:
         """Rename the points of a layer, old names to new names."""

@@ -17,8 +17,8 @@ from minhub_py.checkpoints.gguf_header import MAX_PAIRS, MAX_STRINGS, MAX_TENSOR
 
 REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
     (
-        change("general.architecture", "mamba", "string"),
-        "'mamba' is not supported; supported are .*bert, bloom,",
+        change("general.architecture", "rwkv6", "string"),
+        "'rwkv6' is not supported; supported are .*bert, bloom,",
     ),
     (
         change("llama.expert_count", 8),

@@ -43,6 +43,7 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
         ),
         ("q_proj", "v_proj"),
     ),
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mpt": ("Wqkv",),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
     "t5": ("q", "v"),
