@@ -115,7 +115,10 @@ class FalconH1Config(Mamba2Settings):
     INNER: ClassVar = "mamba_d_ssm, or mamba_expand · hidden_size,"
     ONLY_VALUE: ClassVar = {"mamba_use_mlp": True, "attn_layer_indices": None}
     NO_EFFECT: ClassVar = frozenset(
-        "num_logits_to_keep mamba_chunk_size use_mamba_kernels time_step_min time_step_max time_step_floor".split()
+        """
+        num_logits_to_keep mamba_chunk_size use_mamba_kernels mlp_expansion_factor time_step_min time_step_max
+        time_step_floor
+        """.split()
     )
     DERIVED: ClassVar = ("layer_types", "layers_block_type")
 

@@ -29,7 +29,8 @@ FACTORS = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "falcon_h1": FACTORS,
-    "falcon_h1-plain": {"mamba_d_ssm": None, "num_key_value_heads": None, "rms_norm_eps": 0.1},
+    "falcon_h1-plain": {"mamba_d_ssm": None, "num_key_value_heads": None, "rms_norm_eps": 0.1,
+                        "mlp_expansion_factor": 8},
     "falcon_h1-biases": {**FACTORS, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True,
                          "projectors_bias": True, "mamba_conv_bias": False},
     "falcon_h1-output-bias": {"projectors_bias": True, "tie_word_embeddings": True, "mlp_multipliers": [0.5, 1.0]},
