@@ -1,8 +1,8 @@
 """The parts that decoders with attention and selective state spaces share: Granite 4, Bamba, Falcon H1,
 Nemotron H and Jamba.
 
-A layer's cache is keys and values, the state of models/state_space.py, or both. Few layers have
-keys and values, so the cache of a long text is small.
+A layer's cache is keys and values, the state of models/state_space.py, or both. Only keys and
+values grow with the text.
 
 Notation: see models/decoder.py and models/state_space.py.
 """

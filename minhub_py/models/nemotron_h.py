@@ -39,10 +39,8 @@ from minhub_py.system.json_text import JsonObject
 class Block(nn.Module):
     def __init__(self, config: "NemotronHConfig", layer: int) -> None:
         super().__init__()
-        kind, caching = (
-            config.kinds[layer],
-            len(config.kinds[:layer]) - config.kinds[:layer].count("mlp"),
-        )
+        kind, before = config.kinds[layer], config.kinds[:layer]
+        caching = len(before) - before.count("mlp")  # an MLP has no cache
         self.keys = KeyValues(config.kv_heads, config.head_size)
         self.activation = config.hidden_act
         self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)

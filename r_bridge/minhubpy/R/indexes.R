@@ -15,10 +15,11 @@ check_indexes <- function(installer, new, pip_args, torch_index, torch_setting) 
   configuration <- if (installer$name == "pip") pip_configuration(new) else if (!is_uv_configured()) pip_configuration(installer$pythons)
   if (excludes_indexes(installer, pip_args, configuration)) return(invisible())
   indexes <- selected_indexes(installer, pip_args, configuration)
-  has_package <- vapply(seq_len(nrow(indexes)), function(i) {
-    index_has(installer, new, pip_args, indexes$url[[i]], indexes$setting[[i]], SMALL_PACKAGE)
-  }, NA)
   has_links <- any(grepl("^(-f|--find-links)", pip_args), grepl("[.]find-links=", configuration), nzchar(Sys.getenv("UV_FIND_LINKS")))
+  optional <- has_links && installer$name == "pip" # which warns, and uses the folder
+  has_package <- vapply(seq_len(nrow(indexes)), function(i) {
+    index_has(installer, new, pip_args, indexes$url[[i]], indexes$setting[[i]], SMALL_PACKAGE, optional)
+  }, NA)
   if (!any(has_package) && !has_links) {
     fail(
       "no package index has ", SMALL_PACKAGE, ", which minhub_py requires: ", paste0(without_password(indexes$url), " (", indexes$setting, ")", collapse = ", "),
@@ -26,16 +27,17 @@ check_indexes <- function(installer, new, pip_args, torch_index, torch_setting) 
     )
   }
   if (is.null(torch_index)) return(invisible())
-  if (!index_has(installer, new, pip_args, torch_index, torch_setting, "torch") && !has_links) {
+  if (!index_has(installer, new, pip_args, torch_index, torch_setting, "torch", optional) && !has_links) {
     fail("the package index ", without_password(torch_index), " (", torch_setting, ") has no torch: ", OTHER_TORCH, files_to_copy())
   }
 }
 
 OTHER_TORCH <- "set torch_index = \"https://...\" to a mirror, or torch = \"cuda\" for the build on the package index"
 
-# Whether an index has a package. An error if it cannot be reached.
-index_has <- function(installer, new, pip_args, url, setting, package) {
+# Whether an index has a package. An error if it cannot be reached, unless it is optional.
+index_has <- function(installer, new, pip_args, url, setting, package, optional) {
   answer <- installer$query(new, url, package, pip_args)
+  if (is_problem(answer) && optional) return(FALSE)
   if (!is_problem(answer)) return(answer)
   advice <- if (package == "torch") {
     OTHER_TORCH

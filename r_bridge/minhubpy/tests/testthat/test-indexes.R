@@ -66,6 +66,7 @@ test_that("pip asks each index, and the error names the setting of one that cann
   # A folder of wheels instead of an index.
   Sys.setenv(PIP_FIND_LINKS = tempdir())
   expect_null(check(wrong))
+  expect_null(check(CLOSED, torch = CLOSED))
   expect_null(check(CLOSED, more = "--no-index"))
 })
 
