@@ -1,4 +1,4 @@
-# make demo: text from a model that ships with the package.   make test: the whole suite.
+# make demo: text from a model that ships with the package.   make test: the test suite.   make test-all: with slow tests.
 # make native: compile the C files that have changed.
 # make wheels: a wheel for each platform, in dist/.
 # make test-real: trained weights in GGUF.   make test-rtorch: the R tests that need R torch.   make clean: start afresh.
@@ -34,7 +34,7 @@ define install_here
 $(call install,--editable $(1))
 endef
 
-.PHONY: demo test suite native test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types bench wheels programs qpdf r roxygen vignette docs clean
+.PHONY: demo test test-all suite native test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types bench wheels programs qpdf r roxygen vignette docs clean
 
 demo:
 	@$(LOCKED) $(VENV)/.installed
@@ -47,17 +47,22 @@ test:
 	@$(LOCKED) --jobs=2 style $(VENV)/.installed-rpy2
 	@$(MAKE) --no-print-directory --jobs=2 types suite
 
-# The suite on PyTorch alone.
+# With the tests marked `slow`: further configurations, and guarantees that need long runs. CI runs them, too.
+test-all:
+	@$(MAKE) --no-print-directory test MARKS=
+
+# All tests on PyTorch alone.
 test-without-decoder:
-	MINHUB_NO_DECODER=1 $(MAKE) --no-print-directory suite
+	MINHUB_NO_DECODER=1 $(MAKE) --no-print-directory suite MARKS=
 
 # One test file or folder: make test-file FILE=tests/serve/test_tools.py
 test-file: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(FILE)
 
 # Test files run side by side, in the number and the order of tests/conftest.py: the longest first.
+MARKS ?= -m 'not (hub or real or rtorch or soak or gpu or slow)'
 suite: $(VENV)/.installed-rpy2
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder $(MARKS)
 
 # The C decoder; compiles only the files that have changed.
 native: $(VENV)/.installed

@@ -420,6 +420,7 @@ def test_every_case_has_its_columns() -> None:
     assert not COLUMNS.keys() & CURVES.keys()
 
 
+@pytest.mark.slow
 def test_a_worker_says_what_went_wrong() -> None:
     workers = [Worker("Memory", {"size": 4000}, 1), Worker("Minhub", {"folder": "./nowhere"}, 1)]
     try:

@@ -58,6 +58,7 @@ def clustered(random: np.random.Generator) -> tuple[Any, ...]:
     return author, x, y, predicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ppi++", "dsl"])
 def test_intervals_for_clusters_cover_the_mean_and_others_do_not(method: str) -> None:
     random = np.random.default_rng(SEED)
@@ -73,6 +74,7 @@ def test_intervals_for_clusters_cover_the_mean_and_others_do_not(method: str) ->
     assert np.mean(ignored) < 0.95 - TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "dsl", "ppi", "ppi++"])
 def test_cross_fitted_intervals_cover_the_truth_and_are_shorter(method: str) -> None:
     """Coverage of 95 %, and no bias, with 120 labels. The model's labels are on another scale than

@@ -77,6 +77,7 @@ def simulated(family: str) -> Iterator[tuple[Any, ...]]:
 TRUTH = {"linear": [0.5, 0.1], "logistic": [0.2, 0.6]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["linear", "logistic"])
 @pytest.mark.parametrize("method", ["ppi++", "dsl", "confidence"])
 def test_intervals_cover_the_truth_as_often_as_they_promise_and_naive_ones_do_not(

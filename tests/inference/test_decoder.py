@@ -297,6 +297,7 @@ def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
             assert_same(actual, single_threaded, dtype)
 
 
+@pytest.mark.slow
 def test_more_rows_than_one_call_takes_match_single_runs(plain) -> None:
     for name in ("gpt2", "gptneo", "lstm"):
         model = new(name)

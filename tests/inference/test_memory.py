@@ -108,6 +108,7 @@ for source, out, to, dtype in zip(*[iter(sys.argv[1:])] * 4):
 """
 
 
+@pytest.mark.slow
 def test_converting_needs_no_memory_of_the_whole(large: Path) -> None:
     """405 MB to our layout, back, and to bfloat16, in less than 200 MB: the largest tensor has 61
     MB; a cast copies it.

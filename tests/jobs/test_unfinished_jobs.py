@@ -24,6 +24,7 @@ from minhub_py.cli.main import main
 from minhub_py.jobs.chunks import Parts
 
 
+@pytest.mark.slow
 def test_killed_words_job_resumes_with_complete_texts(tmp_path: Path, model: str) -> None:
     """Chunks contain complete texts, also a long one. Workers and a kill do not change the output."""
     draw = random.Random(4)
@@ -228,6 +229,7 @@ def test_full_disk_keeps_completed_parts(tmp_path: Path, model: str, large: Path
 # Processes
 
 
+@pytest.mark.slow
 def test_workers_match_one_process_and_end_with_their_parent(
     tmp_path: Path, model: str, large: Path
 ) -> None:

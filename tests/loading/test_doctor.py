@@ -208,6 +208,7 @@ torch_tensor <- function(x) switch(Sys.getenv("R_TORCH"),
 """
 
 
+@pytest.mark.slow
 def test_r_torch_and_the_version_of_its_libtorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +525,7 @@ def test_the_r_package_has_the_version_of_the_python_package() -> None:
     assert f"\nVersion: {__version__}\n" in description.read_text()
 
 
+@pytest.mark.slow
 def test_examine_does_not_hide_distutils() -> None:
     """PyTorch's compiler needs setuptools' distutils in the same process."""
     code = "from r_bridge.doctor import examine; examine()"

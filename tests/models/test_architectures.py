@@ -7,7 +7,7 @@ them beyond the windows.
 """
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from cases import ARCHITECTURES
 from decoders import KERNELS
 from guarantees import RUNNER
-from pairs import in_pairs
+from pairs import in_pairs, with_variants
 from random_weights import draw
 from references import (
     CASES,
@@ -72,7 +72,7 @@ def test_logits_match_transformers(load, name: str) -> None:
             assert_close(read(model, ids, pieces, model.new_cache(rows, LENGTH)), expected)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", with_variants(CASES, FEW))
 def test_hidden_states_match_transformers(load, name: str) -> None:
     """Hidden states of each token of texts of different lengths, in every layer."""
     reference, model, _ = load(name)
@@ -91,7 +91,9 @@ WITHOUT_WEIGHTS = {name for name in CASES if CASES[name].settings(name).get("ali
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WITHOUT_WEIGHTS])
+@pytest.mark.parametrize(
+    "name", with_variants((name for name in CASES if name not in WITHOUT_WEIGHTS), FEW)
+)
 def test_attention_weights_match_transformers(load, name: str) -> None:
     reference, model, _ = load(name)
     [ids] = texts_of(40)  # beyond any window of the cases
@@ -146,7 +148,7 @@ def test_rows_of_different_lengths_match_single_rows(load, name: str) -> None:
     assert_close(actual[1], expected[1, lengths[1] : lengths[1] + 2])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", with_variants(CASES, FEW))
 def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> None:
     """transformers reads equal settings from our file and from the reference's, and then an equal
     model.
@@ -354,7 +356,7 @@ def test_ineffective_settings_of_published_files_are_read(name: str, tmp_path: P
     assert configs[0] == configs[1]
 
 
-@pytest.mark.parametrize("name", dict.fromkeys((*FEW, *GRADIENTS)))
+@pytest.mark.parametrize("name", with_variants(dict.fromkeys((*FEW, *GRADIENTS)), FEW))
 def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
     """Any batch and length, gradients; parameters under the model's names."""
     _, model, _ = load(name)
@@ -393,9 +395,10 @@ def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -
     assert torch.equal(further, result[[5, 40, 41, 42, 43, 2, 3]])
 
 
-PUBLISHED = [size for cases in ARCHITECTURES.values() for size in cases.published.items()]
+PUBLISHED = [tuple(cases.published.items()) for cases in ARCHITECTURES.values()]
+SMALLEST = [min(sizes, key=lambda size: size[1]) for sizes in PUBLISHED if sizes]
 
 
-@pytest.mark.parametrize(("size", "parameters"), PUBLISHED)
+@pytest.mark.parametrize(("size", "parameters"), with_variants(chain(*PUBLISHED), SMALLEST))
 def test_published_sizes_have_the_published_parameter_counts(size: str, parameters: int) -> None:
     assert inspect(size)["parameters"]["total"] == parameters

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from decoders import KERNELS, kernel  # noqa: F401  # a fixture
 from encoder_cases import ENCODERS
 from guarantees import assert_same
-from pairs import in_pairs
+from pairs import in_pairs, with_variants
 from random_weights import draw
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
@@ -148,8 +148,15 @@ def assert_close(
     assert (result - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+# `make test` compares each configuration without a head, and each head of one configuration.
+HEADS_OF_TYPES = heads_of(TYPES)
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "head"), heads_of(CASES))
+@pytest.mark.parametrize(
+    ("name", "head"),
+    with_variants(heads_of(CASES), [*HEADS_OF_TYPES, *((name, None) for name in CASES)]),
+)
 def test_results_equal_transformers(load, name: str, head: str | None) -> None:
     """With and without padding, at the end or the beginning, and with token types."""
     reference, model, _ = load(name, head)
@@ -235,7 +242,7 @@ def minhub_model(reference: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("name", "head"), heads_of(CASES))
+@pytest.mark.parametrize(("name", "head"), with_variants(heads_of(CASES), HEADS_OF_TYPES))
 def test_transformers_loads_what_is_saved(
     load, name: str, head: str | None, tmp_path: Path
 ) -> None:

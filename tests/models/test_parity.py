@@ -514,7 +514,9 @@ def compiled(model, backend):
         torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gpt_neo-local-first"])
+@pytest.mark.parametrize(
+    "name", ["gpt2-one-head-one-layer", pytest.param("gpt_neo-local-first", marks=pytest.mark.slow)]
+)
 def test_models_compiled_by_dynamo_match(load, name):
     _, model, _, ids, expected = load(name)
     graphs = []

@@ -191,6 +191,7 @@ assert rpy2.rinterface.evalr("x + 1")[0] == 21 and r.eval("x + 2") == 22
     assert "RuntimeError: rpy2 has already started R: create the RSession before" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2000, pytest.param(10000, marks=pytest.mark.soak)])
 def test_many_calls_do_not_leak_memory(run: Run, count: int) -> None:
     run(f"""
@@ -311,6 +312,7 @@ os.kill(os.getpid(), signal.SIGINT)
     assert interrupted(environment, program) == ["caught in R"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_training_run_with_a_checkpoint(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -364,6 +366,7 @@ def interrupted(environment: dict[str, str], program: str) -> list[str]:
     return said.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.soak)])
 def test_interrupts_at_random_times(run: Run, count: int) -> None:
     """Each interrupts one operation; the program waits forever if one is lost."""

@@ -44,12 +44,16 @@ HOSTED = [
         "worker",
     )
 ]
-FILES = {"worker": ALL, "hosted": HOSTED}
+# of the hosted ones, those of `make test`
+FIRST = ["test-data.R", "test-generate.R", "test-parity.R"]
+RUNS = {("worker", False): ALL, ("hosted", False): FIRST}
+RUNS["hosted", True] = [file for file in HOSTED if file not in FIRST]
+Results = dict[str, list[tuple[str, str, str]]]
 
 
 def run_r_tests(
     way: str, library: Path, reference_folder: Path, files: list[str], timeout: int, **more: str
-) -> dict[str, list[tuple[str, str, str]]]:
+) -> Results:
     """(kind, test, message) of each expectation, by file."""
     # Python's plot of the losses would take longer than the run; test_run_files.py tests it.
     named: dict[str, str | None] = {"PYTHONPATH": str(WITHOUT_MATPLOTLIB), **more}
@@ -81,21 +85,26 @@ def run_r_tests(
 
 
 @pytest.fixture(scope="module")
-def results_of(
-    library: Path, reference_folder: Path
-) -> Callable[[str], dict[str, list[tuple[str, str, str]]]]:
-    """The results of one run of all test files."""
+def results_of(library: Path, reference_folder: Path) -> Callable[[str, bool], Results]:
+    """The results of one run of several test files."""
     return functools.cache(
-        lambda way: run_r_tests(way, library, reference_folder, FILES[way], timeout=880)
+        lambda way, slow: run_r_tests(way, library, reference_folder, RUNS[way, slow], timeout=880)
     )
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("way", "file"), [(way, file) for way in WAYS for file in FILES[way]])
+@pytest.mark.parametrize(
+    ("way", "slow", "file"),
+    [
+        pytest.param(way, slow, file, marks=[pytest.mark.slow] * slow, id=f"{way}-{file}")
+        for (way, slow), files in RUNS.items()
+        for file in files
+    ],
+)
 def test_r_tests_pass(
-    results_of: Callable[[str], dict[str, list[tuple[str, str, str]]]], way: str, file: str
+    results_of: Callable[[str, bool], Results], way: str, slow: bool, file: str
 ) -> None:
-    results = results_of(way)[file]
+    results = results_of(way, slow)[file]
     bad = [
         f"{test}: {message}" for kind, test, message in results if kind not in ("success", "skip")
     ]
@@ -111,6 +120,7 @@ def test_r_tests_pass(
     assert file in needs or any(kind == "success" for kind, _, _ in results)
 
 
+@pytest.mark.slow
 def test_r_tests_are_skipped_without_python(library: Path, tmp_path: Path) -> None:
     results = run_r_tests(
         "worker", library, tmp_path, ALL, timeout=300, MINHUBPY_PYTHON="/nonexistent"

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from pairs import with_variants
 from pipelined import post_all
 from served_models import WRONG, user, wait
 from starlette.datastructures import Headers
@@ -139,10 +140,13 @@ def changed(body: dict, field_path: str, name: str, value: object) -> dict:
 # encoders, test_models_on_demand.py for routes that change the server.
 @pytest.mark.parametrize(
     "path",
-    [
-        *sorted({*POSTS} - {"/rerank", "/models/unload"} - {f"/{name}" for name in TEI_ROUTES}),
-        *(f"/api{path}" for path in sorted({*OLLAMA_POSTS} - {"/pull"})),
-    ],
+    with_variants(
+        [
+            *sorted({*POSTS} - {"/rerank", "/models/unload"} - {f"/{name}" for name in TEI_ROUTES}),
+            *(f"/api{path}" for path in sorted({*OLLAMA_POSTS} - {"/pull"})),
+        ],
+        ["/completions", "/embeddings", "/messages"],
+    ),
 )
 def test_wrong_types_of_every_field_that_the_server_reads_are_client_errors(
     http, path: str, monkeypatch: pytest.MonkeyPatch

@@ -511,6 +511,7 @@ def test_the_page_requests_the_api_key(browser, main_model) -> None:
         page.context.close()
 
 
+@pytest.mark.slow
 def test_dialogpt_generates_the_same_replies_on_the_page(browser, tmp_path: Path) -> None:
     """As in its tutorial: the end-of-text token separates turns, temperature 0.8."""
     bot = write_dialogpt(tmp_path / "bot", chat_tokenizer())

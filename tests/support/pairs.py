@@ -1,10 +1,23 @@
-"""Parameters of tests: every pair of values in `make test`, all combinations in `make soak`."""
+"""Parameters of tests: the part in `make test`, and the rest in `make test-all` or `make soak`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
+
+
+def with_variants(values: Iterable[Any], first: Collection[Any]) -> list[Any]:
+    """All values. Those that are not in `first` are marked `slow`: only `make test-all` runs
+    them. Values for several parameters are tuples.
+    """
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=[] if value in first else [pytest.mark.slow],
+        )
+        for value in values
+    ]
 
 
 def in_pairs(*axes: Sequence[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from children import SERVER
+from pairs import with_variants
 from training_runs import (
     FAMILY_NAMES,
     SHORT,
@@ -37,6 +38,7 @@ from minhub_py.training.checkpoint import RunFolder
 # --- Resuming a killed run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_run_killed_at_any_file_change_resumes_identically(
     tmp_path: Path, text: Path, every: int
@@ -83,7 +85,7 @@ def resume_with_pulse(folder: Path, pipe: Any) -> None:
     resume_in_child(folder, Pulse(pipe))
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", with_variants(FAMILY_NAMES, ["gpt2"]))
 def test_a_run_killed_repeatedly_resumes_identically(
     tmp_path: Path, text: Path, family: str
 ) -> None:
@@ -114,6 +116,7 @@ def test_a_run_killed_repeatedly_resumes_identically(
     same(contents(folder), contents(uninterrupted))
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_resumes_identically(
     tmp_path: Path, text: Path
 ) -> None:
@@ -276,6 +279,7 @@ def test_a_run_without_remaining_steps_has_no_estimate(tmp_path: Path, text: Pat
     assert recorded.estimates == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "lstm"])
 def test_a_run_cancelled_before_any_batch_resumes_identically(
     tmp_path: Path, text: Path, family: str
@@ -313,7 +317,7 @@ def test_a_run_cancelled_before_any_batch_resumes_identically(
         shutil.rmtree(folder.parent)
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", with_variants(FAMILY_NAMES, ["gpt2"]))
 def test_a_run_stopped_twice_at_every_step_resumes_identically(
     tmp_path: Path, text: Path, family: str
 ) -> None:

@@ -438,7 +438,11 @@ def test_the_resume_option_continues_a_run(tmp_path: Path, text: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
+    ("number", "status"),
+    [
+        (signal.SIGINT, -signal.SIGINT),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_prints_the_command_to_resume(
     tmp_path: Path, text: Path, number: int, status: int

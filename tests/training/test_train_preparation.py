@@ -65,6 +65,7 @@ def test_resume_continues_an_interrupted_preparation(tmp_path: Path, text: Path,
     same(contents(train(text, folder, **settings).folder), contents(uninterrupted))
 
 
+@pytest.mark.slow
 def test_a_run_killed_during_its_preparation_resumes_identically(
     tmp_path: Path, text: Path
 ) -> None:

@@ -215,6 +215,7 @@ def test_an_adapter_learns_completions(tmp_path: Path) -> None:
         assert tokenizer.decode(new) == answer
 
 
+@pytest.mark.slow
 def test_runs_on_examples_resume_bitwise(tmp_path: Path) -> None:
     path = completions(tmp_path)
     for number, settings in enumerate(
@@ -564,7 +565,7 @@ def test_a_decoder_learns_labels(tmp_path: Path, bpe_folder: Path) -> None:
     assert run.best_loss < 0.3
 
 
-@pytest.mark.parametrize("base", ["encoder", "decoder"])
+@pytest.mark.parametrize("base", ["encoder", pytest.param("decoder", marks=pytest.mark.slow)])
 def test_an_adapter_learns_labels_with_a_head_of_its_own(
     tmp_path: Path, encoder: Path, bpe_folder: Path, base: str
 ) -> None:
@@ -678,6 +679,7 @@ def test_the_head_in_slices_has_the_same_gradients(frozen: bool) -> None:
     assert torch.allclose(actual, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_to_keep_have_the_divergence_from_the_base_as_loss(tmp_path: Path) -> None:
     """It is 0 at the start. Answers that the other rows would change remain."""
     rows = [{"prompt": f"{a}:", "completion": b, "keep": False} for a, b in PAIRS * 6]

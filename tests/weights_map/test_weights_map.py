@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from pairs import with_variants
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -51,6 +52,7 @@ PUBLISHED = [
     if family.model_type != "laya"  # not in transformers
     for name in family.presets
 ]
+ONE_OF_EACH = [next(iter(family.presets)) for family in ARCHITECTURES.values() if family.presets]
 
 
 def published(name: str) -> tuple[Architecture, Any]:
@@ -109,7 +111,7 @@ def reference(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tenso
     return tensors, revert_weight_conversion(model, tensors)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", with_variants(PUBLISHED, ONE_OF_EACH))
 def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
     family, config = published(name)
     memory, files = (
