@@ -6,7 +6,7 @@ import pytest
 import torch
 from decoders import new
 from needs import needs
-from references import CASES, FEW, random_model
+from references import CASES, FEW, configured, random_model
 
 from minhub_py import generate, stream
 from minhub_py.inference.batch import Batch
@@ -15,21 +15,25 @@ from minhub_py.inference.native_runner import MAX_STATES, NativeRunner
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.speculative import Drafter, DraftModel, DraftSource
 from minhub_py.models.cache import State
+from minhub_py.models.skeleton import skeleton
 
 pytestmark = needs("decoder")  # without it, nothing is drafted
 
-MODELS = {name: random_model(name) for name in (*FEW, "lfm2", "lfm2-convolves")}
-NAMES = [
-    name
-    for name, model in MODELS.items()
-    if any(isinstance(layer, State) for layer in model.cache_layout())
-]
+
+def recurrent(name: str) -> bool:
+    """Whether a case has layers with states."""
+    architecture, config = configured(name)
+    layout = skeleton(architecture.Model, config).cache_layout()
+    return any(isinstance(layer, State) for layer in layout)
+
+
+NAMES = [name for name in (*FEW, "lfm2", "lfm2-convolves") if recurrent(name)]
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [7, 8, 9] * 8]
 
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
-    return {name: MODELS[name] for name in NAMES} | {"lstm": new("lstm")}
+    return {name: random_model(name) for name in NAMES} | {"lstm": new("lstm")}
 
 
 def states_of(cache: Any, row: int) -> list[torch.Tensor]:
