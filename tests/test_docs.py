@@ -247,6 +247,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     for file in site.rglob("*.html"):
         parser = Addresses()
@@ -254,6 +255,7 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
         assert not [address for address in parser.found if re.match(r"(https?:)?//", address)], file
 
 
+@pytest.mark.slow
 def test_pages_contain_no_markup_of_their_sources_and_no_replaced_characters(site: Path) -> None:
     for file in site.rglob("*.html"):
         prose = "".join(text_of(file).parts)
@@ -262,6 +264,7 @@ def test_pages_contain_no_markup_of_their_sources_and_no_replaced_characters(sit
         assert not re.findall(r"[“”]|\s–[a-z]", prose), file
 
 
+@pytest.mark.slow
 def test_the_command_reference_quotes_every_help_text(site: Path) -> None:
     page = site / "reference" / "command.html"
     text, html = text_of(page), page.read_text(encoding="utf-8")

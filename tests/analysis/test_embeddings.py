@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pairs import with_variants
 from random_weights import draw
 from references import CASES, FEW, TOLERANCE, VOCABULARY, save_reference, states_of, texts_of
 from small_models import LSTM, SINUSOIDAL, T5, tokenizer
@@ -78,7 +79,11 @@ def assert_embeds(model: Any, texts: list[list[int]], expected: list[list[torch.
             assert_close(matrix, states[layer])
 
 
-@pytest.mark.parametrize("name", FEW)
+# An architecture for each kind of cache; test_architectures.py compares the hidden states of all.
+SOME = ["gpt2", "gemma2", "qwen3_5_text", "mamba2", "jamba"]
+
+
+@pytest.mark.parametrize("name", with_variants(FEW, SOME))
 def test_embeddings_match_transformers(load, name: str) -> None:
     """Ragged batches, and texts longer than any attention window."""
     reference, model = load(name)
@@ -86,7 +91,7 @@ def test_embeddings_match_transformers(load, name: str) -> None:
     assert_embeds(model, texts, [states_of(reference, ids) for ids in texts])
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", with_variants(FEW, SOME))
 @pytest.mark.parametrize("pool", ["mean", "last", "none"])
 def test_several_layers_are_joined_or_averaged(load, name: str, pool: Any) -> None:
     reference, model = load(name)

@@ -97,6 +97,7 @@ def test_intervals_cover_the_truth_as_often_as_they_promise_and_naive_ones_do_no
     assert np.mean(naive, axis=0).min() < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["linear", "logistic"])
 @pytest.mark.parametrize("method", ["human", "ppi++", "dsl", "confidence"])
 def test_intervals_hold_with_50_coded_texts(family: str, method: str) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from commands import done, failed, minhub
 from fast_python import python
 
@@ -15,6 +16,7 @@ GPT2 = "minhub/shakespeare-gpt2"
 QUICK = ("bench", "--quick", "--repeats", "1", "--threads", "1", "--model")
 
 
+@pytest.mark.slow
 def test_every_case_measures_every_requested_kind(tmp_path: Path) -> None:
     saved = tmp_path / "run.json"
     shown = done(*QUICK, GPT2, "--weights", "float32", "--weights", "nf4", "--save", str(saved))

@@ -59,6 +59,7 @@ def printed(command: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_words_and_embeddings_of_arguments_pipes_and_files_are_equal(tmp_path: Path) -> None:
     texts = ["To be or not", "Good morrow"]
     (tmp_path / "in.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")

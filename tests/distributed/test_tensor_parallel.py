@@ -419,6 +419,7 @@ def run(start: list[str], *arguments: str, stdin: str = "") -> tuple[int, str, s
     return process.returncode, process.stdout, process.stderr
 
 
+@pytest.mark.slow
 def test_a_command_in_two_processes_prints_the_output_of_one(bot: str) -> None:
     command = [COMMAND[0], bot, *COMMAND[2:]]
     expected = CliRunner().invoke(main, command)

@@ -51,6 +51,7 @@ report()
 """
 
 
+@pytest.mark.slow
 def test_verifying_needs_one_tensor_and_loading_makes_no_copy(gpt2_124m: Path) -> None:
     """`verify` reads every value, one tensor at a time: the largest has 154 MB. Measured: 250 MB.
 

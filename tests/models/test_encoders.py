@@ -586,7 +586,9 @@ def test_training_refuses_a_new_encoder(tmp_path: Path) -> None:
 # Export, reports, entry points
 
 
-@pytest.mark.parametrize(("name", "head"), heads_of(TYPES))
+@pytest.mark.parametrize(
+    ("name", "head"), with_variants(HEADS_OF_TYPES, [(name, "masked_lm") for name in TYPES])
+)
 def test_torchscript_of_encoders(load, name: str, head: str | None, tmp_path: Path) -> None:
     reference, model, _ = load(name, head)
     save_torchscript(model, tmp_path / "model.pt")

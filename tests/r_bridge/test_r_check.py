@@ -60,6 +60,7 @@ def run(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_r_cmd_check_reports_no_problem(built: Path) -> None:
     # test_r_package.py runs the package's tests, and R CMD build has run the vignettes.
