@@ -91,7 +91,7 @@ class PromptLookup(Drafter):
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.right, self.total = 1.2, 2.0  # predictions by weight; the first two are assumed
+        self.right, self.total = 1.0, 2.0  # predictions by weight; the first two are assumed
         self.indexed = 0  # the number of tokens whose n-grams are in `after`
         self.predicted: list[int] = []  # tokens after those of the previous call, with its draft
         # n-gram -> the position after its last occurrence
