@@ -12,9 +12,9 @@ is unchanged: `generate` accepts only the draft tokens that it would have chosen
 removed from the cache: keys and values are overwritten, and a recurrent layer returns to an earlier
 state of its ring (`Cache.truncate`).
 
-Several sequences. Each sequence of a batch has a draft of its own length, and one pass checks all of
-them. The more sequences share a pass, the less a draft token saves, until the pass is limited by
-arithmetic: `draft_price` is the acceptance at which a draft token pays for itself.
+Several sequences. Each sequence of a batch has its draft, of any length, and one pass checks all of
+them. A larger pass is limited by arithmetic, not by reading the weights, so that a draft token
+saves less: `draft_price` is the probability of acceptance from which it saves time.
 """
 
 import math
@@ -69,8 +69,9 @@ TOKEN_TIME = 0.15
 
 
 def draft_price(sequences: int) -> float:
-    """The time of a draft token relative to that of a token without drafts, in a pass of so many
-    sequences, 0 to 1: a draft token is worth checking if it is more likely than this to be accepted.
+    """The time of a draft token divided by the average time of a token without drafts, 0 to 1, in a
+    pass of this number of sequences. A draft token saves time if the probability that it is
+    accepted is higher.
     """
     return TOKEN_TIME * sequences / (1 - TOKEN_TIME + TOKEN_TIME * sequences)
 
@@ -79,9 +80,9 @@ class PromptLookup(Drafter):
     """Drafts the tokens that followed the previous occurrence of a sequence's last tokens.
 
     The number of draft tokens, at most `most`, follows from the share of the recent predictions
-    that were right and from `draft_price`. It is 0 where a draft does not pay for itself: the next
-    token is then still predicted, which costs nothing, so that drafts begin when the text repeats
-    itself. `most` = 0 disables drafts.
+    that were right and from `draft_price`. Where it is 0, the next token is still predicted and
+    compared, at no cost, so that drafts resume when the text repeats itself. `most` = 0 disables
+    drafts.
     """
 
     SIZES = (3, 2)  # n-gram sizes, in order of preference
@@ -93,7 +94,7 @@ class PromptLookup(Drafter):
         self.most = most
         self.right, self.total = 1.0, 2.0  # predictions by weight; the first two are assumed
         self.indexed = 0  # the number of tokens whose n-grams are in `after`
-        self.predicted: list[int] = []  # tokens after those of the previous call, with its draft
+        self.predicted: list[int] = []  # the previous call's draft, or one token without a draft
         # n-gram -> the position after its last occurrence
         self.after: dict[tuple[int, ...], int] = {}
 
