@@ -441,6 +441,27 @@ def test_sequences_of_a_batch_have_drafts_of_their_own(name: str, chunk: int | N
 
 
 @needs("decoder")
+def test_drafts_know_the_number_of_sequences_of_the_pass() -> None:
+    counts = []
+
+    class Counting(Wrong):
+        def sequence(self, most: int, max_length: int) -> Drafter:
+            class Sequence(Drafter):
+                def __call__(self, tokens, room, sequences=1):
+                    counts.append(sequences)
+                    return []
+
+            return Sequence()
+
+    batch = Batch(new("gpt2"), 3, 60)
+    for count in (2, 3, 4):
+        batch.admit([1, 2], count, draft=Counting())
+    while len(batch):
+        batch.step()
+    assert counts == [3, 3, 3, 2, 2, 1]
+
+
+@needs("decoder")
 @pytest.mark.parametrize("drafted", [0, 3, 64])
 def test_rejected_drafts_do_not_change_shared_prefixes_of_a_ring(drafted: int) -> None:
     """A rejected draft can overwrite the first positions of a full ring."""
