@@ -103,6 +103,16 @@ if TYPE_CHECKING:
     help="Maximum size of --cache-dir; the least recently used prefixes are deleted.",
 )
 @click.option(
+    "--speculate",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help=(
+        "Maximum number of draft tokens per step and request, copied from repetitions in the text:"
+        " faster edits of a text, same replies."
+    ),
+)
+@click.option(
     "--adapter",
     "adapters",
     multiple=True,
@@ -170,6 +180,7 @@ def serve(
     prefix_cache: int,
     cache_dir: str | None,
     cache_size: int,
+    speculate: int,
     adapters: tuple[str, ...],
     aliases: tuple[str, ...],
     cached: bool,
@@ -237,6 +248,7 @@ def serve(
                 prefix_cache=prefix_cache,
                 cache_dir=cache_dir,
                 cache_size=cache_size,
+                speculate=speculate,
             )
         )
 

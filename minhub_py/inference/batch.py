@@ -99,8 +99,8 @@ class Batch:
     chunk: maximum number of prompt tokens per step (chunked prefill), so that a long prompt does
     not delay the others.
     runner: an existing runner of this model.
-    drafts: maximum number of draft tokens per step of a recurrent model, whose cache has a state
-    for each of them.
+    drafts: maximum number of draft tokens per step and row of a recurrent model, whose cache has a
+    state for each of them.
     """
 
     def __init__(
@@ -471,6 +471,7 @@ class Batch:
                 row.draft = row.drafter(
                     row.encoder_ids + row.text if row.encoder_ids else row.text,
                     min(room, MAX_TOKENS // len(rows) - 1),
+                    len(rows),
                 )
             begin = context_start(length, self.context)
             if begin > context_start(length - 1, self.context):

@@ -81,7 +81,8 @@ def generate(
             them. Requires `tokenizer`.
         tokenizer: a `tokenizers.Tokenizer`.
         speculate: maximum number of draft tokens per step (speculative decoding by prompt lookup).
-            The output does not change, and repetitive text is generated faster. Has no effect
+            The output does not change, and repetitive text is generated faster. Drafts adapt to the
+            text of each prompt and to the number of prompts. Has no effect
             without the native decoder (on a GPU, for a modified model, or without a C compiler) and
             for an LSTM. At most 8 for models with recurrent layers, whose cache has one state more
             for each draft token.

@@ -88,6 +88,8 @@ class Cache:
     layers: each layer's tensors: keys and values (rows, G, size, D), or the recurrent states
     (rows, slots, …).
     removable: number of positions that `truncate` can remove from a row.
+    intact: number of positions up to which no ring has overwritten one, not even by positions that
+    were removed.
     dtype: dtype of keys and values, and of a state without its own dtype.
     lengths: number of positions of each row in use; the buffers may have room for more rows.
     encoder_lengths: number of encoder positions of each row; 0 before the encoder has run.
@@ -118,8 +120,19 @@ class Cache:
         has_window = any(
             isinstance(layer, KeyValues) and layer.window is not None for layer in self.layout
         )
-        has_state = any(isinstance(layer, State) for layer in self.layout)
-        self.removable = drafts if has_state else lookahead if has_window else max_length
+        self.has_state = any(isinstance(layer, State) for layer in self.layout)
+        reserved = lookahead // 2
+        self.removable = drafts if self.has_state else reserved if has_window else max_length
+        self.intact = min(
+            (
+                layer.window + lookahead - reserved
+                for layer in self.layout
+                if isinstance(layer, KeyValues)
+                and layer.window is not None
+                and layer.window + lookahead < max_length
+            ),
+            default=max_length,
+        )
         self.dtype = like.dtype
         self.layers = [
             [
@@ -247,7 +260,9 @@ class Cache:
         length = source.lengths[from_row] if length is None else length
         for layer, targets, tensors in zip(self.layout, self.layers, source.layers, strict=True):
             for target, tensor in zip(targets, tensors, strict=True):
-                if isinstance(layer, State):
+                if isinstance(layer, State) and source is self:
+                    target[row] = tensor[from_row]  # positions may still be removed
+                elif isinstance(layer, State):
                     target[row, length % target.size(1)] = tensor[from_row, length % tensor.size(1)]
                 else:
                     positions = (
@@ -304,10 +319,7 @@ class Cache:
         A recurrent state is available at its last position only.
         """
         current = self.lengths[row]
-        return length == current or all(
-            not isinstance(layer, State) and current <= tensors[0].size(2)
-            for layer, tensors in zip(self.layout, self.layers, strict=True)
-        )
+        return length == current or (not self.has_state and current <= self.intact)
 
     @contextmanager
     def row(self, row: int) -> Iterator["Cache"]:

@@ -214,6 +214,7 @@ class Engine(EngineThread[Request]):
     prefix_bytes: size of the prefix cache.    prefixes: a prefix cache that models with activated
     adapters share.
     disk: the prefix cache on disk, closed with the engine.
+    speculate: maximum number of draft tokens per step of a request, by prompt lookup.
     """
 
     def __init__(
@@ -227,9 +228,11 @@ class Engine(EngineThread[Request]):
         prefix_bytes: int = 2**28,
         prefixes: PrefixCache | None = None,
         disk: DiskCache | None = None,
+        speculate: int = 0,
     ) -> None:
         super().__init__(batch_size, max_length, queue_size)
         self.model, self.tokenizer, self.disk = model, tokenizer, disk
+        self.speculate = speculate
         self.prefixes = prefixes or PrefixCache(prefix_bytes)
         self.running: dict[int, Request] = {}  # by row of the batch
         self.weights: list[object] = []  # identity of the weights of the batch
@@ -284,6 +287,7 @@ class Engine(EngineThread[Request]):
             prefixes=self.prefixes,
             disk=self.disk,
             chunk=PREFILL_CHUNK,
+            drafts=self.speculate,
         )
 
     def _step(self, batch: Batch) -> Batch:
@@ -367,6 +371,7 @@ class Engine(EngineThread[Request]):
             sampling=request.sampling,
             generator=generator,
             stop=StopCriteria(request.stop_ids, strings, self.tokenizer),
+            speculate=self.speculate if request.search is None else 0,
             targets=request.targets[len(prefix) :],
             logprobs=request.logprobs,
             top=request.top,

@@ -98,8 +98,9 @@ def engine_for(
     prefixes: PrefixCache | None = None,
     cache_dir: str | None = None,
     cache_size: int = 10**10,
+    speculate: int = 0,
 ) -> EngineThread[Any]:
-    """A model's engine. Encoders do not use `context` and `cache_dir`.
+    """A model's engine. Encoders do not use `context`, `cache_dir` and `speculate`.
 
     prefix_cache: size of the prefix cache in bytes.    prefixes: a prefix cache to share instead.
     ValueError: `context` exceeds the model's context length, or `cache_dir` cannot be written.
@@ -125,6 +126,7 @@ def engine_for(
         prefix_bytes=prefix_cache,
         prefixes=prefixes,
         disk=disk,
+        speculate=speculate,
     )
 
 

@@ -340,8 +340,8 @@ def test_drafts_after_rejections_equal_those_of_a_new_cache(
     model, recorded = informed(deepcopy(models[name]), 0.1), []
 
     class RecordedSequence(PredictedSequence):
-        def __call__(self, tokens: Any, room: int) -> list[int]:
-            draft = super().__call__(tokens, room)
+        def __call__(self, tokens: Any, room: int, sequences: int = 1) -> list[int]:
+            draft = super().__call__(tokens, room, sequences)
             recorded.append((list(tokens), draft))
             return draft
 

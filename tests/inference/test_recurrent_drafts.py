@@ -1,5 +1,6 @@
 """Draft tokens of models with recurrent layers: rejected tokens leave no trace in the states."""
 
+from threading import Event
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from references import CASES, FEW, configured, random_model
 
 from minhub_py import generate, stream
 from minhub_py.inference.batch import Batch
+from minhub_py.inference.beams import BeamSearch
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import MAX_STATES, NativeRunner
 from minhub_py.inference.sampling import Sampling
@@ -194,7 +196,7 @@ class Mixed(DraftSource):
         source = self
 
         class Sequence(Drafter):
-            def __call__(self, tokens: Any, room: int) -> list[int]:
+            def __call__(self, tokens: Any, room: int, sequences: int = 1) -> list[int]:
                 following = source.text[len(tokens) : len(tokens) + room]
                 right = source.calls % (len(following) + 1)
                 source.calls += 1
@@ -248,3 +250,65 @@ def test_cases_have_recurrent_layers() -> None:
         assert any(isinstance(layer, State) for layer in random_model(name).cache_layout()), CASES[
             name
         ]
+
+
+class Waiting:
+    """A grammar of all tokens. The mask after the first token waits for an event."""
+
+    restricts = True
+
+    def __init__(self) -> None:
+        self.ready, self.accepted = Event(), 0
+        self.ready.set()
+
+    def allowed(self) -> torch.Tensor:
+        assert self.ready.wait(60)
+        return torch.ones(61, dtype=torch.bool)
+
+    def accept(self, id: int) -> bool:
+        self.accepted += 1
+        if self.accepted == 1:
+            self.ready.clear()
+        return False
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_with_an_unchecked_draft_can_move(models: dict[str, Any], name: str) -> None:
+    """The mask of its grammar is not ready when another sequence ends."""
+    settings: dict[str, Any] = {"sampling": Sampling(temperature=0), "logprobs": True}
+
+    def events(others: int, drafts: DraftSource | None) -> list[tuple[int, float | None]]:
+        batch, grammar = Batch(models[name], 2, 60, drafts=5), Waiting()
+        for _ in range(others):
+            batch.admit([3, 4], 4, **settings)
+        row = batch.admit(PROMPTS[0], 20, **settings, matcher=grammar, draft=drafts)
+        result = []
+        while len(batch):
+            if len(batch) == 1 and grammar.accepted:
+                grammar.ready.set()
+            result += [(event.id, event.logprob) for event in batch.step() if event.row == row]
+        return result
+
+    expected = events(0, None)
+    assert len(expected) == 20
+    drafts = Mixed(PROMPTS[0] + [id for id, _ in expected])
+    assert events(1, drafts) == expected
+    assert 0 < drafts.accepted < drafts.proposed
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2"])
+def test_beams_beside_drafts_are_those_without(models: dict[str, Any], name: str) -> None:
+    """As in a server: a batch whose cache has states for drafts."""
+
+    def found(drafts: int) -> list[list[int]]:
+        batch, result = Batch(models[name], 4, 60, drafts=drafts), list[list[int]]()
+        batch.admit(PROMPTS[0], 20, sampling=Sampling(temperature=0), speculate=drafts)
+        row = batch.admit(PROMPTS[2], 12, search=BeamSearch(3))
+        while len(batch):
+            for event in batch.step():
+                if event.row == row:
+                    result += [hypothesis.ids for hypothesis in event.hypotheses]
+        return result
+
+    assert found(5) == found(0)
+    assert len(found(0)) == 3

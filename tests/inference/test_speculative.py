@@ -2,18 +2,31 @@
 
 import logging
 import random
+from collections import defaultdict
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from decoders import new, some_ids
 from needs import need, needs
 from pairs import in_pairs
+from references import random_model
 
 from minhub_py import generate, stream
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.inference.batch import Batch
 from minhub_py.inference.native import library
 from minhub_py.inference.native.library import MAX_TOKENS
-from minhub_py.inference.speculative import DraftModel, PromptLookup
+from minhub_py.inference.sampling import Sampling, StopCriteria
+from minhub_py.inference.speculative import (
+    TOKEN_TIME,
+    Drafter,
+    DraftModel,
+    DraftSource,
+    PromptLookup,
+    draft_price,
+)
 
 MOST = [1, 2, 8, 31, 100]
 SETTINGS = [
@@ -220,19 +233,17 @@ def expected_draft(text, length):
 
 
 def test_a_draft_is_what_came_after_the_last_ids_before() -> None:
-    assert PromptLookup(4)([1, 2, 3, 9, 8, 1, 2, 3], 9) == [9, 8]
+    assert PromptLookup(4)([1, 2, 3, 9, 8, 1, 2, 3], 2) == [9, 8]
     draw = random.Random(0)
     for _ in range(300):
         lookup, text = PromptLookup(draw.choice([1, 2, 5, 20])), []
         for _ in range(12):
             text += [draw.randrange(3) for _ in range(draw.randrange(1, 8))]
-            room = draw.randrange(-1, 12)
-            draft = lookup(text, room)
-            assert draft == expected_draft(text, max(min(lookup.length, room), 0))
+            room, sequences = draw.randrange(-1, 12), draw.choice([1, 1, 4, 30])
+            draft = lookup(text, room, sequences)
+            assert draft == expected_draft(text, max(min(lookup.length(sequences), room), 0))
             assert len(draft) <= max(room, 0)
             assert len(draft) <= lookup.most
-            if draft:
-                lookup.update(draw.randrange(len(draft) + 1), len(draft))
 
 
 def test_the_latest_place_counts_and_three_ids_before_two() -> None:
@@ -248,26 +259,61 @@ def test_the_latest_place_counts_and_three_ids_before_two() -> None:
 def test_a_short_period_goes_round() -> None:
     for period in ([4], [4, 5], [4, 5, 6, 7]):
         lookup = PromptLookup(10)
-        lookup.length = 10
+        lookup.right = lookup.total
         text = period * 5
         assert lookup(text, 99) == (period * 10)[:10]
 
 
 def test_the_length_follows_the_accepted_drafts() -> None:
-    lookup, lengths = PromptLookup(20), []
-    for _ in range(5):
-        draft = lookup([1, 2] * 10, 99)
+    lookup, text, lengths = PromptLookup(20), [1, 2] * 10, []
+    for _ in range(4):
+        draft = lookup(text, 99)
         lengths.append(len(draft))
-        lookup.update(len(draft), len(draft))
-    assert lengths == [2, 4, 8, 16, 20]
-    lookup.update(5, 20)
-    assert len(lookup([1, 2] * 10, 99)) == 5
-    lookup.update(0, 5)
-    assert len(lookup([1, 2] * 10, 99)) == 1
-    lookup.update(1, 1)
-    assert len(lookup([1, 2] * 10, 99)) == 2
+        text = ([1, 2] * 99)[: len(text) + len(draft) + 1]
+    assert lengths[0] in (2, 3, 4)
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == 20
+    for token in (7, 8, 9):  # the 7 follows a draft that was accepted
+        text += [token, 1, 2]
+        lengths.append(len(lookup(text, 99)))
+    assert lengths[-1] < lengths[-2] < lengths[-3] == 20
     assert PromptLookup(1)([1, 2] * 10, 99) == [1]
     assert PromptLookup(0)([1, 2] * 10, 99) == []
+
+
+def test_drafts_pause_where_they_are_wrong_and_resume_where_the_text_repeats() -> None:
+    """While they pause, predictions are compared with the next tokens."""
+    lookup, text = PromptLookup(8), [1, 2, 3, 1, 2]
+    drafts = []
+    for number in range(30):  # after 1, 2 comes another token each time
+        drafts.append(len(lookup(text, 99)))
+        text.append(10 + number)
+        lookup(text, 99)
+        text += [1, 2]
+    assert drafts[0] > 0
+    assert set(drafts[8:]) == {0}
+    following = [3, 1, 2] * 40
+    for _ in range(12):
+        drafts.append(len(lookup(text, 99)))
+        text += [following.pop(0) for _ in range(drafts[-1] + 1)]
+    assert drafts[30:32] == [0, 0]
+    assert drafts[-1] == 8
+
+
+def test_a_draft_is_shorter_in_a_larger_batch() -> None:
+    """A draft token that is accepted half of the time pays for itself alone, and not in a batch."""
+    assert draft_price(1) == pytest.approx(TOKEN_TIME)
+    prices = [draft_price(count) for count in (1, 2, 8, 64, 10**6)]
+    assert prices == sorted(prices)
+    assert prices[-1] == pytest.approx(1, rel=1e-4)
+    for right, lengths in ((0.5, [2, 1, 0, 0]), (0.9, [18, 8, 5, 1]), (0.05, [0, 0, 0, 0])):
+        lookup = PromptLookup(100)
+        lookup.right, lookup.total = right * 10, 10
+        assert [lookup.length(count) for count in (1, 4, 8, 30)] == lengths
+    lookup.right = 0.0
+    assert lookup.length(1) == 0
+    lookup.right = lookup.total
+    assert lookup.length(1000) == 100
 
 
 def test_a_text_that_grows_is_looked_through_once() -> None:
@@ -275,9 +321,169 @@ def test_a_text_that_grows_is_looked_through_once() -> None:
     text = some_ids(new("gpt2"), 2000)
     complete, grown = PromptLookup(3), PromptLookup(3)
     for end in range(1, 2000, 7):
-        assert grown(text[:end], 3) == expected_draft(text[:end], grown.length)
-    assert complete(text, 3) == grown(text, 3)
+        assert grown(text[:end], 3) == expected_draft(text[:end], grown.length(1))
+    grown(text, 3)
+    assert complete(text, 0) == []
+    assert complete.after == grown.after
     assert len(grown.after) <= 2 * 2000
+
+
+# --- several sequences ---
+
+
+class Wrong(DraftSource):
+    """Drafts of a given length that are rejected."""
+
+    MOST = 100
+
+    def sequence(self, most: int, max_length: int) -> Drafter:
+        class Sequence(Drafter):
+            def __call__(self, tokens, room, sequences=1):
+                return [60 if tokens[-1] < 30 else 0] * min(most, room)
+
+        return Sequence()
+
+
+class Halves:
+    """A grammar: tokens below 30, and after a multiple of 5 those from 30 on, or any token."""
+
+    restricts = True
+
+    def __init__(self) -> None:
+        self.last = 1
+
+    def allowed(self) -> torch.Tensor:
+        ids = torch.arange(61)
+        return ids >= 30 if self.last % 5 == 0 else ids < 30 if self.last < 30 else ids >= 0
+
+    def accept(self, id: int) -> bool:
+        self.last = id
+        return False
+
+
+def comparable(events) -> list[tuple]:
+    return [(event.id, event.logprob, event.end, event.top) for event in events]
+
+
+def alone(model, ids, settings, **more) -> list[tuple]:
+    """The events of a sequence without drafts in a batch of its own."""
+    batch = Batch(model, 1, 140)
+    batch.admit(ids, **settings(), **more)
+    return comparable(event for _ in range(200) if len(batch) for event in batch.step())
+
+
+SEQUENCES = [  # prompt, sampling, new tokens, draft tokens
+    (PROMPTS[0], {"temperature": 0}, 90, 16),
+    (PROMPTS[2], {"temperature": 0.3}, 60, 5),
+    (PROMPTS[1], {}, 50, 31),
+    (PROMPTS[0], {"temperature": 0, "repetition_penalty": 1.01}, 70, 0),
+    (PROMPTS[2], {"temperature": 0.5, "top_p": 0.7}, 40, 100),
+    (PROMPTS[4], {"temperature": 0, "presence_penalty": 0.5}, 80, 8),
+    (PROMPTS[3], {"temperature": 0}, 30, 8),
+]
+
+
+@needs("decoder")
+@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gpt2-short-context", "gpt2-int8", "gptneo-window-2", "llama", "qwen3_5_text"]
+)
+def test_sequences_of_a_batch_have_drafts_of_their_own(name: str, chunk: int | None) -> None:
+    """Tokens, log-probabilities and ends equal those without drafts, bitwise, for sequences that
+    join at any time, copy prefixes, and have grammars, end tokens and stop strings.
+    """
+    if name in MODELS:
+        case, changes = MODELS[name]
+        model = new(case, **changes)
+    else:
+        model = random_model(name)
+    tokenizer = characters([chr(40 + i) for i in range(61)])
+
+    def settings(number: int) -> dict[str, Any]:
+        _, sampling, count, _ = SEQUENCES[number]
+        stops = [(frozenset(), ()), (frozenset({17, 40}), ()), (frozenset(), ("0", "CD"))]
+        return {
+            "max_new_tokens": count,
+            "sampling": Sampling(**sampling),
+            "generator": torch.Generator().manual_seed(number),
+            "stop": StopCriteria(*stops[number % 3], tokenizer),
+            "logprobs": number % 2 == 0,
+            "top": number % 4,
+            "matcher": Halves() if number in (1, 5) else None,
+        }
+
+    expected = [
+        alone(model, SEQUENCES[number][0], partial(settings, number))
+        for number in range(len(SEQUENCES))
+    ]
+    batch = Batch(model, 5, 140, prefix_bytes=10**7, chunk=chunk, drafts=100)
+    waiting, events, keys, passes = list(range(len(SEQUENCES))), defaultdict(list), {}, []
+    forward = batch.runner.forward
+
+    def observed(texts, *others, **more):
+        passes.append([len(ids) for ids in texts.values()])
+        return forward(texts, *others, **more)
+
+    batch.runner.forward = observed
+    step = 0
+    while len(batch) or waiting:
+        if waiting and step % 3 == 0 and len(batch) < 5:
+            number = waiting.pop(0)
+            prompt, *_, most = SEQUENCES[number]
+            keys[batch.admit(prompt, speculate=most, **settings(number))] = number
+        for event in batch.step():
+            events[keys[event.row]].append(event)
+        step += 1
+    for number in range(len(SEQUENCES)):
+        assert comparable(events[number]) == expected[number], number
+    if name.startswith("gpt2"):  # otherwise the text does not repeat
+        assert any(len(set(counts)) > 2 for counts in passes)
+
+
+@needs("decoder")
+def test_drafts_know_the_number_of_sequences_of_the_pass() -> None:
+    counts = []
+
+    class Counting(Wrong):
+        def sequence(self, most: int, max_length: int) -> Drafter:
+            class Sequence(Drafter):
+                def __call__(self, tokens, room, sequences=1):
+                    counts.append(sequences)
+                    return []
+
+            return Sequence()
+
+    batch = Batch(new("gpt2"), 3, 60)
+    for count in (2, 3, 4):
+        batch.admit([1, 2], count, draft=Counting())
+    while len(batch):
+        batch.step()
+    assert counts == [3, 3, 3, 2, 2, 1]
+
+
+@needs("decoder")
+@pytest.mark.parametrize("drafted", [0, 3, 64])
+def test_rejected_drafts_do_not_change_shared_prefixes_of_a_ring(drafted: int) -> None:
+    """A rejected draft can overwrite the first positions of a full ring."""
+    model = new("gptneo-window-2", max_position_embeddings=300)
+    prefix, drafts = [5, 6, 7, 8, 9, 10], Wrong()
+    settings = {"sampling": Sampling(temperature=0), "logprobs": True}
+    batch = Batch(model, 1, 300)
+    batch.admit([*prefix, 1], 10, **settings)
+    expected = comparable(event for _ in range(10) for event in batch.step())
+    for length in (60, 100, 120, 128, 129, 130, 131, 160):
+        batch = Batch(model, 2, 300, prefix_bytes=10**7)
+        long = [*prefix, *[length % 61] * (length - len(prefix))]
+        more = {"speculate": drafted, "draft": drafts} if drafted else {}
+        first = batch.admit(long, 130, **settings, **more)
+        for _ in range(2):
+            batch.step()
+        for _ in range(2):  # of an active and of a finished sequence
+            row, events = batch.admit([*prefix, 1], 10, **settings), []
+            while len(events) < 10:
+                events += [event for event in batch.step() if event.row == row]
+            assert comparable(events) == expected, length
+            batch.retire(first)
 
 
 # --- a draft model ---

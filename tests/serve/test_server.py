@@ -33,6 +33,7 @@ from minhub_py import generate, score
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
+from minhub_py.inference.native import library
 from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.serve.catalog import Models
 from minhub_py.serve.engine import Engine, token_text
@@ -141,6 +142,35 @@ def test_a_model_that_raises_fails_only_the_request_that_causes_it(folder: Path)
             assert "NaN" in bad[1].result().json()["error"]["message"]
         assert engine.counts["failed"] == 3
         assert http.get("/health").status_code == 200
+
+
+def test_drafts_change_the_number_of_steps_and_not_the_replies(folder: Path) -> None:
+    """Concurrent requests with seeds, logprobs, a beam search and a stop string."""
+    prompt = [5, 6, 7, 8] * 6
+    bodies: list[dict[str, object]] = [
+        {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True},
+        {"prompt": prompt, "max_tokens": 50, "seed": 3, "top_k": 2, "logprobs": 2},
+        {"prompt": [9, 5, 6, 7], "max_tokens": 60, "temperature": 0, "stop": "e"},
+        {"prompt": prompt[1:], "max_tokens": 20, "use_beam_search": True, "n": 2},
+        {"prompt": prompt[2:], "max_tokens": 70, "temperature": 0.1, "seed": 1},
+    ]
+
+    def replies(speculate: int) -> tuple[list[object], int]:
+        model, steps = served("drafts", folder, speculate=speculate), []
+        step = model.engine._step
+        model.engine._step = lambda batch: steps.append(1) or step(batch)
+        with connected(model) as http, ThreadPoolExecutor(5) as pool:
+            texts = pool.map(
+                lambda body: http.post("/v1/completions", json=body).raise_for_status().json(),
+                bodies,
+            )
+            return [text["choices"] for text in texts], len(steps)
+
+    expected, most = replies(0)
+    texts, steps = replies(16)
+    assert texts == expected
+    if library.library() is not None:
+        assert steps < most, (steps, most)
 
 
 def test_changed_weights_are_used_without_the_cached_prefixes(folder: Path) -> None:
