@@ -59,6 +59,7 @@ SIZES: dict[str, dict[str, int]] = {
     "Qwen3.5-0.8B": {},
     "mamba-130m-hf": {},
     "mamba2-130m-hf": {},
+    "rwkv-4-169m-pile": {},
 }
 GGUF = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 

@@ -52,6 +52,7 @@ from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.layers import BlockList
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.steps import (
+    WKV,
     Add,
     AddToSaved,
     Attend,
@@ -146,7 +147,7 @@ class Points:
         saved = False  # whether the last norm read the stream before an addition
         for step in steps:
             match step:
-                case Attend() | DeltaRule() | ShortConvolution() | SelectiveScan():
+                case Attend() | DeltaRule() | ShortConvolution() | SelectiveScan() | WKV():
                     if saved:  # in parallel with the state space of the layer
                         self._rename(
                             f"{prefix}layers.{len(layers)}.", attn="ssm", heads="ssm_heads"
@@ -244,9 +245,9 @@ class Points:
                 paths[id(output)], "output", size, layer
             )
             return
-        self.sources[start + name] = PointSource(
-            paths[id(output)], "output", size, layer, scale=step.scale
-        )
+        # A gate of the outputs follows the layer within its module.
+        path = paths[id(output)].rpartition(".")[0] if step.gate else paths[id(output)]
+        self.sources[start + name] = PointSource(path, "output", size, layer, scale=step.scale)
         units = width if mixing is None else getattr(mixing, "heads", 1)
         name = {"mlp": "neurons", "attn": "heads", "cross": "cross_heads"}[name]
         self.sources[start + name] = PointSource(

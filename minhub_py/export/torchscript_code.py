@@ -34,6 +34,7 @@ from minhub_py.models.layers import (
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
+    WKV,
     Add,
     AddPositions,
     AddSinusoids,
@@ -67,6 +68,7 @@ from minhub_py.models.steps import (
     ShortConvolution,
     Step,
     StoreResidual,
+    TokenShift,
     unreachable,
 )
 
@@ -155,11 +157,18 @@ class CodeWriter:
                 self.causal_convolution(step)
             case Project():
                 part = f"h[:, :, {step.first} : {step.first + step.layer.weight.size(1)}]"
-                self.lines.append(f"h = torch.cat((h, {self.output(step.layer, part)}), dim=2)")
+                output = self.output(step.layer, part)
+                if step.activation is not None:
+                    output = f"{self.activation(step.activation)}({output})"
+                self.lines.append(f"h = torch.cat((h, {output}), dim=2)")
             case NormPart():
                 self.norm_part(step)
             case SelectiveScan():
                 self.selective_scan(step)
+            case TokenShift():
+                self.token_shift(step)
+            case WKV():
+                self.wkv(step)
             case ScaleParts():
                 self.scale_parts(step)
             case Convolution():
@@ -167,8 +176,12 @@ class CodeWriter:
             case Gate():
                 self.gate(step)
             case Add():
-                output = self.output(step.layer)
+                part = f"h[:, :, {step.first} : {step.first + step.layer.weight.size(1)}]"
+                output = self.output(step.layer, part if step.first else "h")
                 output = output if step.norm is None else self.normed(output, step.norm)
+                if step.gate:
+                    end = step.gate + step.layer.weight.size(0)
+                    output = f"h[:, :, {step.gate} : {end}].sigmoid() * {output}"
                 output = self.dropped(output, step.dropout)
                 self.lines.append(
                     f"x = x + {output}{'' if step.scale == 1 else f' * {step.scale}'}"
@@ -180,7 +193,8 @@ class CodeWriter:
                     f"h = {self.activation(step.activation)}(h) * inputs[:, :, {step.layer}]"
                 )
             case ScaleResidual():
-                self.lines.append(f"x = x * {self.path(step.factor)}")
+                is_number = isinstance(step.factor, float)
+                self.lines.append(f"x = x * {step.factor if is_number else self.path(step.factor)}")
             case Experts():
                 self.experts(step)
             case Recurrent():
@@ -514,6 +528,19 @@ class CodeWriter:
         norm = step.norm
         value = f"group_norm(part, {self.path(norm.weight)}, {norm.eps}, {norm.groups})"
         self.replace_part(step.first, norm.size, value)
+
+    def token_shift(self, step: TokenShift) -> None:
+        self.lines.append("previous = F.pad(h, [0, 0, 1, -1])")
+        mixtures = [f"torch.lerp(previous, h, {self.path(mix)})" for mix in step.mixes]
+        self.lines.append(f"h = torch.cat(({', '.join(mixtures)}), dim=2)")
+
+    def wkv(self, step: WKV) -> None:
+        N = len(step.decay)
+        k, v, r = (f"h[:, :, {first} : {first + N}]" for first in (step.k, step.v, step.r))
+        decay, bonus = f"{self.path(step.decay)}.float().exp()", f"{self.path(step.bonus)}.float()"
+        self.lines.append(f"state = torch.zeros([h.size(0), 3, {N}], device=h.device)")
+        self.lines.append(f"y, state = wkv({k}.float(), {v}.float(), {decay}, {bonus}, state)")
+        self.lines.append(f"h = {r}.sigmoid() * y.to(h.dtype)")
 
     def scale_parts(self, step: ScaleParts) -> None:
         parts, first = [], 0

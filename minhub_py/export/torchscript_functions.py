@@ -27,6 +27,7 @@ from minhub_py.models.layers import (
     sinusoidal_positions,
     xielu,
 )
+from minhub_py.models.rwkv import joined, wkv
 from minhub_py.models.state_space import chunked_scan, selective_scan
 
 
@@ -111,6 +112,7 @@ FUNCTIONS = (
     gated_rms_norm,
     group_norm,
     head_layer_norm,
+    joined,
     log_buckets,
     merge_heads,
     query_scale,
@@ -125,6 +127,7 @@ FUNCTIONS = (
     self_attention,
     sinusoidal_positions,
     split_heads,
+    wkv,
     xielu,
 )
 

@@ -50,7 +50,8 @@ class NativeEncoder(NativeRunner):
         if model.invocation is not None:
             raise UnsupportedError("an activated adapter of texts without padding")
         super().__init__(model)
-        recurrent = KINDS["delta_rule"], KINDS["short_convolution"], KINDS["causal_convolution"]
+        names = "delta_rule", "short_convolution", "causal_convolution", "token_shift"
+        recurrent = [KINDS[name] for name in names]
         if any(operation.kind in recurrent for operation in self.operations):
             raise UnsupportedError("a recurrent state of texts without padding")
         if any(rope.short for rope in self.program.ropes):

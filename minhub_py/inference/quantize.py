@@ -40,6 +40,7 @@ from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices, Packed
 from minhub_py.models.layers import Disentangled
 from minhub_py.models.steps import (
+    WKV,
     Add,
     Attend,
     CacheEncoder,
@@ -451,7 +452,7 @@ def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tupl
                 yield step.layer, kind
             # small, and the decay of a state is exponential in their outputs
             case Project():
-                yield step.layer, "int8"
+                yield step.layer, "int8" if step.precise else kind
             case Attend() if isinstance(step.bias, Disentangled):
                 yield from ((layer, kind) for layer in step.bias.projections)
             case Experts():
@@ -469,8 +470,17 @@ def precise_layers(steps: Sequence[PredictionStep]) -> set[object]:
     projections, added, outputs, in_mlp = [], [], [], False
     for step in steps:
         match step:
-            case Attend() | CrossAttend() | DeltaRule() | ShortConvolution() | SelectiveScan():
+            case (
+                Attend()
+                | CrossAttend()
+                | DeltaRule()
+                | ShortConvolution()
+                | SelectiveScan()
+                | WKV()
+            ):
                 in_mlp = False
+            case Project() if not step.precise:
+                in_mlp = True
             case Linear():
                 in_mlp = True
                 if len(step.layers) == 3 and 1 < len(step.layers[2].weight) < len(

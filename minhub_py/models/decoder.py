@@ -218,11 +218,7 @@ class Decoder(LanguageModel):
         structure = self.structure
         yield Embed(self.embed_tokens, scale=structure.factors.embeddings, dropout=self.drop.p)
         for block, rope in zip(self.layers, self.ropes, strict=False):
-            attn, mlp, add = (
-                block.self_attn,
-                block.mlp,
-                {"scale": block.scale, "dropout": block.dropout.p},
-            )
+            attn, mlp, scale, dropout = block.self_attn, block.mlp, block.scale, block.dropout.p
             heads = attn.heads, attn.kv_heads
             if block.parallel:
                 yield SaveResidual()
@@ -239,7 +235,7 @@ class Decoder(LanguageModel):
                     norms_last=attn.norms_last,
                 )
             yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
-            yield Add(attn.o_proj, block.attention_output_norm, **add)
+            yield Add(attn.o_proj, block.attention_output_norm, scale, dropout)
             first = block.input_layernorm
             if block.parallel and first is not None:
                 yield Norm(first, saved=True)  # the norm of the block's input again
@@ -251,7 +247,7 @@ class Decoder(LanguageModel):
             else:
                 yield Linear([mlp.gate_proj, mlp.up_proj])
                 yield Gate(self.config.hidden_act)
-            yield Add(mlp.down_proj, block.mlp_output_norm, **add)
+            yield Add(mlp.down_proj, block.mlp_output_norm, scale, dropout)
         yield Norm(self.norm)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         yield Logits(head, scale=structure.factors.logits)

@@ -307,6 +307,11 @@ FALCONMAMBA: Sizes = {
         "tie_word_embeddings": False, "eos_token_id": 11, "pad_token_id": 11,
     },
 }
+RWKV: Sizes = {
+    f"rwkv-4-{size}-pile": {"hidden_size": C, "num_hidden_layers": layers}
+    for size, (C, layers) in {"169m": (768, 12), "430m": (1024, 24), "1b5": (2048, 24), "3b": (2560, 32),
+                              "7b": (4096, 32), "14b": (5120, 40)}.items()
+}
 BAMBA: Sizes = {
     "ibm-ai-platform/Bamba-9B-v1": {
         "vocab_size": 128256, "mamba_d_state": 128, "attn_layer_indices": [9, 18, 27], "bos_token_id": 128000,

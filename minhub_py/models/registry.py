@@ -702,6 +702,15 @@ ARCHITECTURES = {
                 ("falconmamba", "Falcon Mamba", "falcon_mamba", {}, published.FALCONMAMBA),
             )
         ),
+        Architecture(
+            "rwkv",
+            "RWKV-4",
+            "rwkv",
+            ("RWKVConfig", "RWKV"),
+            Training({"layers": ("num_hidden_layers",), "width": ("hidden_size",)}),
+            "RWKV",
+            published.RWKV,
+        ),
         # `train` supports encoder-decoder models with labels only.
         Architecture(
             "t5",

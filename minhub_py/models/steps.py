@@ -258,10 +258,15 @@ class CausalConvolution:
 
 @dataclass(frozen=True, eq=False)
 class Project:
-    """h = h, followed by layer(the numbers of h from `first` on)."""
+    """h = h, followed by activation(layer(the numbers of h from `first` on)).
+
+    precise: in 4 bits, the weights have 8.
+    """
 
     layer: LinearLayer
     first: int
+    activation: str | None = None
+    precise: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,6 +298,31 @@ class SelectiveScan:
     b: int
     c: int
     dt: int
+
+
+@dataclass(frozen=True, eq=False)
+class TokenShift:
+    """h = mixtures of h and the h of the previous token, (B, T, C) each, side by side, with a state:
+    previous + mix · (h - previous) for each mix (1, 1, C). A `WKV` that follows has the same layer of
+    the cache.
+    """
+
+    mixes: Sequence[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class WKV:
+    """h = sigmoid(r) · average, (B, T, N), by models/rwkv.py, with a recurrent state.
+
+    decay: logarithm of the decay, (N,).    bonus: of the current token, (N,).    k, v, r: where the
+    inputs begin in h.
+    """
+
+    decay: Tensor
+    bonus: Tensor
+    k: int
+    v: int
+    r: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,12 +359,18 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class Add:
-    """x = x + scale · layer(h), or x + scale · norm(layer(h))."""
+    """x = x + scale · layer(h), or x + scale · norm(layer(h)).
+
+    first: the first number of h that the layer reads.    gate: if not 0, the outputs are multiplied
+    by the sigmoid of the numbers of h from `gate` on.
+    """
 
     layer: LinearLayer
     norm: RMSNorm | None = None
     scale: float = 1.0
     dropout: float = 0.0
+    first: int = 0
+    gate: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,9 +400,9 @@ class GateLayerInput:
 
 @dataclass(frozen=True, eq=False)
 class ScaleResidual:
-    """x = x · factor, a tensor (1,)."""
+    """x = x · factor, a tensor (1,) or a number."""
 
-    factor: Tensor
+    factor: Tensor | float
 
 
 @dataclass(frozen=True, eq=False)
@@ -445,6 +481,8 @@ Step = (
     | Project
     | NormPart
     | SelectiveScan
+    | TokenShift
+    | WKV
     | ScaleParts
     | Convolution
     | Gate

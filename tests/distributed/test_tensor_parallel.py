@@ -76,6 +76,7 @@ UNSPLIT = (
     "falcon_h1",
     "nemotron_h",
     "jamba",
+    "rwkv",
 )
 NAMES = [*(name for name in FEW if not name.startswith(UNSPLIT)), *EXTRA, *CONFIGS, "fp8"]
 # The largest allocation of a rank is measured, which takes half of the time to load the model.
@@ -95,6 +96,7 @@ REFUSED = {
     "gemma4_text": CASES["gemma4_text-dense"],
     "mamba": CASES["mamba"],
     "granitemoehybrid": CASES["granitemoehybrid"],
+    "rwkv": CASES["rwkv"],
 }
 UNEVEN = ["gpt2-odd-sizes", "gpt2-one-head-one-layer"]  # 7 heads and 1 head
 PROMPTS = [[5], list(range(1, 31)), [7, 3, 60, 2, 9, 9, 41] * 2]
@@ -342,6 +344,9 @@ def test_errors_state_the_solution(folder: Path, tmp_path: Path) -> None:
         assert first[name].startswith(
             f"ValueError: {title}: CausalConvolution layers cannot be split among processes"
         )
+    assert first["rwkv"].startswith(
+        "ValueError: RWKV-4: TokenShift layers cannot be split among processes"
+    )
     single_head, odd = (first[name] for name in reversed(UNEVEN))
     assert single_head.endswith(
         "1 heads and 1 KV heads cannot be split among 2 processes: possible numbers are 1"

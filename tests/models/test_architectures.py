@@ -158,11 +158,13 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
     assert_identical(*(load_file(path / "model.safetensors") for path in (tmp_path, folder)))
     ids = ids_of(1)
     if name in FEW or name in GRADIENTS or settings_in(tmp_path) != settings_in(folder):
-        reference_model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        uncached = {"use_cache": False} if CASES[name].cases[name].get("use_cache") is False else {}
+        reference_model = AutoModelForCausalLM.from_pretrained(tmp_path, **uncached).eval()
         assert type(reference_model) is type(reference)
-        assert_identical(reference_model.state_dict(), reference.state_dict())
         with torch.no_grad():
             assert_close(reference_model(ids).logits, reference(ids).logits, 2e-6)
+        # after both calls: the first call of an RWKV divides weights (rescale_every)
+        assert_identical(reference_model.state_dict(), reference.state_dict())
     again = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert_identical(again.state_dict(), model.state_dict())
     # Not bitwise identical: MKL's product with a vector depends on the address of the weight.
@@ -174,7 +176,8 @@ def settings_in(folder: Path) -> dict[str, Any]:
     return {
         key: value
         for key, value in AutoConfig.from_pretrained(folder).to_dict().items()
-        if key not in ("transformers_version", "_name_or_path", "architectures", "dtype")
+        if key
+        not in ("transformers_version", "_name_or_path", "architectures", "dtype", "use_cache")
     }
 
 

@@ -102,12 +102,16 @@ def texts_of(*lengths: int) -> list[list[int]]:
 def states_of(reference: Any, ids: list[int]) -> list[torch.Tensor]:
     """transformers' hidden states of one text, (T, C) each, starting with the embeddings.
 
-    transformers omits the embeddings of a Mamba, and adds the last layer's states without the norm.
+    transformers omits the embeddings of a Mamba and an RWKV, and adds the last layer's states without
+    the norm.
     """
     states = reference(torch.tensor([ids]), output_hidden_states=True).hidden_states
     if "mamba" in (kind := reference.config.model_type) and kind in FIRST:
         embeddings = reference.get_input_embeddings()(torch.tensor([ids]))
         states = embeddings, *states[:-2], states[-1]
+    if kind == "rwkv":
+        embeddings = reference.get_input_embeddings()(torch.tensor([ids]))
+        states = reference.rwkv.blocks[0].pre_ln(embeddings), *states[:-2], states[-1]
     return [state[0] for state in states]
 
 

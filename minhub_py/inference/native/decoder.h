@@ -41,7 +41,8 @@ enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID, SQUARED_RELU };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
        NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN, PREDICTION_INPUTS, DISTANCES, DISTANCE_LINEAR,
-       NEIGHBORS, CLIP, XIELU, CAUSAL_CONVOLUTION, PROJECT, NORM_PART, SELECTIVE_SCAN, SCALE_PARTS };
+       NEIGHBORS, CLIP, XIELU, CAUSAL_CONVOLUTION, PROJECT, NORM_PART, SELECTIVE_SCAN, SCALE_PARTS, TOKEN_SHIFT,
+       WKV };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -94,6 +95,7 @@ typedef struct {
             linear_layer linear;
             const float *norm;             /* RMS norm of the outputs, or NULL */
             float epsilon, scale;          /* of the norm; factor of the outputs, 0: none */
+            int64_t input, gate;           /* first number of the inputs in a token; of the gate's logits, 0: none */
         } add;
         struct { linear_layer linear; float scale, cap; } logits; /* of the input; soft cap of the result, 0: none */
         struct {                           /* ROUTE; top: experts per token */
@@ -178,6 +180,12 @@ typedef struct {
             int32_t x, z, b, c, dt;        /* where the inputs begin in a token */
         } selective_scan;
         struct { const float *factors; int64_t size; } scale_parts; /* of each number of a token */
+        struct { const float *mixes; int32_t count, channels; } token_shift; /* (count, channels) */
+        struct {                           /* WKV */
+            const float *decay, *bonus;    /* (channels,) */
+            int32_t channels;
+            int32_t k, v, r;               /* where the inputs begin in a token */
+        } wkv;
     };
 } operation;
 
@@ -204,9 +212,10 @@ typedef struct {
     const int64_t *types; /* of each token: its row of TYPES; NULL: row 0 */
     const int64_t *adapted; /* of each token: whether the products with low_a and low_b are added; NULL: to all */
     void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, size, H); DELTA_RULE, SHORT_CONVOLUTION,
-                             CAUSAL_CONVOLUTION: previous inputs, float32 (B, size, taps - 1, channels) */
+                             CAUSAL_CONVOLUTION, TOKEN_SHIFT (taps 2): previous inputs, float32 (B, size, taps - 1, channels) */
     void *const *values;  /* by layer: the same; LSTM: c (B, size, H); DELTA_RULE: state (B, size, H, K, V), float32;
-                             SELECTIVE_SCAN: state (B, size, heads, states, channels of a head), float32 */
+                             SELECTIVE_SCAN: state (B, size, heads, states, channels of a head), float32; WKV: state
+                             (B, size, 3, channels), float32 */
     const int64_t *sizes; /* by layer: slots of the cache; position p is in slot p % size, the state after n positions in
                              slot n % size */
     const int64_t *sources; /* (B, source_count): the row of the cache whose slot has the keys and values of a position, where
@@ -324,6 +333,13 @@ typedef struct { /* the selective scan of a token for some channels */
     float *out;
 } scan;
 
+typedef struct { /* the weighted average of a token for some channels */
+    const float *state; float *next; /* (3, stride): before and after the token; may be the same */
+    const float *k, *v, *r, *decay, *bonus;
+    int64_t stride;
+    float *out;
+} average;
+
 typedef void linear_kernel(const product *p);
 
 /* Adds products at the processor's highest rate, without memory: the reference of profiles. sums: zeros, PEAK_SUMS + 1
@@ -366,6 +382,7 @@ typedef struct {
                        float *);
     peak_kernel *peaks[PEAKS];   /* BFLOATS: or NULL */
     void (*selective_scan)(const scan *, int64_t);
+    void (*wkv)(const average *, int64_t);
 } kernel_table;
 
 extern kernel_table kernels;

@@ -52,6 +52,7 @@ void use_avx2(kernel_table *table) {
     table->normalize_length = normalize_length;
     table->delta_rule = delta_rule;
     table->selective_scan = selective_scan;
+    table->wkv = wkv;
 }
 #else
 void use_avx2(kernel_table *table) {}

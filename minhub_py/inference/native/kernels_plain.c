@@ -38,4 +38,5 @@ void use_plain(kernel_table *table) {
     table->normalize_length = normalize_length;
     table->delta_rule = delta_rule;
     table->selective_scan = selective_scan;
+    table->wkv = wkv;
 }

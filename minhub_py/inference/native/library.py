@@ -84,6 +84,8 @@ KINDS = {
     "norm_part": 36,
     "selective_scan": 37,
     "scale_parts": 38,
+    "token_shift": 39,
+    "wkv": 40,
 }
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
@@ -158,7 +160,17 @@ class Parameters(ctypes.Union):
         ("rows", structure(table=Matrix)),
         ("norm", structure(weight=pointer, bias=pointer, size=int64, epsilon=float32)),
         ("linear", LinearArguments),
-        ("add", structure(linear=LinearArguments, norm=pointer, epsilon=float32, scale=float32)),
+        (
+            "add",
+            structure(
+                linear=LinearArguments,
+                norm=pointer,
+                epsilon=float32,
+                scale=float32,
+                input=int64,
+                gate=int64,
+            ),
+        ),
         ("logits", structure(linear=LinearArguments, scale=float32, cap=float32)),
         (
             "route",
@@ -306,6 +318,11 @@ class Parameters(ctypes.Union):
             ),
         ),
         ("scale_parts", structure(factors=pointer, size=int64)),
+        ("token_shift", structure(mixes=pointer, count=int32, channels=int32)),
+        (
+            "wkv",
+            structure(decay=pointer, bonus=pointer, channels=int32, k=int32, v=int32, r=int32),
+        ),
     ]
 
 

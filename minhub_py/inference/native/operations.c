@@ -517,13 +517,14 @@ static void lstm(const operation *op, const call *c, float *in, float *out, floa
 }
 
 /* Adds the norm of a layer's outputs to x. outputs: a buffer for them. */
-static void add_normed(const operation *op, const call *c, float *in, float *x, float *outputs, int alone) {
+static void add_changed(const operation *op, const call *c, float *in, float *x, float *outputs, int alone) {
     const operation part = {.kind = LINEAR, .activation = op->activation, .linear = op->add.linear};
     const int64_t rows = part.linear.weight.rows;
-    linear(&part, c, in, outputs, c->tokens, alone);
+    linear(&part, c, in + op->add.input, outputs, c->tokens, alone);
     for (int64_t m = 0; m < c->tokens; m++) {
         float *y = outputs + m * c->width;
-        kernels.rms_norm(y, op->add.norm, op->add.epsilon, rows, y);
+        if (op->add.norm) kernels.rms_norm(y, op->add.norm, op->add.epsilon, rows, y);
+        if (op->add.gate) kernels.gate(in + m * c->width + op->add.gate, y, y, rows, SIGMOID);
         const float scale = op->add.scale ? op->add.scale : 1;
         for (int64_t i = 0; i < rows; i++) x[m * c->width + i] += scale * y[i];
     }
@@ -818,6 +819,46 @@ static void scan_chunk(void *context, int64_t chunk, int thread) {
     }
 }
 
+/* 256 channels of mixtures of each token and the previous one. The tokens of a sequence run one after another. */
+static void token_shift_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t channels = op->token_shift.channels, first = 256 * chunk, count = min64(channels - first, 256);
+    const int64_t size = c->sizes[op->layer];
+    float *states = (float *)c->keys[op->layer] + first;
+    slots at = {0};
+    for (int64_t m = 0; m < c->tokens; m++) {
+        at = slots_of(c, size, m, at);
+        const float *before = states + (c->rows[m] * size + at.before) * channels, *in = t->in + m * c->width + first;
+        for (int mix = 0; mix < op->token_shift.count; mix++) {
+            const float *factors = op->token_shift.mixes + mix * channels + first;
+            float *out = t->out + m * c->width + mix * channels + first;
+            for (int64_t i = 0; i < count; i++) out[i] = before[i] + factors[i] * (in[i] - before[i]);
+        }
+        memcpy(states + (c->rows[m] * size + at.after) * channels, in, count * sizeof(float));
+    }
+}
+
+/* 64 channels of a weighted average. The tokens of a sequence run one after another. */
+static void wkv_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t N = op->wkv.channels, first = 64 * chunk, size = c->sizes[op->layer];
+    float *states = (float *)c->values[op->layer] + first;
+    slots at = {0};
+    for (int64_t m = 0; m < c->tokens; m++) {
+        at = slots_of(c, size, m, at);
+        const float *in = t->in + m * c->width + first;
+        const average token = {
+            .state = states + (c->rows[m] * size + at.before) * 3 * N, .next = states + (c->rows[m] * size + at.after) * 3 * N,
+            .k = in + op->wkv.k, .v = in + op->wkv.v, .r = in + op->wkv.r, .decay = op->wkv.decay + first,
+            .bonus = op->wkv.bonus + first, .stride = N, .out = t->out + m * c->width + first};
+        kernels.wkv(&token, min64(N - first, 64));
+    }
+}
+
 static void run(const operation *ops, int64_t count, const call *c, int alone) {
     const int64_t width = c->width;
     float *x = c->x, *in = c->h, *out = c->g, *swap;
@@ -899,8 +940,8 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             if (!(op->flags & MORE_LINEAR)) swap = in, in = out, out = swap;
             break;
         case ADD:
-            if (op->add.norm) add_normed(op, c, in, x, out, alone);
-            else linear(op, c, in, x, c->tokens, alone);
+            if (op->add.norm || op->add.gate) add_changed(op, c, in, x, out, alone);
+            else linear(op, c, in + op->add.input, x, c->tokens, alone);
             break;
         case ATTEND:
         case CROSS_ATTEND:
@@ -954,6 +995,18 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case SELECTIVE_SCAN: {
             task t = {.op = op, .c = c, .in = in, .out = out};
             parallel(op->selective_scan.heads * scan_blocks(op), scan_chunk, &t, alone);
+            swap = in, in = out, out = swap;
+            break;
+        }
+        case TOKEN_SHIFT: {
+            task t = {.op = op, .c = c, .in = in, .out = out};
+            parallel((op->token_shift.channels + 255) / 256, token_shift_chunk, &t, alone);
+            swap = in, in = out, out = swap;
+            break;
+        }
+        case WKV: {
+            task t = {.op = op, .c = c, .in = in, .out = out};
+            parallel((op->wkv.channels + 63) / 64, wkv_chunk, &t, alone);
             swap = in, in = out, out = swap;
             break;
         }

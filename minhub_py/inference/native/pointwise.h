@@ -1,5 +1,5 @@
 /* Operations on each number of a token: activations, norms, gates, the LSTM cell, the gated delta rule, and the selective
- * scan. */
+ * scan and the weighted average. */
 
 /* v = activation(v + bias), in place; bias may be NULL. */
 static void add_bias_activate(float *v, const float *bias, int64_t count, int activation) {
@@ -221,4 +221,33 @@ static void selective_scan(const scan *t, int64_t channels) {
     int64_t at = 0;
     for (; at + 4 * LANES <= channels; at += 4 * LANES) scan_channels(t, at, 4, LANES);
     for (; at < channels; at += LANES) scan_channels(t, at, 1, min64(channels - at, LANES));
+}
+
+/* Joins two sums, given the logarithms of their factors: *larger is the factor of the result, and *first and *second are
+ * the factors of the sums. */
+INLINE void join_sums(vec a, vec b, vec *larger, vec *first, vec *second) {
+    const vec one = broadcast(1), smaller = vexp(-vabs(a - b));
+    *larger = vmax(a, b);
+    *first = blend(a > b, one, smaller);
+    *second = blend(a > b, smaller, one);
+}
+
+/* The weighted average of RWKV: out = sigmoid(r) * (n e^m + v e^(k + bonus)) / (d e^m + e^(k + bonus)) for the state n, d
+ * and m, which then decays and gets v and 1 with the factor e^k. d is at least 1 after the first token. */
+static void wkv(const average *t, int64_t channels) {
+    for (int64_t i = 0; i < channels; i += LANES) {
+        const int64_t count = min64(channels - i, LANES);
+        const vec n = load_up_to(t->state, i, count, FLOAT32), d = load_up_to(t->state, t->stride + i, count, FLOAT32);
+        const vec stored = load_up_to(t->state, 2 * t->stride + i, count, FLOAT32);
+        const vec m = blend(d > 0, stored, broadcast(-1e38f));
+        const vec k = load_up_to(t->k, i, count, FLOAT32), v = load_up_to(t->v, i, count, FLOAT32);
+        vec larger, first, second;
+        join_sums(m, k + load_up_to(t->bonus, i, count, FLOAT32), &larger, &first, &second);
+        const vec y = (first * n + second * v) / (first * d + second);
+        store_up_to(t->out + i, y * sigmoid(load_up_to(t->r, i, count, FLOAT32)), count);
+        join_sums(m - load_up_to(t->decay, i, count, FLOAT32), k, &larger, &first, &second);
+        store_up_to(t->next + i, first * n + second * v, count);
+        store_up_to(t->next + t->stride + i, first * d + second, count);
+        store_up_to(t->next + 2 * t->stride + i, larger, count);
+    }
 }

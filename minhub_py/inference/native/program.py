@@ -65,6 +65,7 @@ from minhub_py.models.layers import (
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
+    WKV,
     Add,
     AddPositions,
     AddSinusoids,
@@ -99,6 +100,7 @@ from minhub_py.models.steps import (
     SelectiveScan,
     ShortConvolution,
     StoreResidual,
+    TokenShift,
 )
 
 CPU = torch.device("cpu")
@@ -469,7 +471,13 @@ class Program(Weights):
 
     def project(self, step: Project) -> DecoderOperation:
         linear = self.product(step.layer, step.layer.bias)
-        operation = new_operation("project", linear=linear, input=step.first, output=self.outputs)
+        operation = new_operation(
+            "project",
+            code_of(step.activation),
+            linear=linear,
+            input=step.first,
+            output=self.outputs,
+        )
         self.outputs += linear.weight.rows
         self.width = max(self.width, self.outputs)
         return operation
@@ -514,6 +522,33 @@ class Program(Weights):
             dt=step.dt,
         )
 
+    def token_shift(self, step: TokenShift) -> DecoderOperation:
+        mixes = torch.stack([mix.detach().float().flatten() for mix in step.mixes])
+        count, channels = mixes.shape
+        self.layers += 1
+        self.outputs = mixes.numel()
+        self.width = max(self.width, self.outputs)
+        return new_operation(
+            "token_shift",
+            layer=self.layers - 1,
+            mixes=self.floats(mixes),
+            count=count,
+            channels=channels,
+        )
+
+    def wkv(self, step: WKV) -> DecoderOperation:
+        """The cache has one layer for the average and the `TokenShift` before it."""
+        return new_operation(
+            "wkv",
+            layer=self.layers - 1,
+            decay=self.floats(step.decay.detach().float().exp()),
+            bonus=self.floats(step.bonus),
+            channels=len(step.decay),
+            k=step.k,
+            v=step.v,
+            r=step.r,
+        )
+
     def taps(self, conv: nn.Conv1d) -> dict[str, Any]:
         """The parameters of a convolution over time, transposed, so that adjacent channels are
         computed together.
@@ -533,10 +568,16 @@ class Program(Weights):
     def add(self, step: Add) -> DecoderOperation:
         linear = self.product(step.layer, step.layer.bias)
         operation = new_operation(
-            "add", linear=linear, norm=self.factor(step.norm), scale=step.scale
+            "add",
+            linear=linear,
+            norm=self.factor(step.norm),
+            scale=step.scale,
+            input=step.first,
+            gate=step.gate,
         )
         if step.norm is not None:
             operation.add.epsilon = step.norm.eps
+        if step.norm is not None or step.gate:
             self.width = max(self.width, linear.weight.rows)
         return operation
 
@@ -562,7 +603,9 @@ class Program(Weights):
         )
 
     def scale_residual(self, step: ScaleResidual) -> DecoderOperation:
-        return new_operation("scale", factor=self.floats(step.factor), size=self.channels)
+        factor = step.factor
+        factor = factor if isinstance(factor, Tensor) else torch.tensor([factor], device=CPU)
+        return new_operation("scale", factor=self.floats(factor), size=self.channels)
 
     def experts(self, step: Experts) -> list[DecoderOperation]:
         routing = step.routing
@@ -695,7 +738,8 @@ TRANSLATORS: dict[type, Callable[[Program, Any], DecoderOperation | list[Decoder
     LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
     Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,
     CausalConvolution: Program.causal_convolution, Project: Program.project, NormPart: Program.norm_part,
-    SelectiveScan: Program.selective_scan, ScaleParts: Program.scale_parts,
+    SelectiveScan: Program.selective_scan, TokenShift: Program.token_shift, WKV: Program.wkv,
+    ScaleParts: Program.scale_parts,
     DeltaRule: Program.delta_rule, ShortConvolution: Program.short_convolution, Convolution: Program.convolution,
     Gate: Program.gate, Add: Program.add,
     Experts: Program.experts, NormValues: Program.norm_values, LayerInputs: Program.layer_inputs,

@@ -45,6 +45,7 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mpt": ("Wqkv",),
+    "rwkv": ("key", "value", "receptance", "output"),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
     "t5": ("q", "v"),
     "bart": ("q_proj", "v_proj"),
