@@ -519,6 +519,7 @@ ARCHITECTURES = {
                 ),
                 presets=sizes,
                 names={name: (model_type,)},
+                wrappers=("qwen3_vl_moe",) if name == "qwen3moe" else (),
                 module="mixtral",
                 classifies=True,
             )
