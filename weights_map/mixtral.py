@@ -3,7 +3,7 @@ experts differently.
 
 A file has the matrices of each expert apart, or stacked as transformers has them in memory, gate
 above up. On the native side each matrix is apart, in both cases a view of the file. Files of Qwen 3
-VL MoE stack the transposed matrices, which are copied.
+VL MoE and Llama 4 stack the transposed matrices, which are copied.
 """
 
 from collections.abc import Sequence
