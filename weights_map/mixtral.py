@@ -2,12 +2,16 @@
 experts differently.
 
 A file has the matrices of each expert apart, or stacked as transformers has them in memory, gate
-above up. On the native side each matrix is apart, in both cases a view of the file.
+above up. On the native side each matrix is apart, in both cases a view of the file. Files of Qwen 3
+VL MoE and Llama 4 stack the transposed matrices, which are copied.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from weights_map.engine import Operation, Row, Table, cat, same, tie, unstack
+from torch import Tensor
+
+from weights_map.engine import Operation, Row, Table, cat, drop, same, tie, unstack
 from weights_map.gguf import GGUFArchitecture
 from weights_map.granite import gguf as granite_architectures
 from weights_map.llama import PAIRS, gguf_architecture
@@ -34,6 +38,36 @@ def expert_rows(
         Row(f"{stacked}.gate_up_proj", gate_up, unstack(count, 2), optional=True),
         Row(f"{stacked}.down_proj", f"{native}.down_proj.{{}}", unstack(count), optional=True),
     )
+
+
+def unstack_transposed(count: str) -> Operation:
+    """Separate the stacked gate_up_proj (E, in, 2 · out) and down_proj (E, out, in) of a layer into
+    matrices (out, in) of each expert: gate, up and down. Matrices that are not transposed, which
+    the shapes show, are views.
+
+    count: the config's name of the number of experts (E).
+    """
+    gate_up_of, down_of = unstack(count, 2), unstack(count)
+
+    def transposed(stacked: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor.transpose(1, 2) for tensor in stacked]
+
+    def to_native(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        gate_up, down = tensors
+        if gate_up.size(2) == 2 * down.size(1) and gate_up.size(1) == down.size(2):
+            gate_up, down = transposed(tensors)
+        matrices = (
+            *gate_up_of.to_native([gate_up], count),
+            *down_of.to_native([down], count),
+        )
+        # the C decoder reads rows
+        return [matrix.contiguous() for matrix in matrices]
+
+    def to_hub(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        gate_up, down = tensors[: 2 * count], tensors[2 * count :]
+        return transposed([*gate_up_of.to_hub(gate_up, count), *down_of.to_hub(down, count)])
+
+    return Operation("unstack transposed", to_native, to_hub, setting=count)
 
 
 one_row = Operation("one row", lambda x: [x[0].view(1, -1)], lambda x: [x[0].flatten()])
@@ -127,10 +161,30 @@ GRANITE, NATIVE = "model.layers.{}.block_sparse_moe", "layers.{}.mlp"
 GATE_UP = (f"{NATIVE}.experts.gate_proj.{{}}", f"{NATIVE}.experts.up_proj.{{}}")
 granite = new_table("granitemoe", "mlp", PROJECTIONS)
 qwen2 = new_table("qwen2_moe", "mlp", PROJECTIONS)
+qwen3 = new_table("qwen3_moe", "mlp", PROJECTIONS)
+VL_EXPERTS = "model.language_model.layers.{}.mlp.experts"
 tables = (
     new_table("mixtral", "block_sparse_moe", W123),
     replace(qwen2, rows=(*qwen2.rows, *shared_rows("model.layers.{}.mlp"))),
-    new_table("qwen3_moe", "mlp", PROJECTIONS),
+    replace(
+        qwen3,
+        rows=(
+            *qwen3.rows,
+            # The text model of qwen3_vl_moe files, and their other parts
+            Row(
+                (f"{VL_EXPERTS}.gate_up_proj", f"{VL_EXPERTS}.down_proj"),
+                tuple(f"{NATIVE}.experts.{name}.{{}}" for name in PROJECTIONS),
+                unstack_transposed("num_experts"),
+                optional=True,
+            ),
+            Row("model.visual.*", (), drop),
+        ),
+        spellings=(
+            ("model.language_model.", "model."),
+            ("visual.", "model.visual."),
+            *qwen3.spellings,
+        ),
+    ),
     new_table("olmoe", "mlp", PROJECTIONS),
     replace(
         granite,
@@ -227,6 +281,17 @@ gguf = (
     replace(
         gguf_with_experts(
             gguf_architecture("qwen3moe", flags=ATTENTION_BIAS),
+            "qwen3_moe",
+            "mlp",
+            PROJECTIONS,
+            moe_intermediate_size="expert_feed_forward_length",
+        ),
+        derive=lambda settings: {"norm_topk_prob": True},
+    ),
+    # The text model of a multimodal file
+    replace(
+        gguf_with_experts(
+            gguf_architecture("qwen3vlmoe", flags=ATTENTION_BIAS),
             "qwen3_moe",
             "mlp",
             PROJECTIONS,

@@ -30,6 +30,7 @@ from minhub_py.models.layers import (
     OffsetLayerNorm,
     RelativeBias,
     RMSNorm,
+    UnitRMSNorm,
 )
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
@@ -243,7 +244,8 @@ class CodeWriter:
     def normed(self, value: str, layer: nn.LayerNorm | HeadNorm) -> str:
         """A value after a norm."""
         if isinstance(layer, RMSNorm):
-            return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {layer.offset})"
+            weight = "None" if isinstance(layer, UnitRMSNorm) else self.path(layer.weight)
+            return f"rms_norm({value}, {weight}, {layer.eps}, {layer.offset})"
         if isinstance(layer, HeadLayerNorm):
             return f"head_layer_norm({value}, {self.path(layer.weight)}, {layer.eps})"
         weight = f"{self.path(layer.weight)}{' + 1' * isinstance(layer, OffsetLayerNorm)}"
@@ -374,8 +376,8 @@ class CodeWriter:
         angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {interleaved}"
         self.lines += [f"{name} = rotate({name}, {angles})" for name in names]
         if rope.query_scaling:
-            query_scaling = f"query_scale(positions[0], {rope.query_scaling}, {rope.original})"
-            self.lines.append(f"q = q * {query_scaling}.to(x.dtype).unsqueeze(1)")
+            settings = f"positions[0] + {rope.first}, {rope.query_scaling}, {rope.original}"
+            self.lines.append(f"q = q * query_scale({settings}).to(x.dtype).unsqueeze(1)")
 
     def attend(self, step: Attend) -> None:
         if not self.has_heads:
@@ -391,7 +393,7 @@ class CodeWriter:
             f"{step.softcap}, {self.path(step.sinks)}, {self.rate(step.dropout)}, {step.upcast}"
         )
         if step.bias is None:
-            settings = f"{step.window or 0}, {step.causal}, {settings}"
+            settings = f"{step.window or 0}, {step.chunked}, {step.causal}, {settings}"
             self.lines.append(f"h = self_attention(q, k, v, {step.scale}, {settings})")
         else:
             bias = (
@@ -624,13 +626,12 @@ class CodeWriter:
             self.lines.append("y = torch.zeros_like(tokens)")
             self.lines.append("for e in range(len(gates)):")
             self.lines.append("    token, choice = torch.where(chosen == e)")
-            gate = f"{self.activation(step.activation or '')}(F.linear(tokens[token], gates[e]))"
-            self.lines.append(
-                f"    output = F.linear({gate} * F.linear(tokens[token], ups[e]), downs[e])"
-            )
-            self.lines.append(
-                "    y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))"
-            )
+            weight = "weights[token, choice].unsqueeze(1)"
+            inputs, outputs = ("", f" * {weight}")[:: -1 if rule.weights_inputs else 1]
+            self.lines.append(f"    each = tokens[token]{inputs}")
+            gate = f"{self.activation(step.activation or '')}(F.linear(each, gates[e]))"
+            self.lines.append(f"    output = F.linear({gate} * F.linear(each, ups[e]), downs[e])")
+            self.lines.append(f"    y = y.index_add(0, token, output{outputs})")
             self.lines.append(f"x = {before}y.view_as(h)")
         else:
             parameters = (*step.gate_up, step.gate_up_bias, step.down, step.down_bias)

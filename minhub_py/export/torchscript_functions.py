@@ -49,6 +49,7 @@ def self_attention(
     v: Tensor,
     scale: float,
     window: int,
+    chunked: bool,
     causal: bool,
     softcap: float | None,
     sinks: Tensor | None,
@@ -61,6 +62,11 @@ def self_attention(
         if 0 < window < q.size(2):
             positions = torch.arange(q.size(2), device=q.device)
             mask = ((positions.unsqueeze(1) - positions).abs() < window)[None, None]
+        return attention(q, k, v, mask, False, scale, softcap, sinks, dropout, upcast)
+    if chunked and 0 < window < q.size(2):
+        positions = torch.arange(q.size(2), device=q.device)
+        queries = positions.unsqueeze(1)
+        mask = ((positions <= queries) & (positions >= queries - queries % window))[None, None]
         return attention(q, k, v, mask, False, scale, softcap, sinks, dropout, upcast)
     if 0 < window < q.size(2):  # TorchScript has no chained comparisons
         starts = torch.zeros(q.size(0), dtype=torch.long, device=q.device)

@@ -141,7 +141,9 @@ class Profiler:
         if kind == "attend":
             assert isinstance(step, Attend)
             attended = sum(
-                min(position + 1, step.window or position + 1)
+                position % step.window + 1
+                if step.chunked and step.window
+                else min(position + 1, step.window or position + 1)
                 for position in range(first, first + tokens)
             )
             size = operation.attend.heads * operation.attend.head_size

@@ -1,8 +1,8 @@
 """The settings of the text model in config.json of a multimodal model.
 
 Files have them in `text_config`, older ones of Qwen 2 VL and 2.5 VL next to those for images. For a
-text without images, the text models of Qwen's multimodal models are Qwen 2 and Qwen 3: all three
-positions of a token are equal.
+text without images, the text models of Qwen's multimodal models are Qwen 2, Qwen 3 and Qwen 3 MoE:
+all three positions of a token are equal.
 """
 
 from collections.abc import Mapping
@@ -49,6 +49,18 @@ EQUAL: Mapping[str, JsonObject] = {
         "max_position_embeddings": 128000,
         "rope_theta": 5e5,
     },
+    "qwen3_vl_moe_text": {
+        "model_type": "qwen3_moe",
+        "intermediate_size": 5632,
+        "num_key_value_heads": 16,
+        "num_attention_heads": 16,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 128000,
+        "rope_theta": 5e5,
+    },
 }
 
 
@@ -63,7 +75,10 @@ def text_model(settings: JsonObject) -> JsonObject:
             return settings
         text = {**settings, "model_type": FLAT[str(kind)]}
     shared = {name: settings[name] for name in SHARED if name in settings}
-    return without_images({**shared, **text})
+    # The tied head belongs to the outer model, whose setting applies. Files of qwen3_vl_moe have
+    # another one in text_config, which transformers adds.
+    tied = {name: shared[name] for name in ("tie_word_embeddings",) if name in shared}
+    return without_images({**shared, **text, **tied})
 
 
 def without_images(text: JsonObject) -> JsonObject:
@@ -79,9 +94,10 @@ def without_images(text: JsonObject) -> JsonObject:
         isinstance(rope := settings.get(name), Mapping) and "rope_theta" in rope
         for name in ("rope_scaling", "rope_parameters")
     )
-    defaults = {
-        name: value for name, value in equal.items() if not (states_theta and name == "rope_theta")
-    }
+    absent = {"rope_theta"} if states_theta else set()
+    if "num_local_experts" in settings:  # num_experts in other files
+        absent.add("num_experts")
+    defaults = {name: value for name, value in equal.items() if name not in absent}
     stated = {name: value for name, value in settings.items() if name != "model_type"}
     return {**defaults, **stated, "model_type": equal["model_type"]}
 

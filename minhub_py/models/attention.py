@@ -213,6 +213,7 @@ class Past:
         # By window: the attended positions depend on nothing else. A key that contains the number
         # of positions would make torch.compile recompile for each token.
         self._masks: dict[int | None, Tensor | None] = {}
+        self._chunk_masks: dict[int | None, Tensor | None] = {}  # by size of the chunks
         # the latest bias, its window and its masked copy
         self._bias: tuple[Tensor, int | None, Tensor] | None = None
 
@@ -243,6 +244,7 @@ class Past:
         *,
         scale: float | None = None,
         window: int | None = None,
+        chunked: bool = False,
         softcap: float | None = None,
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
@@ -254,14 +256,15 @@ class Past:
 
         scale: factor of the scores; None for 1 / √D.    window: each query attends to its own
         position and to the window - 1 positions before it, and without `causal` to as many after
-        it.    softcap, sinks, dropout, upcast: see `attention`.    bias: (B or 1, H, T, S), added
+        it.    chunked: the window is the size of chunks, and each query attends to its chunk only;
+        causal, without a bias.    softcap, sinks, dropout, upcast: see `attention`.    bias: (B or 1, H, T, S), added
         to the scores; S are the positions of `attended`.
         causal: False to attend to later positions, too (an encoder, without a cache).
         """
         k, v, attended = keys_values
         T = self.length
         scale = q.size(-1) ** -0.5 if scale is None else scale
-        if window is not None and window < T and causal and self.allows_blocks:
+        if window is not None and window < T and causal and self.allows_blocks and not chunked:
             starts = self.positions[:, 0].expand(q.size(0))
             return local_attention(q, k, v, starts, window, scale, softcap, sinks, dropout, upcast)
         if bias is not None and (causal or self.attended_tokens is not None):
@@ -269,7 +272,7 @@ class Past:
         elif bias is not None:
             mask = bias
         else:
-            mask = self.mask(attended, window) if causal else self.mask_of_encoder(window)
+            mask = self.mask(attended, window, chunked) if causal else self.mask_of_encoder(window)
         is_causal = True if causal and mask is None and T > 1 else False  # noqa: SIM210  # torch.compile needs a branch
         return self.attention(
             layer, q, k, v, mask, is_causal, scale, softcap, sinks, dropout, upcast
@@ -306,18 +309,23 @@ class Past:
         """
         return torch.arange(self.end, device=self.positions.device).unsqueeze(0)
 
-    def mask(self, attended: Tensor, window: int | None = None) -> Tensor | None:
+    def mask(
+        self, attended: Tensor, window: int | None = None, chunked: bool = False
+    ) -> Tensor | None:
         """The mask (B or 1, 1, T, S) of the new positions over the attended positions (B or 1, S).
 
         None: causal from the first position, or a single new position that attends to all.
         """
         S, T = attended.size(1), self.length
-        if window not in self._masks:
+        masks = self._chunk_masks if chunked else self._masks
+        if window not in masks:
             # all attended positions
-            in_window = window is None or self.start + T <= window or (T == 1 and window >= S)
+            in_window = window is None or self.start + T <= window
+            if T == 1 and not chunked and window is not None and window >= S:
+                in_window = True
             is_masked = self.ragged or not in_window or (self.start > 0 and T > 1)
-            self._masks[window] = self.allowed(attended, window) if is_masked else None
-        return self._masks[window]
+            masks[window] = self.allowed(attended, window, chunked) if is_masked else None
+        return masks[window]
 
     def mask_of_encoder(self, window: int | None = None) -> Tensor | None:
         """The mask (B or 1, 1, T or 1, T) of bidirectional attention: without padding, and within
@@ -341,12 +349,14 @@ class Past:
             self._masks[window] = mask
         return self._masks[window]
 
-    def allowed(self, attended: Tensor, window: int | None = None) -> Tensor:
+    def allowed(self, attended: Tensor, window: int | None = None, chunked: bool = False) -> Tensor:
         """The mask of `mask`, never None."""
         # (B or 1, T, 1), (B or 1, 1, S)
         queries, keys = self.positions.unsqueeze(2), attended.unsqueeze(1)
         allowed = (keys <= queries) & (keys >= 0)
-        if window is not None:
+        if window is not None and chunked:
+            allowed = allowed & (keys >= queries - queries % window)
+        elif window is not None:
             allowed = allowed & (keys > queries - window)
         return allowed.unsqueeze(1)
 

@@ -107,13 +107,15 @@ class Routing:
     """The choice of a token's experts, and their weights in the sum.
 
     top: K.    normalize: the weights of the chosen experts sum to 1 before `factor`.    sigmoid:
-    scores are sigmoids, not a softmax over all experts.    factor: of all weights.
+    scores are sigmoids, not a softmax over all experts.    factor: of all weights.    weights_inputs:
+    the weights multiply the inputs of the experts, not their outputs (Llama 4).
     """
 
     top: int
     normalize: bool = True
     sigmoid: bool = False
     factor: float = 1.0
+    weights_inputs: bool = False
 
 
 def route(
@@ -150,16 +152,23 @@ def route(
 
 
 def mixture(
-    x: Tensor, weights: Tensor, chosen: Tensor, experts: Callable[[Tensor, int], Tensor]
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    experts: Callable[[Tensor, int], Tensor],
+    weights_inputs: bool = False,
 ) -> Tensor:
     """The weighted sum (n, C) of the outputs of the chosen experts (n, K) for x (n, C).
 
     experts: called with an expert's tokens, (m, C), and its number.
+    weights_inputs: see `Routing`.
     """
     y = torch.zeros_like(x)
     for expert in chosen.unique().tolist():
         token, choice = (chosen == expert).nonzero(as_tuple=True)  # (m,) each
-        y = y.index_add(0, token, experts(x[token], expert) * weights[token, choice].unsqueeze(1))
+        weight = weights[token, choice].unsqueeze(1)
+        before, after = (weight, 1.0) if weights_inputs else (1.0, weight)
+        y = y.index_add(0, token, experts(x[token] * before, expert) * after)
     return y
 
 

@@ -91,6 +91,22 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, self.offset)
 
 
+class UnitRMSNorm(RMSNorm):
+    """`rms_norm` with a factor of 1, which is no parameter. size: of the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        nn.Module.__init__(self)
+        self.size, self.eps, self.offset = size, eps, 0.0
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The factor (size,), for the C decoder."""
+        return torch.ones(self.size, device="cpu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, None, self.eps)
+
+
 class OffsetLayerNorm(nn.LayerNorm):
     """nn.LayerNorm that stores the difference of the weight from 1."""
 

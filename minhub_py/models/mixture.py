@@ -104,7 +104,8 @@ class Mixture(nn.Module):
         weights, chosen = route(
             routed, self.gate.weight, None, *settings, self.expert_bias, self.factors
         )
-        return mixture(tokens, weights, chosen, self.experts).view_as(x)
+        y = mixture(tokens, weights, chosen, self.experts, rule.weights_inputs)
+        return y.view_as(x)
 
     def step(self) -> steps.Experts:
         """The operation. With a `router_norm`, the sum replaces the residual stream."""

@@ -142,6 +142,18 @@ GEMMA4: Sizes = {
     ),
     "gemma-4-31B": llama(5376, 21504, 60, 32, 16, **_GEMMA4, **_GEMMA4_DENSE),
 }
+_LLAMA4: dict[str, object] = {"bos_token_id": 200000, "eos_token_id": [200001, 200007, 200008], "pad_token_id": 200018}
+LLAMA4: Sizes = {
+    "Llama-4-Scout-17B-16E": {
+        **_LLAMA4, "max_position_embeddings": 2**18,
+        "rope_parameters": rope(5e5, rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0,
+                                original_max_position_embeddings=8192),
+    },
+    "Llama-4-Maverick-17B-128E": {
+        **_LLAMA4, "max_position_embeddings": 2**18, "num_experts": 128, "interleave_moe_layer_step": 2,
+        "use_qk_norm": False,
+    },
+}
 _MXFP4 = {
     "quantization_config": {
         "modules_to_not_convert": [

@@ -365,6 +365,20 @@ ARCHITECTURES = {
             names={"gemma4": ("gemma4_text",)},
             wrappers=("gemma4",),
         ),
+        Architecture(
+            "llama4",
+            "Llama 4",
+            "llama4_text",
+            ("Llama4Config", "Llama4"),
+            Training(
+                {**GROUPED_NAMES, "inner": ("intermediate_size", "intermediate_size_mlp")},
+                {"tie_word_embeddings": True, "head_dim": None, "num_experts": 4},
+                expansion=GATED / 2,  # an expert per token, and the shared one
+            ),
+            "meta-llama",
+            published.LLAMA4,
+            wrappers=("llama4",),
+        ),
         *map(relative, RELATIVES),
         Architecture(
             "bloom",
@@ -519,6 +533,7 @@ ARCHITECTURES = {
                 ),
                 presets=sizes,
                 names={name: (model_type,)},
+                wrappers=("qwen3_vl_moe",) if name == "qwen3moe" else (),
                 module="mixtral",
                 classifies=True,
             )

@@ -66,8 +66,8 @@ class Rope:
 
     frequencies: the angle per position of each of the R/2 pairs.    amplitude: a factor of cosine
     and sine.
-    query_scaling: queries are multiplied by 1 + query_scaling · ln(1 + floor(position / original)), as in
-    Ministral 3.
+    query_scaling: queries are multiplied by 1 + query_scaling · ln(1 + floor((position + first) / original)),
+    as in Ministral 3, whose `first` is 0.
     short: the angles of caches with at most `original` positions (longrope); None: the same.
     """
 
@@ -76,6 +76,7 @@ class Rope:
     query_scaling: float = 0.0
     original: float = 1.0
     short: tuple[float, ...] | None = None
+    first: int = 0
 
     def sized(self, size: float) -> "Rope":
         """The angles for a cache of `size` positions: one choice for all positions of a text."""
@@ -93,7 +94,7 @@ class Rope:
         return (
             cos,
             sin,
-            query_scale(positions, self.query_scaling, self.original)
+            query_scale(positions + self.first, self.query_scaling, self.original)
             if self.query_scaling
             else None,
         )
@@ -194,9 +195,9 @@ def check(
             raise ValueError(
                 f"{title}: rope_parameters' {name} must be at most 1, not {brief(value)}"
             )
-    if kind == "llama3" and not 0 < rope["low_freq_factor"] < rope["high_freq_factor"]:
+    if kind == "llama3" and not 0 < rope["low_freq_factor"] <= rope["high_freq_factor"]:
         raise ValueError(
-            f"{title}: rope_parameters' low_freq_factor must be above 0 and below high_freq_factor"
+            f"{title}: rope_parameters' low_freq_factor must be above 0 and at most high_freq_factor"
         )
 
 

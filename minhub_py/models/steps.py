@@ -175,7 +175,7 @@ class NormValues:
 class Attend:
     """h = attention of q, k and v in h, (B, T, H * D); k and v are cached.
 
-    scale, window, softcap, sinks, upcast: see `Past.attend_to`.    gate: as in `Rotate`; each head
+    scale, window, chunked, softcap, sinks, upcast: see `Past.attend_to`.    gate: as in `Rotate`; each head
     is multiplied by the sigmoid of its gate.    bias: a `RelativeBias`, `ALiBi` or `Disentangled`,
     added to the scores.    causal: False for an encoder, without a cache.    source: the number,
     among the layers that cache, of an earlier one whose keys and values are used; h contains only
@@ -194,6 +194,7 @@ class Attend:
     upcast: bool = False
     dropout: float = 0.0
     source: int | None = None
+    chunked: bool = False
 
 
 @dataclass(frozen=True, eq=False)

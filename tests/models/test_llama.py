@@ -41,6 +41,7 @@ QWEN = {
     "eos_token_id": 2,
 }
 MROPE = {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 2]}
+QWEN_MOE = {**QWEN, "moe_intermediate_size": 20, "num_experts": 6, "num_experts_per_tok": 3}
 # model_type, its text model's settings, the same as in older files or None, and the equal model's type
 MULTIMODAL = {
     "qwen2_vl": (
@@ -62,6 +63,59 @@ MULTIMODAL = {
         "qwen3",
     ),
     "qwen3_vl-defaults": ("qwen3_vl", {**QWEN, "head_dim": 16}, None, "qwen3"),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {
+            **QWEN_MOE,
+            "head_dim": 12,
+            "rope_parameters": {**MROPE, "mrope_section": [2, 2, 2], "mrope_interleaved": True},
+        },
+        None,
+        "qwen3_moe",
+    ),
+    # The shapes of gate_up_proj do not show whether it is transposed.
+    "qwen3_vl_moe-square": (
+        "qwen3_vl_moe",
+        {
+            **QWEN_MOE,
+            "moe_intermediate_size": 16,
+            "num_experts_per_tok": 1,
+            "num_key_value_heads": 1,
+        },
+        None,
+        "qwen3_moe",
+    ),
+    # nor those of down_proj
+    "qwen3_vl_moe-wide": (
+        "qwen3_vl_moe",
+        {**QWEN_MOE, "moe_intermediate_size": 32, "attention_bias": True, "rms_norm_eps": 0.1},
+        None,
+        "qwen3_moe",
+    ),
+    "qwen3_vl_moe-dense-layers": (
+        "qwen3_vl_moe",
+        {
+            **QWEN_MOE,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "hidden_act": "gelu",
+        },
+        None,
+        "qwen3_moe",
+    ),
+    "qwen3_vl_moe-defaults": (
+        "qwen3_vl_moe",
+        {
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "moe_intermediate_size": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        },
+        None,
+        "qwen3_moe",
+    ),
 }
 
 
@@ -70,7 +124,7 @@ MULTIMODAL = {
 def test_text_models_of_qwen_match_the_multimodal_class(name: str, tmp_path: Path) -> None:
     """With text_config, and in older files without it, whose tensors have older names."""
     kind, text, older, equal = MULTIMODAL[name]
-    vision = {**VISION, "deepstack_visual_indexes": [0]} if kind == "qwen3_vl" else dict(VISION)
+    vision = {**VISION, "deepstack_visual_indexes": [0]} if "qwen3" in kind else dict(VISION)
     if kind == "qwen2_vl":
         vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2}
     images = {"vision_config": vision, "image_token_id": 59, "video_token_id": 60}
@@ -96,6 +150,20 @@ def test_text_models_of_qwen_match_the_multimodal_class(name: str, tmp_path: Pat
         }
         save_file(tensors, tmp_path / "model.safetensors")
         assert_close(minhub_py.from_pretrained(tmp_path, device="cpu")(ids), expected)
+    if equal == "qwen3_moe":
+        # transformers writes (E, out, in), the published files have (E, in, out)
+        tensors = {
+            name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+            for name, tensor in load_file(tmp_path / "model.safetensors").items()
+        }
+        assert any(".experts." in name for name in tensors)
+        save_file(tensors, tmp_path / "model.safetensors")
+        model = minhub_py.from_pretrained(tmp_path, device="cpu")
+        assert_close(model(ids), expected)
+        runner = runner_of(model)
+        assert type(runner) is RUNNER
+        result = runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 60), every=True)
+        assert_close(result, expected[0])
     # the text model alone, in transformers' class of the equal model
     minhub_py.save_pretrained(model, tmp_path / "text")
     assert_close(

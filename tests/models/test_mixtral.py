@@ -16,6 +16,7 @@ import minhub_py
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.quantize import QuantizedExperts
 from minhub_py.models.experts import ExpertMatrices, route
+from weights_map.mixtral import unstack_transposed
 
 
 def mapped_ranges(file: Path) -> list[tuple[int, int]]:
@@ -50,6 +51,23 @@ def test_experts_stay_in_the_mapped_file(load, tmp_path: Path) -> None:
         for weight in (weight for module in matrices for weight in module.parameters()):
             assert any(start <= weight.data_ptr() < end for start, end in ranges)
         assert_close(ours(ids_of(1)), model(ids_of(1)), 2e-6)
+
+
+@pytest.mark.parametrize(("channels", "inner"), [(5, 3), (6, 3), (3, 6), (4, 4)])
+def test_transposed_experts_are_converted_in_both_directions(channels: int, inner: int) -> None:
+    operation = unstack_transposed("num_experts")
+    gate_up, down = torch.randn(2, channels, 2 * inner), torch.randn(2, inner, channels)
+    native = operation.to_native([gate_up, down], 2)
+    assert all(matrix.is_contiguous() for matrix in native)
+    for expert in range(2):
+        assert torch.equal(native[expert], gate_up[expert, :, :inner].t())
+        assert torch.equal(native[2 + expert], gate_up[expert, :, inner:].t())
+        assert torch.equal(native[4 + expert], down[expert].t())
+    back = operation.to_hub(native, 2)
+    assert torch.equal(back[0], gate_up)
+    assert torch.equal(back[1], down)
+    views = operation.to_native([gate_up.transpose(1, 2), down.transpose(1, 2).contiguous()], 2)
+    assert all(torch.equal(a, b) for a, b in zip(views, native, strict=True))
 
 
 @torch.inference_mode()

@@ -193,6 +193,7 @@ typedef struct {
 enum {
     MORE_LINEAR = 1, SAME_INPUTS = 2, /* LINEAR: the next LINEAR appends its output to this one; the previous did */
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; replaces the residual stream, too */
+    WEIGHTS_INPUTS = 1,               /* ROUTE: the weights multiply the inputs of the experts, not their outputs */
     REPLACES = 1,                     /* COMBINE: the sum replaces the residual stream */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
@@ -200,6 +201,7 @@ enum {
     NO_KEYS = 4,                      /* ATTEND: only q, to the keys and values that an earlier operation cached in `layer` */
     CONTENT_KEYS = 8, CONTENT_QUERIES = 16, /* ATTEND, BIDIRECTIONAL: adds the products of queries with the keys of distances,
                                          and of keys with the queries of distances */
+    CHUNKED = 32,                     /* ATTEND, with a cache: to the positions of the same chunk of `window` positions */
     TO_QUERIES = 1,                   /* DISTANCE_LINEAR: the result are the queries of distances, not their keys */
     BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides; without a cache */
 };

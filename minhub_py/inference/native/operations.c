@@ -254,7 +254,8 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     int64_t count = 0;
     for (int64_t m = first; m < end; m++) {
         const int64_t length = op->kind == CROSS_ATTEND ? c->encoder_lengths[m] : c->positions[m] + 1;
-        const int64_t start = op->attend.window && op->attend.window < length ? length - op->attend.window : 0;
+        const int64_t window = op->attend.window, start = op->flags & CHUNKED ? (length - 1) / window * window
+            : window && window < length ? length - window : 0;
         queries[count] = (query){
             .q = t->in + m * c->width + head * (D + op->attend.gate), .out = t->out + m * c->width + head * D,
             .scores = scratch(c, thread) + count * (c->scratch_width / QUERIES), .position = c->positions[m],
@@ -959,6 +960,11 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
                 float *to = out + i * size;
                 if (op[1].experts.weight.dtype == MXFP4) unzip(from, to, size);
                 else memcpy(to, from, size * sizeof(float));
+            }
+            for (int64_t j = 0; op->flags & WEIGHTS_INPUTS && j < selected.count; j++) {
+                float *to = out + selected.order[j] * size;
+                for (int64_t i = 0; i < size; i++) to[i] *= selected.weight[j];
+                selected.weight[j] = 1;
             }
             swap = in, in = out, out = swap;
             break;

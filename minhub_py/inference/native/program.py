@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from minhub_py.inference.native.library import (
     BIDIRECTIONAL,
     BLOCKS,
+    CHUNKED,
     CONTENT_KEYS,
     CONTENT_QUERIES,
     DTYPES,
@@ -39,6 +40,7 @@ from minhub_py.inference.native.library import (
     SAME_INPUTS,
     TO_QUERIES,
     TO_STREAM,
+    WEIGHTS_INPUTS,
     DecoderOperation,
     LinearArguments,
     Matrix,
@@ -328,7 +330,7 @@ class Program(Weights):
         operation = new_operation(
             "attend",
             layer=self.layers,
-            flags=0 if step.causal else BIDIRECTIONAL,
+            flags=CHUNKED * step.chunked if step.causal else BIDIRECTIONAL,
             sinks=self.floats(step.sinks),
             heads=step.heads,
             kv_heads=step.kv_heads,
@@ -618,6 +620,7 @@ class Program(Weights):
             raise UnsupportedError(f"{linear.weight.rows} experts")
         router = new_operation(
             "route",
+            flags=WEIGHTS_INPUTS * routing.weights_inputs,
             linear=linear,
             top=routing.top,
             normalize=routing.normalize,

@@ -106,7 +106,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 REFUSED = (
     ({"rope_parameters": {"rope_theta": 1.0}}, "rope_theta must be above 1"),
-    ({"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}}, "below high_freq_factor"),
+    ({"rope_parameters": {**LLAMA3, "low_freq_factor": 5.0}}, "at most high_freq_factor"),
     ({"sliding_window": 5}, "a llama model has no sliding_window"),
     ({"model_type": "mistral", "attention_bias": True}, "a mistral model has no attention_bias"),
     ({"model_type": "qwen2", "mlp_bias": True}, "a qwen2 model has no mlp_bias"),
