@@ -33,7 +33,7 @@ from needs import needs
 from pairs import in_pairs
 from torch import nn
 
-from minhub_py import generate, score
+from minhub_py import generate, llama, score
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.torch_runner import TorchRunner
@@ -276,6 +276,24 @@ def test_a_long_text_has_the_logits_of_single_steps(kernel, name, dtype) -> None
     torch.set_num_threads(2)
     for pieces in ([143], [5, MAX_TOKENS + 1, 9], [12, 6, 24, 101], [11, 25, 35, 72]):
         assert torch.equal(read(model, text, pieces), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [2, 3, 4, 6, 7])
+def test_query_heads_of_a_kv_head_together_match_forward(kernel, heads: int) -> None:
+    """Single tokens compute the heads together, several tokens one head after another."""
+    sizes = {"hidden_size": 48, "intermediate_size": 60, "num_hidden_layers": 2, "head_dim": 20}
+    model = llama(
+        vocab_size=61, num_attention_heads=2 * heads, num_key_value_heads=2, **sizes
+    ).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    text = some_ids(model, 37)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        single = read(model, text, [1])
+        assert_close(single, forward(model, text))
+        assert torch.equal(read(model, text, [37]), single)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "nf4"])

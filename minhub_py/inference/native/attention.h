@@ -1,9 +1,10 @@
 /* Attention of one head: out (D,) = softmax(q . keys * scale) . values, for queries of one sequence.
  *
- * TILE queries take the positions that they have in common together. Slots follow one another around the ring, so no
+ * Some queries, of tokens or of heads, take the positions that they have in common together. Slots follow one another around the ring, so no
  * position needs a division. */
 
 enum { SCORES, OUTPUTS };
+enum { FEW_QUERIES = TILE == 3 ? 2 : 3 }; /* heads of one token, which have the same positions; fewer than TILE */
 
 /* The key or value of a position in its slot. from: keys or values. */
 INLINE const uint8_t *cell(const kv_head *kv, const uint8_t *from, int64_t position, int64_t slot, int width) {
@@ -124,15 +125,20 @@ static float softmax(const kv_head *kv, const query *q) {
 }
 
 INLINE void attend_typed(const kv_head *kv, const query *queries, int64_t begin, int64_t end, int T, int stage, int dtype) {
-    if (stage == SCORES && T == 1) scores(kv, queries, begin, end, 1, dtype);
-    else if (stage == SCORES) scores(kv, queries, begin, end, TILE, dtype);
-    else if (T == 1) outputs(kv, queries, begin, end, 1, dtype);
-    else outputs(kv, queries, begin, end, TILE, dtype);
+#define DO_STAGE(T)                                                                                                     \
+    if (stage == SCORES) scores(kv, queries, begin, end, T, dtype);                                                     \
+    else outputs(kv, queries, begin, end, T, dtype)
+    switch (T) {
+    case 1: DO_STAGE(1); break;
+    case FEW_QUERIES: DO_STAGE(FEW_QUERIES); break;
+    default: DO_STAGE(TILE);
+    }
+#undef DO_STAGE
 }
 
 typedef void attend_range(const kv_head *kv, const query *queries, int64_t begin, int64_t end, int T, int stage);
 
-/* One stage of 1 or TILE queries for a range of positions. */
+/* One stage of T queries for a range of positions. */
 static void attend_floats(const kv_head *kv, const query *queries, int64_t begin, int64_t end, int T, int stage) {
     switch (kv->dtype) { /* separate code for each */
     case FLOAT32: attend_typed(kv, queries, begin, end, T, stage, FLOAT32); break;
@@ -141,32 +147,34 @@ static void attend_floats(const kv_head *kv, const query *queries, int64_t begin
     }
 }
 
-/* One stage for the positions of each query in ascending order; TILE queries take common positions together. */
-INLINE void attend_stage(const kv_head *kv, const query *queries, int64_t count, int stage, attend_range *attend_part) {
+/* One stage for the positions of each query in ascending order; has_code: `count` queries take common positions
+ * together. */
+INLINE void attend_stage(const kv_head *kv, const query *queries, int64_t count, int has_code, int stage,
+                         attend_range *attend_part) {
     int64_t begin = queries[0].first, end = queries[0].end;
     for (int64_t t = 1; t < count; t++) {
         begin = max64(begin, queries[t].first);
         end = min64(end, queries[t].end);
     }
     if (queries->rounded) begin += begin & 1, end -= end & 1; /* complete pairs */
-    const int together = count == TILE && begin < end;
+    const int together = has_code && begin < end;
     for (int64_t t = 0; t < count; t++)
         attend_part(kv, queries + t, queries[t].first, together ? begin : queries[t].end, 1, stage);
     if (!together) return;
-    attend_part(kv, queries, begin, end, TILE, stage);
+    attend_part(kv, queries, begin, end, count, stage);
     for (int64_t t = 0; t < count; t++) attend_part(kv, queries + t, end, queries[t].end, 1, stage);
 }
 
 static void attend(const kv_head *kv, query *queries, int64_t count) {
-    for (; count > 0; queries += TILE, count -= TILE) {
-        const int64_t part = min64(count, TILE);
+    for (int64_t part; count > 0; queries += part, count -= part) {
+        part = count >= TILE ? TILE : count >= FEW_QUERIES ? FEW_QUERIES : 1; /* these numbers have code */
         float totals[TILE];
-        attend_stage(kv, queries, part, SCORES, attend_floats);
+        attend_stage(kv, queries, part, part > 1, SCORES, attend_floats);
         for (int64_t t = 0; t < part; t++) {
             totals[t] = softmax(kv, queries + t);
             memset(queries[t].out, 0, kv->D * sizeof(float));
         }
-        attend_stage(kv, queries, part, OUTPUTS, attend_floats);
+        attend_stage(kv, queries, part, part > 1, OUTPUTS, attend_floats);
         for (int64_t t = 0; t < part; t++)
             for (int64_t d = 0; d < kv->D; d++) queries[t].out[d] /= totals[t];
     }

@@ -140,12 +140,12 @@ static void attend_bf16(const kv_head *kv, query *queries, int64_t count) {
             memset(sums[t], 0, padded * sizeof(float));
             queries[t].rounded = rounded[t], queries[t].sums = sums[t];
         }
-        attend_stage(kv, queries, part, SCORES, attend_range_bf16);
+        attend_stage(kv, queries, part, part == TILE, SCORES, attend_range_bf16);
         for (int64_t t = 0; t < part; t++) {
             totals[t] = softmax(kv, queries + t);
             round_weights_bf16(queries + t);
         }
-        attend_stage(kv, queries, part, OUTPUTS, attend_range_bf16);
+        attend_stage(kv, queries, part, part == TILE, OUTPUTS, attend_range_bf16);
         for (int64_t t = 0; t < part; t++) finish_bf16(queries + t, kv->D, totals[t]);
     }
 }

@@ -135,9 +135,9 @@ INLINE void few_tokens(const uint8_t *rows, int64_t stride, int64_t width, int64
 }
 
 #if LANES >= 8
-/* Bytes shifted to the right by `count`; bits of `mask` remain. */
+/* Bytes shifted to the right by `count`, a constant for the compiler; bits of `mask` remain. */
 INLINE __m256i shift_bytes(__m256i bytes, int count, int mask) {
-    return _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(count)), _mm256_set1_epi8(mask));
+    return _mm256_and_si256(_mm256_srli_epi16(bytes, count), _mm256_set1_epi8(mask));
 }
 
 /* `value` where bit g of a byte is set. */
@@ -163,7 +163,16 @@ INLINE __m256i row_codes(const uint8_t *block, int g, int dtype) {
     }
 }
 
-/* The products of a group of LANES rows with one token: of the first and of the last 16 inputs. */
+INLINE __m256i add_lanes(__m256i a, __m256i b, int in_shorts) {
+    return in_shorts ? _mm256_add_epi16(a, b) : _mm256_add_epi32(a, b);
+}
+
+INLINE __m256i add_pairs(__m256i shorts) {
+    return _mm256_madd_epi16(shorts, _mm256_set1_epi16(1));
+}
+
+/* The products of a group of LANES rows with one token: of the first and of the last 16 inputs. AVX2 adds in 16 bits as long as
+ * sums fit: of four products of codes up to 63, of eight up to 31. */
 INLINE void dot_groups(const uint8_t *rows, int64_t stride, int g, const byte_group *in, ints *first, ints *last, int dtype) {
     const __m256i x = _mm256_loadu_si256((const void *)in->codes);
     __m256i sums[LANES / 4];
@@ -175,12 +184,14 @@ INLINE void dot_groups(const uint8_t *rows, int64_t stride, int g, const byte_gr
             dots[r] = _mm256_setzero_si256();
             __asm__("vpdpbusd %2, %1, %0" : "+v"(dots[r]) : "v"(codes), "v"(x));
 #else
-            dots[r] = _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1));
+            dots[r] = _mm256_maddubs_epi16(codes, x);
 #endif
         }
-        const __m256i a = _mm256_add_epi32(_mm256_unpacklo_epi32(dots[0], dots[1]), _mm256_unpackhi_epi32(dots[0], dots[1]));
-        const __m256i b = _mm256_add_epi32(_mm256_unpacklo_epi32(dots[2], dots[3]), _mm256_unpackhi_epi32(dots[2], dots[3]));
-        sums[four] = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+        __m256i a = add_lanes(_mm256_unpacklo_epi32(dots[0], dots[1]), _mm256_unpackhi_epi32(dots[0], dots[1]), LANES == 8);
+        __m256i b = add_lanes(_mm256_unpacklo_epi32(dots[2], dots[3]), _mm256_unpackhi_epi32(dots[2], dots[3]), LANES == 8);
+        if (LANES == 8 && dtype == Q6_K) a = add_pairs(a), b = add_pairs(b);
+        sums[four] = add_lanes(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b), LANES == 8 && dtype != Q6_K);
+        if (LANES == 8 && dtype != Q6_K) sums[four] = add_pairs(sums[four]);
     }
 #if LANES == 16
     const __m512i a = _mm512_inserti64x4(_mm512_castsi256_si512(sums[0]), sums[1], 1);
@@ -201,16 +212,17 @@ INLINE void one_token(const uint8_t *rows, int64_t stride, int64_t groups, const
     for (int64_t block = 0; block < groups; block += 8, rows += width) {
         panel_group scales[8];
         unpack_block_scales(rows, stride, scales, dtype);
-        for (int g = 0; g < 8; g++, in++) {
-            ints first, last;
-            for (until += LANES * width / 8; ahead < until; ahead += 64) __builtin_prefetch(ahead, 0, 2);
-            dot_groups(rows, stride, g, in, &first, &last, dtype);
-            UNROLL for (int half = 0; half < halves_of(dtype); half++) {
-                const ints products = (halves_of(dtype) == 1 ? first + last : half ? last : first) + in->starts[half];
-                sum += broadcast(in->scale) * (to_float((bits)products) * scales[g].scales[half]);
-                if (has_offsets(dtype)) sum += broadcast(in->sums[half]) * scales[g].offsets[half];
+        for (int four = 0; four < 8; four += 4)
+            UNROLL for (int g = four; g < four + 4; g++, in++) { /* unrolled: codes are shifted by constants */
+                ints first, last;
+                for (until += LANES * width / 8; ahead < until; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+                dot_groups(rows, stride, g, in, &first, &last, dtype);
+                UNROLL for (int half = 0; half < halves_of(dtype); half++) {
+                    const ints products = (halves_of(dtype) == 1 ? first + last : half ? last : first) + in->starts[half];
+                    sum += broadcast(in->scale) * (to_float((bits)products) * scales[g].scales[half]);
+                    if (has_offsets(dtype)) sum += broadcast(in->sums[half]) * scales[g].offsets[half];
+                }
             }
-        }
     }
     *totals = sum;
 }

@@ -241,14 +241,28 @@ static void fetch(const void *from, int64_t at, float *to, int64_t count, int dt
     kernels.unpack_row(&row, 0, to);
 }
 
-/* Up to QUERIES tokens of one sequence together; for cross attention, also of beams that share an encoder cache. */
+/* The query heads of a KV head that one chunk computes: with single tokens, as many as leave a chunk for each thread. Several
+ * tokens of a sequence share the keys of one head instead. */
+static int64_t heads_together(const operation *op, const call *c) {
+    const int64_t H = op->attend.heads, shared = H / op->attend.kv_heads;
+    int64_t heads = op->attend.slopes || (c->tokens > 1 && c->rows[1] == c->rows[0]) ? 1 : min64(shared, QUERIES);
+    while (shared % heads || (heads > 1 && H / heads * c->tokens < c->threads)) heads--;
+    return heads;
+}
+
+static int64_t attend_blocks(const call *c, int64_t heads) { /* of QUERIES queries */
+    return (c->tokens + QUERIES / heads - 1) / (QUERIES / heads);
+}
+
+/* Up to QUERIES queries of one sequence and KV head together; for cross attention, also of beams that share an encoder cache. */
 static void attend_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const operation *op = t->op;
     const call *c = t->c;
-    const int64_t H = op->attend.heads, G = op->attend.kv_heads, D = op->attend.head_size, R = op->attend.reach, blocks = (c->tokens + QUERIES - 1) / QUERIES;
-    const int64_t head = chunk / blocks, first = chunk % blocks * QUERIES; /* a head's keys stay in the L1 cache */
-    const int64_t size = c->sizes[op->layer], end = first + QUERIES < c->tokens ? first + QUERIES : c->tokens;
+    const int64_t H = op->attend.heads, G = op->attend.kv_heads, D = op->attend.head_size, R = op->attend.reach;
+    const int64_t heads = heads_together(op, c), blocks = attend_blocks(c, heads), together = QUERIES / heads;
+    const int64_t head = chunk / blocks * heads, first = chunk % blocks * together; /* a head's keys stay in the L1 cache */
+    const int64_t size = c->sizes[op->layer], end = min64(first + together, c->tokens);
     const int64_t *rows = op->kind == CROSS_ATTEND && c->encoder_rows ? c->encoder_rows : c->rows;
     query queries[QUERIES];
     int64_t count = 0;
@@ -256,13 +270,13 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
         const int64_t length = op->kind == CROSS_ATTEND ? c->encoder_lengths[m] : c->positions[m] + 1;
         const int64_t window = op->attend.window, start = op->flags & CHUNKED ? (length - 1) / window * window
             : window && window < length ? length - window : 0;
-        queries[count] = (query){
-            .q = t->in + m * c->width + head * (D + op->attend.gate), .out = t->out + m * c->width + head * D,
-            .scores = scratch(c, thread) + count * (c->scratch_width / QUERIES), .position = c->positions[m],
-            .first = start, .end = length,
-            .bias = op->attend.bias ? op->attend.bias + head * (2 * R + 1) + R : NULL,
-            .sink = op->attend.sinks ? op->attend.sinks + head : NULL};
-        count++;
+        for (int64_t h = head; h < head + heads; h++, count++)
+            queries[count] = (query){
+                .q = t->in + m * c->width + h * (D + op->attend.gate), .out = t->out + m * c->width + h * D,
+                .scores = scratch(c, thread) + count * (c->scratch_width / QUERIES), .position = c->positions[m],
+                .first = start, .end = length,
+                .bias = op->attend.bias ? op->attend.bias + h * (2 * R + 1) + R : NULL,
+                .sink = op->attend.sinks ? op->attend.sinks + h : NULL};
         if (m + 1 < end && rows[m + 1] == rows[m]) continue;
         const int64_t *shared = c->sources && op->kind == ATTEND ? c->sources + rows[m] * c->source_count : NULL;
         const int64_t at = ((shared ? 0 : rows[m]) * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
@@ -477,7 +491,8 @@ static void attend(const operation *op, const call *c, float *in, float *out, in
         return;
     }
     if (op->kind == ATTEND && !(op->flags & NO_KEYS)) each_token(&t, alone);
-    parallel((c->tokens + QUERIES - 1) / QUERIES * op->attend.heads, attend_chunk, &t, alone);
+    const int64_t heads = heads_together(op, c);
+    parallel(attend_blocks(c, heads) * (op->attend.heads / heads), attend_chunk, &t, alone);
 }
 
 /* Fills the encoder cache of a layer of cross attention with its keys and values; does not change `in`. */

@@ -167,6 +167,11 @@ INLINE bits add_fifths(bits codes, bits fifths, int n) {
     const __m512i byte = _mm512_shuffle_epi8((__m512i)fifths, _mm512_add_epi32(first, _mm512_set1_epi32(n / 2 * 0x01010101)));
     const __mmask64 set = _mm512_test_epi8_mask(byte, _mm512_set1_epi32(0x08040201u << n % 2 * 4));
     return (bits)_mm512_mask_add_epi8((__m512i)codes, set, (__m512i)codes, _mm512_set1_epi8(16));
+#elif LANES == 8
+    const __m256i first = _mm256_broadcastsi128_si256(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0)); /* as above */
+    const __m256i byte = _mm256_shuffle_epi8((__m256i)fifths, _mm256_add_epi32(first, _mm256_set1_epi32(n / 2 * 0x01010101)));
+    const __m256i bit = _mm256_and_si256(n % 2 ? byte : _mm256_slli_epi32(byte, 4), _mm256_set1_epi32(0x80402010u));
+    return codes | (bits)_mm256_min_epu8(bit, _mm256_set1_epi8(16));
 #else
     return codes | ((fifths >> 4 * n & 15) * 0x00204081u & 0x01010101u) << 4;
 #endif
