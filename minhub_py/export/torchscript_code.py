@@ -609,7 +609,7 @@ class CodeWriter:
             f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor},"
             f" {self.path(step.choice_bias)}, "
         )
-        settings += self.path(step.factors)
+        settings += f"{self.path(step.factors)}, {rule.epsilon}"
         router = f"{self.path(step.router.weight)}, {self.path(step.router.bias)}"
         self.lines.append("tokens = h.flatten(0, 1)")
         routed = "tokens"
@@ -618,19 +618,20 @@ class CodeWriter:
         self.lines.append(f"weights, chosen = route({routed}, {router}, {settings})")
         before = "" if step.replaces else "x + "
         if isinstance(step.down, ExpertMatrices):
-            for name, matrices in zip(
-                ("gates", "ups", "downs"), (*step.gate_up, step.down), strict=True
-            ):
+            lists = ("gates", "ups") if step.gated else ("ups",)
+            for name, matrices in zip((*lists, "downs"), (*step.gate_up, step.down), strict=True):
                 assert isinstance(matrices, ExpertMatrices)
                 self.lines.append(f"{name} = [{', '.join(map(self.path, matrices.parameters()))}]")
             self.lines.append("y = torch.zeros_like(tokens)")
-            self.lines.append("for e in range(len(gates)):")
+            self.lines.append("for e in range(len(ups)):")
             self.lines.append("    token, choice = torch.where(chosen == e)")
             weight = "weights[token, choice].unsqueeze(1)"
             inputs, outputs = ("", f" * {weight}")[:: -1 if rule.weights_inputs else 1]
             self.lines.append(f"    each = tokens[token]{inputs}")
-            gate = f"{self.activation(step.activation or '')}(F.linear(each, gates[e]))"
-            self.lines.append(f"    output = F.linear({gate} * F.linear(each, ups[e]), downs[e])")
+            inner = f"{self.activation(step.activation or '')}(F.linear(each, {lists[0]}[e]))"
+            if step.gated:
+                inner += " * F.linear(each, ups[e])"
+            self.lines.append(f"    output = F.linear({inner}, downs[e])")
             self.lines.append(f"    y = y.index_add(0, token, output{outputs})")
             self.lines.append(f"x = {before}y.view_as(h)")
         else:

@@ -1,11 +1,10 @@
-"""Mixtures of experts: a router selects a few gated MLPs for each token. The operation
-`steps.Experts`.
+"""Mixtures of experts: a router selects a few MLPs for each token. The operation `steps.Experts`.
 
 The matrices of the experts have one of two forms:
     columns    gate and up are the alternate columns of one matrix (E, in, out), in floats or MXFP4
                (GPT-OSS)
-    separate   gate, up and down are an `ExpertMatrices` each: E matrices (out, in) that can be
-               anywhere in a file
+    separate   gate, up and down, or only up and down, are an `ExpertMatrices` each: E matrices
+               (out, in) that can be anywhere in a file
 
 Sources
     Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Jiang et al. (2024),
@@ -108,7 +107,8 @@ class Routing:
 
     top: K.    normalize: the weights of the chosen experts sum to 1 before `factor`.    sigmoid:
     scores are sigmoids, not a softmax over all experts.    factor: of all weights.    weights_inputs:
-    the weights multiply the inputs of the experts, not their outputs (Llama 4).
+    the weights multiply the inputs of the experts, not their outputs (Llama 4).    epsilon: added to
+    the sum of sigmoids, the divisor of `normalize`.
     """
 
     top: int
@@ -116,6 +116,7 @@ class Routing:
     sigmoid: bool = False
     factor: float = 1.0
     weights_inputs: bool = False
+    epsilon: float = 1e-6
 
 
 def route(
@@ -128,6 +129,7 @@ def route(
     factor: float = 1.0,
     choice_bias: Tensor | None = None,
     factors: Tensor | None = None,
+    epsilon: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
     """The weights and numbers (n, K) of the `top` experts of each token of x (n, C). See `Routing`.
 
@@ -140,7 +142,7 @@ def route(
     experts = (scores if choice_bias is None else scores + choice_bias).topk(top, dim=1)[1]
     weights = scores.gather(1, experts)
     if sigmoid:
-        weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-6) if normalize else weights
+        weights = weights / (weights.sum(dim=1, keepdim=True) + epsilon) if normalize else weights
     elif normalize:
         # equal to a softmax over all experts, divided by its sum over the chosen
         weights = weights.softmax(dim=1)

@@ -1,5 +1,4 @@
-"""The mixture of experts that replaces the MLP of a block: a router, and E gated MLPs without
-biases.
+"""The mixture of experts that replaces the MLP of a block: a router, and E MLPs without biases.
 
 GPT-OSS has its own in models/gptoss.py. `experts.route` documents the choice of the experts.
 
@@ -7,7 +6,7 @@ Notation: B batch rows, T positions, N = B * T, C channels, E experts, K experts
 channels of an expert.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +36,31 @@ class GatedExperts(nn.Module):
             matrices.expert(expert) for matrices in (self.gate_proj, self.up_proj, self.down_proj)
         )
         return F.linear(self.act(F.linear(x, gate)) * F.linear(x, up), down)
+
+    @property
+    def inputs(self) -> Sequence[ExpertMatrices]:
+        """The matrices for x."""
+        return [self.gate_proj, self.up_proj]
+
+
+class UngatedExperts(nn.Module):
+    """E MLPs without gates: down(activation(up(x)))."""
+
+    def __init__(self, experts: int, channels: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.up_proj = ExpertMatrices(experts, inner, channels)
+        self.down_proj = ExpertMatrices(experts, channels, inner)
+        self.act = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        """The output (n, C) of an expert for x (n, C)."""
+        up, down = self.up_proj.expert(expert), self.down_proj.expert(expert)
+        return F.linear(self.act(F.linear(x, up)), down)
+
+    @property
+    def inputs(self) -> Sequence[ExpertMatrices]:
+        """The matrices for x."""
+        return [self.up_proj]
 
 
 class SharedExpert(GatedMLP):
@@ -70,7 +94,7 @@ class Mixture(nn.Module):
     a bias.
 
     router_norm: a norm of the router's input, which is then another one than the experts'; each
-    expert has a factor.
+    expert has a factor.    gated: whether the experts have gates.
     """
 
     expert_bias: Tensor | None
@@ -84,11 +108,13 @@ class Mixture(nn.Module):
         routing: Routing,
         choice_bias: bool = False,
         router_norm: RMSNorm | None = None,
+        gated: bool = True,
     ) -> None:
         super().__init__()
         self.routing, self.activation = routing, activation
         self.gate = nn.Linear(channels, experts, bias=False)
-        self.experts = GatedExperts(experts, channels, inner, activation)
+        kind = GatedExperts if gated else UngatedExperts
+        self.experts = kind(experts, channels, inner, activation)
         self.register_buffer("expert_bias", torch.zeros(experts) if choice_bias else None)
         self.router_norm = router_norm
         self.factors = None if router_norm is None else nn.Parameter(torch.ones(experts))
@@ -102,7 +128,7 @@ class Mixture(nn.Module):
         settings = rule.top, rule.normalize, rule.sigmoid, rule.factor
         # (N, K)
         weights, chosen = route(
-            routed, self.gate.weight, None, *settings, self.expert_bias, self.factors
+            routed, self.gate.weight, None, *settings, self.expert_bias, self.factors, rule.epsilon
         )
         y = mixture(tokens, weights, chosen, self.experts, rule.weights_inputs)
         return y.view_as(x)
@@ -113,7 +139,7 @@ class Mixture(nn.Module):
         return steps.Experts(
             self.gate,
             self.routing,
-            [experts.gate_proj, experts.up_proj],
+            experts.inputs,
             experts.down_proj,
             activation=self.activation,
             choice_bias=self.expert_bias,

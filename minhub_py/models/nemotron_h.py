@@ -1,8 +1,9 @@
-"""Nemotron H: each layer is attention, a selective state space or an MLP, in the order of a pattern.
+"""Nemotron H: each layer is attention, a selective state space, an MLP or experts, in the order of a pattern.
 
 Sources
     NVIDIA (2025), "Nemotron-H: A Family of Accurate and Efficient Hybrid Mamba-Transformer Models", and "NVIDIA
-        Nemotron Nano 2"; models/hybrid.py for the model, and models/state_space.py for the scan.
+        Nemotron Nano 2"; "Nemotron 3 Nano", for the experts; models/hybrid.py for the model, models/state_space.py for
+        the scan, and models/experts.py for the choice of experts.
     Hub docs: `transformers`, model_type "nemotron_h".
 
 Differences from similar architectures
@@ -12,7 +13,8 @@ Differences from similar architectures
 transformers 5.24 raises Δ to time_step_min in prompts, but not in decoding. The original code and the published files
 have no limits (time_step_limit), and time_step_min is of the initialization only; so it is here.
 
-hybrid_override_pattern has a letter for each layer: M for a state space, * for attention, - for an MLP.
+hybrid_override_pattern has a letter for each layer: M for a state space, * for attention, - for an MLP, and E for
+experts: MLPs, a router that selects a few for each token, and a shared MLP of all tokens. No MLP has a gate.
 """
 
 from collections.abc import Iterator
@@ -25,40 +27,70 @@ from minhub_py.models import rotary
 from minhub_py.models.activations import ACTIVATIONS
 from minhub_py.models.attention import Past
 from minhub_py.models.cache import KeyValues, LayerCache
-from minhub_py.models.decoder import MLP, Attention
+from minhub_py.models.decoder import Attention
+from minhub_py.models.experts import Routing
 from minhub_py.models.hybrid import Hybrid, HybridConfig, attention_steps
 from minhub_py.models.layers import RMSNorm
+from minhub_py.models.mixture import Mixture
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types
 from minhub_py.models.state_space import Mamba2Mixer, check_step_limit
-from minhub_py.models.steps import Add, Linear, Norm, Step
+from minhub_py.models.steps import Add, Linear, Norm, SaveResidual, Step
 from minhub_py.models.structure import Structure, biases
 from minhub_py.system.json_text import JsonObject
+
+
+class UngatedMLP(nn.Module):
+    """down(activation(up(x))), with `inner` channels between the matrices."""
+
+    def __init__(self, config: "NemotronHConfig", inner: int) -> None:
+        super().__init__()
+        C, bias = config.hidden_size, config.mlp_bias
+        self.activation = config.hidden_act
+        self.up_proj = nn.Linear(C, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, C, bias=bias)
+        self.act = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output (B, T, C) for x (B, T, C)."""
+        return self.down_proj(self.act(self.up_proj(x)))
+
+    def steps(self) -> Iterator[Step]:
+        """The operations."""
+        yield Linear([self.up_proj], self.activation)
+        yield Add(self.down_proj)
 
 
 class Block(nn.Module):
     def __init__(self, config: "NemotronHConfig", layer: int) -> None:
         super().__init__()
         kind, before = config.kinds[layer], config.kinds[:layer]
-        caching = len(before) - before.count("mlp")  # an MLP has no cache
+        caching = sum(kind in ("mamba", "attention") for kind in before)  # the others have no cache
         self.keys = KeyValues(config.kv_heads, config.head_size)
-        self.activation = config.hidden_act
         self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mixer: Attention | Mamba2Mixer | MLP
+        self.mixer: Attention | Mamba2Mixer | UngatedMLP | Mixture
+        self.shared_expert: UngatedMLP | None = None
         if kind == "attention":
             self.mixer = Attention(config, caching)
+        elif kind == "mamba":
+            self.mixer = config.mixer(caching)
+        elif kind == "mlp":
+            self.mixer = UngatedMLP(config, config.intermediate_size)
         else:
-            self.mixer = config.mixer(caching) if kind == "mamba" else MLP(config)
+            self.mixer = config.experts()
+            self.shared_expert = UngatedMLP(config, config.moe_shared_expert_intermediate_size)
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation | None) -> Tensor:
         h, mixer = self.norm(x), self.mixer
         if isinstance(mixer, Attention):
             return x + mixer(h, past, rotation)
+        if self.shared_expert is not None:
+            x = x + self.shared_expert(h)
         return x + (mixer(h, past) if isinstance(mixer, Mamba2Mixer) else mixer(h))
 
     def cache_layout(self) -> list[LayerCache]:
         """The caches of the layer."""
-        if isinstance(self.mixer, MLP):
+        if isinstance(self.mixer, UngatedMLP | Mixture):
             return []
         return [self.keys if isinstance(self.mixer, Attention) else self.mixer.cache_layout()]
 
@@ -67,11 +99,14 @@ class Block(nn.Module):
         yield Norm(self.norm)
         if isinstance(self.mixer, Attention):
             yield from attention_steps(self.mixer, rope)
-        elif isinstance(self.mixer, Mamba2Mixer):
-            yield from self.mixer.steps()
+        elif isinstance(self.mixer, Mixture):
+            if self.shared_expert is not None:
+                yield SaveResidual()  # the experts read the same x
+                yield from self.shared_expert.steps()
+                yield Norm(self.norm, saved=True)
+            yield self.mixer.step()
         else:
-            yield Linear([self.mixer.up_proj], self.activation)
-            yield Add(self.mixer.down_proj)
+            yield from self.mixer.steps()
 
 
 class NemotronH(Hybrid):
@@ -87,13 +122,14 @@ KINDS = {
     "attention": "attention",
     "full_attention": "attention",
     "mlp": "mlp",
+    "moe": "moe",
 }
 CYCLE = "M-*-"
 
 
 @dataclass(frozen=True)
 class NemotronHConfig(HybridConfig):
-    """The settings of config.json that change the result. Defaults: transformers', without experts."""
+    """The settings of config.json that change the result. Defaults: transformers', without layers of experts."""
 
     TITLE: ClassVar = "Nemotron H"
     MODEL_TYPE: ClassVar = "nemotron_h"
@@ -102,6 +138,7 @@ class NemotronHConfig(HybridConfig):
         "nemotron_h": {
             "layers_block_type": "layer_types",
             "mlp_hidden_act": "hidden_act",
+            "num_local_experts": "n_routed_experts",
             "mamba_n_groups": "n_groups",
             "mamba_d_conv": "conv_kernel",
             "mamba_conv_bias": "use_conv_bias",
@@ -118,17 +155,15 @@ class NemotronHConfig(HybridConfig):
         "residual_in_fp32": False,
         "hidden_dropout": 0.0,
         "sliding_window": None,
-        "num_nextn_predict_layers": 0,
     }
-    # The channels of the scan follow from its heads, and the state is float32. The rest: initialization,
-    # experts, kernels, and positions.
+    # The channels of the scan follow from its heads, and the state is float32. topk_group: of n_group groups. mtp: the
+    # layers that predict further tokens, which are not read. The rest: initialization, kernels, and positions.
     NO_EFFECT: ClassVar = frozenset(
         """
         num_logits_to_keep use_mamba_kernels chunk_size mamba_chunk_size expand mamba_expand
-        time_step_rank rescale_prenorm_residual output_router_logits n_routed_experts
-        num_local_experts n_shared_experts moe_intermediate_size moe_shared_expert_intermediate_size moe_latent_size
-        moe_shared_expert_overlap num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob
-        mtp_layers_block_type mtp_hybrid_override_pattern mamba_ssm_cache_dtype partial_rotary_factor
+        time_step_rank rescale_prenorm_residual output_router_logits moe_shared_expert_overlap topk_group
+        num_nextn_predict_layers mtp_layers_block_type mtp_hybrid_override_pattern mamba_ssm_cache_dtype
+        partial_rotary_factor
         """.split()
     )
     DERIVED: ClassVar = ("attention_head_dim", "rms_norm_eps", "norm_eps")
@@ -153,7 +188,17 @@ class NemotronHConfig(HybridConfig):
     conv_kernel: int = field(default=4, metadata={"range": (2, 1024)})
     use_bias: bool = False  # of the projections of the state space
     use_conv_bias: bool = True
-    mlp_bias: bool = False
+    mlp_bias: bool = False  # not of the experts, but of the shared one
+    n_routed_experts: int = field(default=8, metadata={"range": (1, 1024)})
+    num_experts_per_tok: int = field(default=2, metadata={"range": (1, 16)})
+    moe_intermediate_size: int = 7688  # of an expert
+    moe_shared_expert_intermediate_size: int = 7688
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = field(default=1.0, metadata={"range": (0.0, 1e3)})
+    # of layers with experts, the only values that are supported: 1, 1 and None
+    n_shared_experts: int = field(default=1, metadata={"range": (0, 1024)})
+    n_group: int = field(default=1, metadata={"range": (0, 1024)})
+    moe_latent_size: int | None = field(default=None, metadata={"range": (1, 2**24)})
     layer_norm_epsilon: float = 1e-5
     time_step_limit: list | None = None  # type: ignore[type-arg]
     # of Δ in new models: smallest and largest, and then the smallest again
@@ -176,11 +221,6 @@ class NemotronHConfig(HybridConfig):
                 pattern or (CYCLE * (self.num_hidden_layers or 4))[: self.num_hidden_layers or 4]
             )
             types = [LETTERS[letter] for letter in letters]
-        if "moe" in types:
-            raise ValueError(
-                "Nemotron H: layers with experts (E in hybrid_override_pattern, moe in layers_block_type) are not"
-                " supported; the models without experts are: Nemotron-H and Nemotron Nano 2"
-            )
         check_layer_types("Nemotron H", types, KINDS, self.num_hidden_layers or len(types))
         kinds = [KINDS[name] for name in types]
         letter_of = {kind: letter for letter, kind in LETTERS.items()}
@@ -192,15 +232,35 @@ class NemotronHConfig(HybridConfig):
         super().__post_init__()
         check_step_limit("Nemotron H", self.time_step_limit)
         object.__setattr__(self, "time_step_limit", None)
+        self.check_experts()
         if self.mamba_num_heads % self.n_groups:
             raise ValueError(
                 f"Nemotron H: mamba_num_heads ({self.mamba_num_heads}) must be a multiple of n_groups"
                 f" ({self.n_groups})"
             )
 
+    def check_experts(self) -> None:
+        """ValueError: settings of experts that are not supported. Models without experts ignore them."""
+        supported = {"n_shared_experts": 1, "n_group": 1, "moe_latent_size": None}
+        if "moe" not in self.kinds:
+            for name, value in supported.items():
+                object.__setattr__(self, name, value)
+            return
+        for name, value in supported.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"Nemotron H: {name} = {getattr(self, name)} is not supported; of models with experts, only"
+                    f" {value} is: Nemotron 3 Nano"
+                )
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ValueError(
+                f"Nemotron H: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than"
+                f" n_routed_experts ({self.n_routed_experts})"
+            )
+
     @property
     def kinds(self) -> list[str]:
-        """mamba, attention or mlp, for each layer."""
+        """mamba, attention, mlp or moe, for each layer."""
         return [LETTERS[letter] for letter in self.hybrid_override_pattern or ""]
 
     @property
@@ -243,6 +303,25 @@ class NemotronHConfig(HybridConfig):
             self.use_bias,
             self.use_conv_bias,
             steps=(self.time_step_min, self.time_step_max, self.time_step_floor),
+        )
+
+    def experts(self) -> Mixture:
+        """The experts of a layer, without the shared one."""
+        routing = Routing(
+            self.num_experts_per_tok,
+            self.norm_topk_prob,
+            sigmoid=True,
+            factor=self.routed_scaling_factor,
+            epsilon=1e-20,
+        )
+        return Mixture(
+            self.n_routed_experts,
+            self.hidden_size,
+            self.moe_intermediate_size,
+            self.hidden_act,
+            routing,
+            choice_bias=True,
+            gated=False,
         )
 
     def to_hub(self) -> JsonObject:

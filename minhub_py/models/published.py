@@ -352,6 +352,12 @@ NEMOTRONH: Sizes = {
         "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
         "max_position_embeddings": 2**17, "eos_token_id": 12,
     },
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {
+        "hidden_size": 2688, "intermediate_size": 1856, "num_key_value_heads": 2, "mamba_num_heads": 64,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712, "routed_scaling_factor": 2.5, "max_position_embeddings": 2**18,
+    },
 }
 JAMBA: Sizes = {"Jamba-v0.1": {}}
 MIXTRAL: Sizes = {

@@ -19,7 +19,7 @@ from typing import NoReturn
 from torch import Tensor, nn
 
 from minhub_py.models.delta import GatedNorm
-from minhub_py.models.experts import ExpertWeights, Routing
+from minhub_py.models.experts import ExpertWeights, Packed, Routing
 from minhub_py.models.layers import (
     XIELU,
     ALiBi,
@@ -411,9 +411,10 @@ class Experts:
     """x = x + the sum of the outputs of the experts that `route` selects by router(h); see
     models/experts.py.
 
-    gate_up: one matrix with gate and up in alternate columns, or two, gate and up.    gate_up_bias,
-    down_bias: (E, 2I) and (E, C), with one matrix only.    activation: of the gate of two matrices.
-    alpha, limit: of `gated_mlp`, the gate of one matrix.    choice_bias, factors: see
+    gate_up: one matrix (E, in, out) with gate and up in alternate columns; two, gate and up; or only
+    up (E, out, in).    gate_up_bias, down_bias: (E, 2I) and (E, C), of alternate columns only.
+    activation: of the gate of two matrices, or of up without a gate.    alpha, limit: of `gated_mlp`,
+    the gate of alternate columns.    choice_bias, factors: see
     `experts.route`.    router_norm: the router reads router_norm(x) / √C in place of h.
     replaces: x = the sum.
     """
@@ -431,6 +432,11 @@ class Experts:
     router_norm: RMSNorm | None = None
     factors: Tensor | None = None
     replaces: bool = False
+
+    @property
+    def gated(self) -> bool:
+        """Whether the experts have gates."""
+        return len(self.gate_up) == 2 or isinstance(self.gate_up[0], Tensor | Packed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -345,7 +345,15 @@ INEFFECTIVE = {
     "granitemoehybrid": {"time_step_min": 0.001, "time_step_max": 0.1},
     "bamba": {"z_loss_coefficient": 0.0, "num_logits_to_keep": 1},
     "falcon_h1": {"mamba_use_mlp": True, "attn_layer_indices": None, "mamba_chunk_size": 128},
-    "nemotron_h": {"expand": 2, "n_routed_experts": 8, "time_step_rank": 256, "norm_eps": 1e-5},
+    "nemotron_h": {
+        "expand": 2,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "time_step_rank": 256,
+        "norm_eps": 1e-5,
+        "num_nextn_predict_layers": 1,
+        "mtp_hybrid_override_pattern": "*E",
+    },
     "jamba": {"use_mamba_kernels": True, "router_aux_loss_coef": 0.001, "sliding_window": None},
 }
 

@@ -1,12 +1,15 @@
 """The selective state space of Mamba: the recurrence, its state, and its memory."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from guarantees import RUNNER
+from random_weights import draw
 from references import CASES, assert_close, configured, random_model, texts_of
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import minhub_py
@@ -156,6 +159,54 @@ def test_nemotron_h_has_no_lower_limit_of_steps() -> None:
     other.load_state_dict(model.state_dict())
     ids = torch.tensor(texts_of(20))
     assert other(ids).equal(model(ids))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("stacked", [False, True])
+def test_nemotron_h_reads_experts_apart_and_stacked(tmp_path: Path, stacked: bool) -> None:
+    """Published files have them apart; transformers' memory has them stacked. Layers that predict
+    further tokens are ignored.
+    """
+    model = random_model("nemotron_h-experts")
+    minhub_py.save_pretrained(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for layer, part in product((1, 3), ("up_proj", "down_proj")) if stacked else ():
+        start = f"backbone.layers.{layer}.mixer.experts"
+        matrices = [tensors.pop(f"{start}.{number}.{part}.weight") for number in range(6)]
+        tensors[f"{start}.{part}"] = torch.stack(matrices)
+    tensors["mtp.layers.0.norm.weight"] = torch.ones(32)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    ids = torch.tensor(texts_of(20))
+    assert minhub_py.from_pretrained(tmp_path, device="cpu")(ids).equal(model(ids))
+
+
+@torch.inference_mode()
+def test_small_sigmoids_of_nemotron_h_are_normalized(tmp_path: Path) -> None:
+    """The sum by which their weights are divided has a smaller epsilon than LFM2's."""
+    name = "nemotron_h-experts-all-experts"
+    config = AutoConfig.for_model(**CASES[name].settings(name))
+    reference = AutoModelForCausalLM.from_config(config).eval()
+    draw(reference)
+    for layer in (1, 3):
+        reference.model.layers[layer].mixer.gate.weight *= 10
+    reference.save_pretrained(tmp_path)
+    model = minhub_py.from_pretrained(tmp_path, device="cpu")
+    texts = texts_of(20)
+    ids = torch.tensor(texts)
+    expected = reference(ids).logits
+    assert_close(model(ids), expected)
+    runner = runner_of(model)
+    assert type(runner) is RUNNER
+    actual = runner.forward({0: texts[0]}, runner.new_cache(1, 20), every=True)
+    assert_close(actual, expected[0])
+
+
+@torch.inference_mode()
+def test_nemotron_h_without_experts_ignores_their_settings() -> None:
+    settings = CASES["nemotron_h"].settings("nemotron_h")
+    del settings["model_type"]
+    model = minhub_py.from_config("nemotron_h", **settings, n_group=2, moe_latent_size=16)
+    assert (model.config.n_group, model.config.moe_latent_size) == (1, None)
 
 
 def test_a_classifier_with_mamba_layers_is_computed_by_torch() -> None:

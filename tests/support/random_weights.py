@@ -21,6 +21,8 @@ def draw(model: nn.Module) -> None:
                 is_embedding = any(
                     part in name for part in ("embed_", "wte", "wpe", "shared", "relative")
                 )
+                # a large shared part would hide the other experts
+                is_embedding = is_embedding and "shared_experts" not in name
                 # Δ, b and c of Mamba 1 multiply each other: float16 ends at 65504
                 gain = 0.6 if "x_proj" in name else 1.7
                 parameter.copy_(
@@ -30,5 +32,5 @@ def draw(model: nn.Module) -> None:
             if name.endswith("layer_scalar"):
                 buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))
             # of the same size as the sigmoids, so that it changes the choice
-            elif name.endswith("expert_bias"):
+            elif name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))

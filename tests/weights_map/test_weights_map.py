@@ -42,7 +42,7 @@ from weights_map.mxfp4 import unpack_mxfp4
 
 # Matrices that two forms of a file store under other names, or joined.
 ALTERNATIVES = (
-    r"(mtp\.)?layers\.\{\}\.(mlp|experts)\.(experts\.(gate|up|down)_proj\.\{\}|gate\.weight)"
+    r"(mtp\.)?layers\.\{\}\.(mlp|experts|mixer)\.(experts\.(gate|up|down)_proj\.\{\}|gate\.weight)"
     r"|layers\.\{\}\.(attention\.[qkv]|mlp\.(fc1|gate))\.(weight|bias)"
 )
 jina_reference.register()

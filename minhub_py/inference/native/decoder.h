@@ -101,7 +101,7 @@ typedef struct {
         struct {                           /* ROUTE; top: experts per token */
             linear_layer linear;           /* the router */
             int32_t top, normalize, sigmoid;
-            float factor, epsilon;
+            float factor, epsilon, added;  /* added: to the sum of sigmoids that divides the weights */
             const float *choice_bias;      /* added to the scores for the choice of experts, or NULL */
             const float *norm;             /* RMS norm of the residual stream, which the router reads instead; or NULL. It
                                               replaces the residual stream: COMBINE must have REPLACES */
@@ -195,6 +195,7 @@ enum {
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; replaces the residual stream, too */
     WEIGHTS_INPUTS = 1,               /* ROUTE: the weights multiply the inputs of the experts, not their outputs */
     REPLACES = 1,                     /* COMBINE: the sum replaces the residual stream */
+    UNGATED = 1,                      /* EXPERTS: one matrix, whose outputs pass the activation */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
     ROUNDED_SLOPES = 2,               /* ATTEND, with a cache: see `kv_head` */

@@ -91,7 +91,7 @@ KINDS = {
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
 SAME_INPUTS = 2
 NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES, ROUNDED_SLOPES = 4, 8, 4, 1, 2
-CHUNKED, WEIGHTS_INPUTS = 32, 1
+CHUNKED, WEIGHTS_INPUTS, UNGATED = 32, 1, 1
 CONTENT_KEYS, CONTENT_QUERIES, TO_QUERIES = 8, 16, 1
 # The factors of products whose peak rate `add_products` measures.
 PEAKS = ("float32", "bfloat16", "int16", "int8")
@@ -182,6 +182,7 @@ class Parameters(ctypes.Union):
                 sigmoid=int32,
                 factor=float32,
                 epsilon=float32,
+                added=float32,
                 choice_bias=pointer,
                 norm=pointer,
                 factors=pointer,

@@ -567,7 +567,7 @@ static void weigh(const operation *op, const float *row, const int32_t *selected
     for (int64_t i = 0; i < top; i++) weight[i] = row[selected[i]];
     if (op->route.sigmoid) {
         for (int64_t i = 0; i < top; i++) total += weight[i];
-        total = op->route.normalize ? total + 1e-6f : 1;
+        total = op->route.normalize ? total + op->route.added : 1;
     } else {
         for (int64_t i = 1; i < top; i++) largest = weight[i] > largest ? weight[i] : largest;
         for (int64_t i = top - 1; i >= 0; i--) total += weight[i] = expf(weight[i] - largest);
@@ -669,8 +669,8 @@ static void experts_chunk(void *context, int64_t chunk, int thread) {
     if (op->experts.biases.data) fetch(op->experts.biases.data, expert * w.rows + begin, bias, n, op->experts.biases.dtype);
     for (int64_t m = 0; m < tokens; m++) {
         float *row = sums + m * n;
-        if (op->kind == COMBINE) {
-            kernels.add_bias_activate(row, op->experts.biases.data ? bias : NULL, n, NONE);
+        if (op->kind == COMBINE || op->flags & UNGATED) {
+            kernels.add_bias_activate(row, op->experts.biases.data ? bias : NULL, n, op->activation);
             memcpy(t->out + (first + m) * w.rows + begin, row, n * sizeof(float));
             continue;
         }

@@ -40,6 +40,7 @@ from minhub_py.inference.native.library import (
     SAME_INPUTS,
     TO_QUERIES,
     TO_STREAM,
+    UNGATED,
     WEIGHTS_INPUTS,
     DecoderOperation,
     LinearArguments,
@@ -626,6 +627,7 @@ class Program(Weights):
             normalize=routing.normalize,
             sigmoid=routing.sigmoid,
             factor=routing.factor,
+            added=routing.epsilon,
             choice_bias=self.floats(step.choice_bias),
             factors=self.floats(step.factors),
         )
@@ -637,6 +639,7 @@ class Program(Weights):
         first = self.expert_weights("experts", step.gate_up, step.gate_up_bias)
         second = self.expert_weights("combine", [step.down], step.down_bias)
         first.activation, second.flags = code_of(step.activation), REPLACES * step.replaces
+        first.flags = UNGATED * (not step.gated)
         first.experts.alpha, first.experts.limit = step.alpha, step.limit
         # The inputs and outputs of all selected experts use the buffers of the tokens; codes are
         # padded.

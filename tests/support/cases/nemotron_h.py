@@ -1,4 +1,4 @@
-"""Nemotron H, with attention, Mamba and MLP layers.
+"""Nemotron H, with attention, Mamba, MLP and experts layers.
 
 transformers raises Δ to time_step_min in prompts, but not in decoding: it is near 0 here.
 """
@@ -24,6 +24,14 @@ SMALL = {
     "time_step_min": 1e-30,
     "time_step_floor": 0.5,  # of the initialization
 }
+EXPERTS = {
+    "hybrid_override_pattern": "ME*E",
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+    "routed_scaling_factor": 2.5,
+}
 CASES: dict[str, dict[str, Any]] = {
     "nemotron_h": {},
     "nemotron_h-mlp-last": {"hybrid_override_pattern": "-*M-", "mlp_bias": True, "layer_norm_epsilon": 0.1,
@@ -37,9 +45,25 @@ CASES: dict[str, dict[str, Any]] = {
                                "hybrid_override_pattern": "*MM-"},
     "nemotron_h-older-names": {"n_groups": 4, "residual_in_fp32": False, "attention_head_dim": 12,
                                "hybrid_override_pattern": "MM**", "rms_norm_eps": 1e-5},
+    "nemotron_h-experts": EXPERTS,
+    "nemotron_h-experts-all-experts": {**EXPERTS, "n_routed_experts": 3},
+    "nemotron_h-experts-not-normalized": {**EXPERTS, "hybrid_override_pattern": "E-M*E", "norm_topk_prob": False,
+                                          "num_hidden_layers": 5,
+                                          "num_experts_per_tok": 2, "n_routed_experts": 5, "mlp_bias": True,
+                                          "moe_intermediate_size": 44, "moe_shared_expert_intermediate_size": 12},
+    "nemotron_h-experts-types": {**EXPERTS, "hybrid_override_pattern": None, "mlp_hidden_act": "silu",
+                                 "layers_block_type": ["moe", "linear_attention", "full_attention", "moe"],
+                                 "num_experts_per_tok": 1, "n_routed_experts": 9, "routed_scaling_factor": 0.7,
+                                 "moe_intermediate_size": 12, "num_key_value_heads": 1},
 }  # fmt: skip
 REFUSED = (
-    ({"hybrid_override_pattern": "M-*E"}, "layers with experts"),
+    ({**EXPERTS, "n_group": 3}, "n_group = 3 is not supported"),
+    ({**EXPERTS, "moe_latent_size": 16}, "moe_latent_size = 16 is not supported"),
+    ({**EXPERTS, "n_shared_experts": 2}, "n_shared_experts = 2 is not supported"),
+    (
+        {**EXPERTS, "num_experts_per_tok": 7},
+        r"num_experts_per_tok \(7\) cannot be more than n_routed_experts \(6\)",
+    ),
     ({"hybrid_override_pattern": "M-X*"}, "must contain the letters"),
     ({"num_hidden_layers": 3}, "for each of 3 layers"),
     ({"n_groups": 3}, r"mamba_num_heads \(4\) must be a multiple of n_groups \(3\)"),
@@ -49,13 +73,20 @@ REFUSED = (
 PUBLISHED = {
     "nvidia/Nemotron-H-8B-Base-8K": 8_100_852_736,
     "nvidia/NVIDIA-Nemotron-Nano-9B-v2": 8_888_227_328,
+    # without the biases of the choice, which are no parameters
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31_577_937_344,
 }
 
 FAMILY = Cases(
     SMALL,
     CASES,
-    few=("nemotron_h",),
-    gradients=("nemotron_h", "nemotron_h-types"),
+    few=("nemotron_h", "nemotron_h-experts-all-experts"),
+    gradients=(
+        "nemotron_h",
+        "nemotron_h-types",
+        "nemotron_h-experts",
+        "nemotron_h-experts-not-normalized",
+    ),
     published=PUBLISHED,
     refused=REFUSED,
 )
