@@ -29,6 +29,11 @@ def no_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
     return {}
 
 
+def all_models(config: Mapping[str, object]) -> bool:
+    """Every model."""
+    return True
+
+
 def no_keys(config: Mapping[str, object]) -> Mapping[str, object]:
     """No further keys."""
     return {}
@@ -72,6 +77,7 @@ class GGUFArchitecture:
         alternative: a tensor, and the architecture of files that have it.
         class_suffix: the end of the class in config.json's architectures, if it distinguishes
             models of one model_type that are written as different architectures.
+        writes: whether a config.json of these model_types is written as this architecture.
     """
 
     name: str
@@ -91,6 +97,7 @@ class GGUFArchitecture:
     packed: tuple[str, ...] = ()
     alternative: "tuple[str, GGUFArchitecture] | None" = None
     class_suffix: str = ""
+    writes: Callable[[Mapping[str, object]], bool] = all_models
 
     @property
     def key(self) -> str:

@@ -322,7 +322,9 @@ def gguf_architecture_of(config: JsonMapping) -> GGUFArchitecture:
     model_type, [name, *_] = config["model_type"], config.get("architectures") or [""]
     architectures = weights_map.gguf_architectures.values()
     of_type = [
-        entry for entry in architectures if model_type in (entry.model_types or (entry.model_type,))
+        entry
+        for entry in architectures
+        if model_type in (entry.model_types or (entry.model_type,)) and entry.writes(config)
     ]
     by_class = [
         entry for entry in of_type if entry.class_suffix and name.endswith(entry.class_suffix)

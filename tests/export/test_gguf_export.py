@@ -1,5 +1,6 @@
 """Files written as GGUF, read again: the same settings and weights."""
 
+import re
 import resource
 from pathlib import Path
 
@@ -36,7 +37,7 @@ REFUSED = {
     "olmo3-types": "supports no attention biases",
     "cohere-norms": "requires a tied head",
     "smollm3-layers": "rotary embeddings in all layers except every fourth",
-    "granitemoehybrid": "neither Mamba layers nor experts",
+    "granitemoehybrid-groups": "requires mamba_expand 2, mamba_conv_bias true",
     "granitemoehybrid-no-positions": "requires rotary embeddings",
     "mistral-window": "llama.cpp's llama has no setting for windows of this model",
     "starcoder2-window": "has no setting for windows",
@@ -60,6 +61,11 @@ REFUSED = {
     "apertus": "a model of the type apertus cannot be written as GGUF",
     "opt": "a model of the type opt cannot be written as GGUF; possible are",
 }
+# Cases of hybrid models, their architecture in llama.cpp, a layer with Mamba, and KV heads.
+HYBRIDS = {
+    "granitemoehybrid": (gguf.MODEL_ARCH.GRANITE_HYBRID, 2, [0, 2, 0]),
+    "granitemoehybrid-experts": (gguf.MODEL_ARCH.GRANITE_HYBRID, 2, [0, 2, 0]),
+}
 # Cases with further settings, or instead of a first case in REFUSED.
 FURTHER = (
     "llama",
@@ -81,6 +87,10 @@ FURTHER = (
     "gemma4_text",
     "gemma4_text-experts",
     "granitemoehybrid-attention",
+    "granitemoehybrid",
+    "granitemoehybrid-experts",
+    "granitemoehybrid-all-experts",
+    "granitemoehybrid-last",
     "qwen3_5_text-long-convolution",
     "qwen3_5_moe_text-layers",
     "qwen3_next-all-experts",
@@ -213,6 +223,37 @@ def test_nemotron_has_the_weights_of_norms_of_llama_cpp(tmp_path: Path) -> None:
         for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
     }
     assert torch.equal(tensors["output_norm.weight"], model.norm.weight + 1)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrid_models_have_the_names_and_values_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    """A is stored as -e^A_log, matrices in llama.cpp's shapes, and Mamba layers have no KV heads."""
+    arch, layer, kv_heads = HYBRIDS[name]
+    model = random_model(name)
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    tensors = {
+        tensor.name: torch.tensor(tensor.data)
+        for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    }
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
+    named = {name.removesuffix(".weight").removesuffix(".bias") for name in tensors}
+    assert {re.sub(r"\.\d+\.", ".{bid}.", name) for name in named} <= known
+    metadata = read_header(tmp_path / "model.gguf").metadata
+    prefix = gguf.MODEL_ARCH_NAMES[arch]
+    assert metadata["general.architecture"] == prefix
+    assert metadata[f"{prefix}.attention.head_count_kv"] == kv_heads
+    block = model.layers[layer]
+    mixer = block.mixer if hasattr(block, "mixer") else block.mamba
+    decay, skip = -mixer.A_log.exp(), mixer.D
+    if metadata.get(f"{prefix}.ssm.group_count"):  # Mamba 2
+        decay, skip = decay.unsqueeze(1), skip.unsqueeze(1)
+    assert torch.equal(tensors[f"blk.{layer}.ssm_a"], decay)
+    assert torch.equal(tensors[f"blk.{layer}.ssm_d"], skip)
+    assert torch.equal(tensors[f"blk.{layer}.ssm_conv1d.weight"], mixer.conv1d.weight.squeeze(1))
+    if f"blk.{layer}.ssm_norm.weight" in tensors:
+        rows = mixer.norm.weight.view(metadata[f"{prefix}.ssm.group_count"], -1)
+        assert torch.equal(tensors[f"blk.{layer}.ssm_norm.weight"], rows)
 
 
 def test_routers_and_convolutions_are_not_quantized(tmp_path: Path) -> None:
