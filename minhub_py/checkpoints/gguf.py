@@ -281,6 +281,7 @@ class GGUFCheckpoint(Checkpoint):
             for tensor, name in architecture.sizes.items()
             if tensor in self._tensors
         }
+        settings |= architecture.folded
         settings |= architecture.derive(settings)
         required = {
             **REQUIRED_VALUES,

@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+from cases.falcon_h1 import FAMILY as FALCON_H1
 from cases.gemma4 import SMALL as GEMMA4
 from commands import done, failed
 from gguf_cases import WORDS, character_bpe, trained
@@ -38,6 +39,7 @@ REFUSED = {
     "cohere-norms": "requires a tied head",
     "smollm3-layers": "rotary embeddings in all layers except every fourth",
     "granitemoehybrid-groups": "requires mamba_expand 2, mamba_conv_bias true",
+    "falcon_h1-biases": "falcon-h1 requires mamba_conv_bias true, no other biases",
     "granitemoehybrid-no-positions": "requires rotary embeddings",
     "mistral-window": "llama.cpp's llama has no setting for windows of this model",
     "starcoder2-window": "has no setting for windows",
@@ -65,6 +67,8 @@ REFUSED = {
 HYBRIDS = {
     "granitemoehybrid": (gguf.MODEL_ARCH.GRANITE_HYBRID, 2, [0, 2, 0]),
     "granitemoehybrid-experts": (gguf.MODEL_ARCH.GRANITE_HYBRID, 2, [0, 2, 0]),
+    "falcon_h1": (gguf.MODEL_ARCH.FALCON_H1, 1, 2),
+    "falcon_h1-norm": (gguf.MODEL_ARCH.FALCON_H1, 1, 2),
 }
 # Cases with further settings, or instead of a first case in REFUSED.
 FURTHER = (
@@ -91,6 +95,9 @@ FURTHER = (
     "granitemoehybrid-experts",
     "granitemoehybrid-all-experts",
     "granitemoehybrid-last",
+    "falcon_h1",
+    "falcon_h1-plain",
+    "falcon_h1-norm",
     "qwen3_5_text-long-convolution",
     "qwen3_5_moe_text-layers",
     "qwen3_next-all-experts",
@@ -254,6 +261,50 @@ def test_hybrid_models_have_the_names_and_values_of_llama_cpp(name: str, tmp_pat
     if f"blk.{layer}.ssm_norm.weight" in tensors:
         rows = mixer.norm.weight.view(metadata[f"{prefix}.ssm.group_count"], -1)
         assert torch.equal(tensors[f"blk.{layer}.ssm_norm.weight"], rows)
+
+
+@torch.no_grad()
+def test_factors_of_falcon_h1_are_in_the_weights_as_in_llama_cpp(tmp_path: Path) -> None:
+    """With heads whose sizes together differ from the width, and the rotation of published files."""
+    settings = {
+        **FALCON_H1.settings("falcon_h1"),
+        "head_dim": 12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e11},
+    }
+    model = from_config("falcon_h1", **settings)
+    draw(model)
+    save_pretrained(model.eval(), tmp_path / "hub")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    tensors = {
+        tensor.name: torch.tensor(tensor.data)
+        for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    }
+    block, factors = model.layers[1], model.config
+    x, b = slice(48, 96), slice(96, 104)  # the rows of x and b, after 48 of z
+    scan = block.mamba.in_proj.weight * factors.ssm_in_multiplier
+    for name, expected in {
+        "token_embd": model.embed_tokens.weight * factors.embedding_multiplier,
+        "output": model.lm_head.weight * factors.lm_head_multiplier,
+        "blk.1.attn_k": block.self_attn.k_proj.weight
+        * (factors.key_multiplier * factors.attention_in_multiplier),
+        "blk.1.attn_v": block.self_attn.v_proj.weight * factors.attention_in_multiplier,
+        "blk.1.ffn_gate": block.mlp.gate_proj.weight * factors.mlp_multipliers[0],
+        "blk.1.ffn_down": block.mlp.down_proj.weight * factors.mlp_multipliers[1],
+        "blk.1.ffn_up": block.mlp.up_proj.weight,
+    }.items():
+        torch.testing.assert_close(tensors[f"{name}.weight"], expected)
+    for number, rows in ((1, x), (2, b)):
+        torch.testing.assert_close(
+            tensors["blk.1.ssm_in.weight"][rows], scan[rows] * factors.ssm_multipliers[number]
+        )
+    ids = ids_of(1, 30)
+    expected = model(ids)
+    actual = from_pretrained(tmp_path / "model.gguf", device="cpu")(ids)
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
+    tied = from_config("falcon_h1", **settings, tie_word_embeddings=True)
+    save_pretrained(tied, tmp_path / "tied")
+    with pytest.raises(ValueError, match="requires a separate head, or factors of 1"):
+        write_gguf(open_files(tmp_path / "tied"), tmp_path / "tied.gguf", "F32")
 
 
 def test_routers_and_convolutions_are_not_quantized(tmp_path: Path) -> None:
