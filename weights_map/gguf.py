@@ -77,6 +77,8 @@ class GGUFArchitecture:
         alternative: a tensor, and the architecture of files that have it.
         class_suffix: the end of the class in config.json's architectures, if it distinguishes
             models of one model_type that are written as different architectures.
+        layers_with: templates of tensors, to names of settings for `derive`: the list of layers that
+            have the tensor.
         folded: settings of config.json that are factors of the weights in a file, and their values if it
             is read.
         writes: whether a config.json of these model_types is written as this architecture.
@@ -99,6 +101,7 @@ class GGUFArchitecture:
     packed: tuple[str, ...] = ()
     alternative: "tuple[str, GGUFArchitecture] | None" = None
     class_suffix: str = ""
+    layers_with: Mapping[str, str] = field(default_factory=dict)
     folded: Mapping[str, object] = field(default_factory=dict)
     writes: Callable[[Mapping[str, object]], bool] = all_models
 

@@ -281,6 +281,14 @@ class GGUFCheckpoint(Checkpoint):
             for tensor, name in architecture.sizes.items()
             if tensor in self._tensors
         }
+        settings |= {
+            name: [
+                layer
+                for layer in range(number("block_count"))
+                if template.format(layer) in self._tensors
+            ]
+            for template, name in architecture.layers_with.items()
+        }
         settings |= architecture.folded
         settings |= architecture.derive(settings)
         required = {

@@ -40,6 +40,7 @@ REFUSED = {
     "smollm3-layers": "rotary embeddings in all layers except every fourth",
     "granitemoehybrid-groups": "requires mamba_expand 2, mamba_conv_bias true",
     "falcon_h1-biases": "falcon-h1 requires mamba_conv_bias true, no other biases",
+    "jamba-sizes": "llama.cpp's jamba requires mamba_expand 2",
     "granitemoehybrid-no-positions": "requires rotary embeddings",
     "mistral-window": "llama.cpp's llama has no setting for windows of this model",
     "starcoder2-window": "has no setting for windows",
@@ -68,6 +69,7 @@ HYBRIDS = {
     "granitemoehybrid": (gguf.MODEL_ARCH.GRANITE_HYBRID, 2, [0, 2, 0]),
     "granitemoehybrid-experts": (gguf.MODEL_ARCH.GRANITE_HYBRID, 2, [0, 2, 0]),
     "falcon_h1": (gguf.MODEL_ARCH.FALCON_H1, 1, 2),
+    "jamba": (gguf.MODEL_ARCH.JAMBA, 2, [0, 2, 0]),
     "falcon_h1-norm": (gguf.MODEL_ARCH.FALCON_H1, 1, 2),
 }
 # Cases with further settings, or instead of a first case in REFUSED.
@@ -95,6 +97,10 @@ FURTHER = (
     "granitemoehybrid-experts",
     "granitemoehybrid-all-experts",
     "granitemoehybrid-last",
+    "jamba",
+    "jamba-all-experts",
+    "jamba-no-experts",
+    "jamba-last",
     "falcon_h1",
     "falcon_h1-plain",
     "falcon_h1-norm",
