@@ -79,6 +79,7 @@ class GGUFArchitecture:
             models of one model_type that are written as different architectures.
         layers_with: templates of tensors, to names of settings for `derive`: the list of layers that
             have the tensor.
+        ignored: keys, without "<architecture>.", without effect.
         folded: settings of config.json that are factors of the weights in a file, and their values if it
             is read.
         writes: whether a config.json of these model_types is written as this architecture.
@@ -102,6 +103,7 @@ class GGUFArchitecture:
     alternative: "tuple[str, GGUFArchitecture] | None" = None
     class_suffix: str = ""
     layers_with: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     folded: Mapping[str, object] = field(default_factory=dict)
     writes: Callable[[Mapping[str, object]], bool] = all_models
 

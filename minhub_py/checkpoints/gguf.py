@@ -299,7 +299,7 @@ class GGUFCheckpoint(Checkpoint):
             "attention.head_count_kv": heads,
             "rope.dimension_count": size,
         }
-        supported = {*architecture.settings, *IGNORED_KEYS, *ROPE_KEYS}
+        supported = {*architecture.settings, *architecture.ignored, *IGNORED_KEYS, *ROPE_KEYS}
         for key, value in values.items():
             if key not in supported and (key not in required or value != required[key]):
                 raise ValueError(f"{prefix}{key} is {brief(value)}, which is not supported")
