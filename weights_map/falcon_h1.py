@@ -4,6 +4,7 @@ GGUF has no factors: llama.cpp's converter multiplies the weights by them, so th
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,9 @@ def folded(setting: str, part: int | None = None) -> Operation:
     """
 
     def fold(x: Sequence[Tensor], value: float | Sequence[float] | None) -> Sequence[Tensor]:
-        factor = value if part is None else (value or [1.0, 1.0])[part]  # type: ignore[index]
+        factor: Any = value
+        if part is not None:
+            factor = (factor or [1.0, 1.0])[part]
         return x if factor == 1 else [x[0].float() * factor]
 
     return Operation("factor", lambda x, value: x, fold, setting=setting, permutes=True)
@@ -112,9 +115,8 @@ ROWS = {
         ),
     ),
 }
-NORMS = {
+PLAIN = {
     "blk.{}.attn_norm": f"{LAYER}.input_layernorm",
-    "blk.{}.ffn_norm": f"{LAYER}.pre_ff_layernorm",
     "blk.{}.ffn_up": f"{LAYER}.feed_forward.up_proj",
     "output_norm": "model.final_layernorm",
 }
@@ -135,7 +137,9 @@ gguf = (
                 Row(f"{name}.weight", f"{hub}.weight", operation)
                 for name, (hub, operation) in ROWS.items()
             ),
-            *(Row(f"{name}.weight", f"{hub}.weight") for name, hub in NORMS.items()),
+            *(Row(f"{name}.weight", f"{hub}.weight") for name, hub in PLAIN.items()),
+            # llama.cpp's name has no suffix
+            Row("blk.{}.ffn_norm", f"{LAYER}.pre_ff_layernorm.weight"),
             *(
                 row
                 for row in gguf_mamba2(f"{LAYER}.mamba", "mamba_n_groups")

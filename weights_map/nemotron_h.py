@@ -34,7 +34,7 @@ table = Table(
 
 def derive(settings: HubConfig) -> Mapping[str, object]:
     """Settings in the form of config.json: an MLP has a width, and attention has KV heads."""
-    heads, widths = settings["num_key_value_heads"], settings.get("intermediate_size")
+    heads, widths = settings["num_key_value_heads"], settings.get("intermediate_size", 0)
     count = settings["num_hidden_layers"]
     for key, values in (("attention.head_count_kv", heads), ("feed_forward_length", widths)):
         if (

@@ -259,6 +259,12 @@ def test_hybrid_models_have_the_names_and_values_of_llama_cpp(name: str, tmp_pat
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
     named = {name.removesuffix(".weight").removesuffix(".bias") for name in tensors}
     assert {re.sub(r"\.\d+\.", ".{bid}.", name) for name in named} <= known
+    names = gguf.get_tensor_name_map(arch, len(model.layers))
+    for hub_name in open_files(tmp_path / "hub").checkpoint:
+        if "_mlp." not in hub_name and "experts" not in hub_name and "_moe." not in hub_name:
+            # llama.cpp's converter renames the bias
+            renamed = hub_name.replace("dt_bias", "dt_proj.bias")
+            assert names.get_name(renamed, (".weight", ".bias")) in tensors, hub_name
     metadata = read_header(tmp_path / "model.gguf").metadata
     prefix = gguf.MODEL_ARCH_NAMES[arch]
     assert metadata["general.architecture"] == prefix
