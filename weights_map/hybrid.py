@@ -4,6 +4,7 @@ GGUF files.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from weights_map.engine import Operation, Row, Table, same, squeeze
 from weights_map.gguf import inverse
@@ -111,7 +112,7 @@ def quotient(settings: Mapping[str, object], first: str, second: str) -> int:
     return numerator // denominator
 
 
-def gguf_layer_types(settings: Mapping[str, object]) -> Mapping[str, object]:
+def gguf_layer_types(settings: Mapping[str, object]) -> dict[str, Any]:
     """The kinds of layers: Mamba has no KV heads. ValueError: they are no list."""
     heads = settings["num_key_value_heads"]
     if not isinstance(heads, list) or not all(type(number) is int for number in heads):
