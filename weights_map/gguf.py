@@ -29,6 +29,11 @@ def no_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
     return {}
 
 
+def all_models(config: Mapping[str, object]) -> bool:
+    """Every model."""
+    return True
+
+
 def no_keys(config: Mapping[str, object]) -> Mapping[str, object]:
     """No further keys."""
     return {}
@@ -72,6 +77,12 @@ class GGUFArchitecture:
         alternative: a tensor, and the architecture of files that have it.
         class_suffix: the end of the class in config.json's architectures, if it distinguishes
             models of one model_type that are written as different architectures.
+        layers_with: templates of tensors, to names of settings for `derive`: the list of layers that
+            have the tensor.
+        ignored: keys, without "<architecture>.", without effect.
+        folded: settings of config.json that are factors of the weights in a file, and their values if it
+            is read.
+        writes: whether a config.json of these model_types is written as this architecture.
     """
 
     name: str
@@ -91,6 +102,10 @@ class GGUFArchitecture:
     packed: tuple[str, ...] = ()
     alternative: "tuple[str, GGUFArchitecture] | None" = None
     class_suffix: str = ""
+    layers_with: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    folded: Mapping[str, object] = field(default_factory=dict)
+    writes: Callable[[Mapping[str, object]], bool] = all_models
 
     @property
     def key(self) -> str:

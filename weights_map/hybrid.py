@@ -1,8 +1,13 @@
-"""The rows that the tables of decoders with attention and Mamba layers share."""
+"""The rows that the tables of decoders with attention and Mamba layers share, and those of their
+GGUF files.
+"""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from weights_map.engine import Row, Table, same
+from weights_map.engine import Operation, Row, Table, same, squeeze
+from weights_map.gguf import inverse
 from weights_map.llama import relative
 
 LAYER = "model.layers.{}"
@@ -53,3 +58,69 @@ def feed_forward(optional: bool = False) -> list[Row]:
         Row(f"{LAYER}.pre_ff_layernorm.weight", "layers.{}.post_attention_layernorm.weight", same),
         Row("model.final_layernorm.weight", "norm.weight", same),
     ]
+
+
+# --- GGUF
+
+decay = Operation("from -e^w to w", lambda x: [(-x[0]).log()], lambda x: [-x[0].exp()])
+negative = Operation(
+    "from a column -e^w to w",
+    lambda x: [(-x[0]).log().squeeze(1)],
+    lambda x: [-x[0].exp().unsqueeze(1)],
+)
+# of Mamba 2, with Granite 4's and Falcon H1's names
+GGUF_MAMBA2 = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
+
+
+def groups(setting: str) -> Operation:
+    """The weight of a norm, in GGUF a row for each group. setting: the number of groups."""
+    return Operation(
+        "from rows of groups",
+        lambda x, count: [x[0].flatten()],
+        lambda x, count: [x[0].view(count, -1)],
+        setting=setting,
+    )
+
+
+def gguf_mamba2(mixer: str, norm_groups: str) -> tuple[Row, ...]:
+    """The rows of Mamba 2, which a layer may lack. mixer: template of the Hub's module.
+    norm_groups: the config's name of the number of groups.
+    """
+    rows = (
+        Row("blk.{}.ssm_in.weight", f"{mixer}.in_proj.weight"),
+        Row("blk.{}.ssm_conv1d.weight", f"{mixer}.conv1d.weight", inverse(squeeze(1))),
+        Row("blk.{}.ssm_conv1d.bias", f"{mixer}.conv1d.bias"),
+        Row("blk.{}.ssm_dt.bias", f"{mixer}.dt_bias"),
+        Row("blk.{}.ssm_a", f"{mixer}.A_log", negative),
+        Row("blk.{}.ssm_d", f"{mixer}.D", squeeze(1)),
+        Row("blk.{}.ssm_norm.weight", f"{mixer}.norm.weight", groups(norm_groups)),
+        Row("blk.{}.ssm_out.weight", f"{mixer}.out_proj.weight"),
+    )
+    return tuple(replace(row, optional=True) for row in rows)
+
+
+def quotient(settings: Mapping[str, object], first: str, second: str) -> int:
+    """The quotient of two settings of a file. ValueError: they are not numbers > 0."""
+    numerator, denominator = settings.get(first), settings.get(second)
+    if not (isinstance(numerator, int) and isinstance(denominator, int) and denominator > 0):
+        raise ValueError(f"{first} {numerator!r:.80} and {second} {denominator!r:.80}")
+    return numerator // denominator
+
+
+def gguf_layer_types(settings: Mapping[str, object]) -> dict[str, Any]:
+    """The kinds of layers: Mamba has no KV heads. ValueError: they are no list."""
+    heads = settings["num_key_value_heads"]
+    if not isinstance(heads, list) or not all(type(number) is int for number in heads):
+        raise ValueError(
+            "attention.head_count_kv must be a list with a number for each layer, not"
+            f" {heads!r:.80}"
+        )
+    return {
+        "num_key_value_heads": max(heads, default=0),
+        "layer_types": ["attention" if number else "mamba" for number in heads],
+    }

@@ -4,9 +4,9 @@ uses one epsilon for all of its norms.
 
 from collections.abc import Mapping
 
-from weights_map.engine import HubConfig, Operation, Row, Table, same, squeeze, tie
+from weights_map.engine import HubConfig, Row, Table, same, squeeze, tie
 from weights_map.gguf import GGUFArchitecture, inverse
-from weights_map.hybrid import MAMBA1, MAMBA2
+from weights_map.hybrid import MAMBA1, MAMBA2, decay, groups, negative
 
 # The biases exist in some models; the model reports missing ones.
 LAYER = "backbone.layers.{}"
@@ -59,18 +59,6 @@ def head_dim(settings: Mapping[str, object]) -> Mapping[str, object]:
     return {"head_dim": inner // heads}
 
 
-decay = Operation("from -e^w to w", lambda x: [(-x[0]).log()], lambda x: [-x[0].exp()])
-negative = Operation(
-    "from a column -e^w to w",
-    lambda x: [(-x[0]).log().squeeze(1)],
-    lambda x: [-x[0].exp().unsqueeze(1)],
-)
-groups = Operation(
-    "from rows of groups",
-    lambda x, count: [x[0].flatten()],
-    lambda x, count: [x[0].view(count, -1)],
-    setting="n_groups",
-)
 HUB = f"{LAYER}.mixer"
 SETTINGS = {
     "context_length": "max_position_embeddings",
@@ -117,7 +105,7 @@ gguf = (
             Row("blk.{}.ssm_dt.bias", f"{HUB}.dt_bias"),
             Row("blk.{}.ssm_a", f"{HUB}.A_log", negative),
             Row("blk.{}.ssm_d", f"{HUB}.D", squeeze(1)),
-            Row("blk.{}.ssm_norm.weight", f"{HUB}.norm.weight", groups),
+            Row("blk.{}.ssm_norm.weight", f"{HUB}.norm.weight", groups("n_groups")),
         ),
         derive=head_dim,
         required=NOT_USED,

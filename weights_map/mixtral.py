@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weights_map.engine import Operation, Row, Table, cat, drop, same, tie, unstack
 from weights_map.gguf import GGUFArchitecture
-from weights_map.granite import gguf as granite_architectures
+from weights_map.granite import granite_gguf
 from weights_map.llama import PAIRS, gguf_architecture
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -261,7 +261,6 @@ def gguf_with_experts(
     )
 
 
-[granite_gguf] = granite_architectures
 ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 qwen2_gguf = gguf_with_experts(
     gguf_architecture("qwen2moe", flags={"qkv_bias": "blk.0.attn_q.bias"}),

@@ -281,6 +281,15 @@ class GGUFCheckpoint(Checkpoint):
             for tensor, name in architecture.sizes.items()
             if tensor in self._tensors
         }
+        settings |= {
+            name: [
+                layer
+                for layer in range(number("block_count"))
+                if template.format(layer) in self._tensors
+            ]
+            for template, name in architecture.layers_with.items()
+        }
+        settings |= architecture.folded
         settings |= architecture.derive(settings)
         required = {
             **REQUIRED_VALUES,
@@ -290,7 +299,7 @@ class GGUFCheckpoint(Checkpoint):
             "attention.head_count_kv": heads,
             "rope.dimension_count": size,
         }
-        supported = {*architecture.settings, *IGNORED_KEYS, *ROPE_KEYS}
+        supported = {*architecture.settings, *architecture.ignored, *IGNORED_KEYS, *ROPE_KEYS}
         for key, value in values.items():
             if key not in supported and (key not in required or value != required[key]):
                 raise ValueError(f"{prefix}{key} is {brief(value)}, which is not supported")

@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -235,11 +235,12 @@ def pooling_of(checkpoint: Checkpoint, architecture: GGUFArchitecture) -> dict[s
     return {} if number is None else {key: number}
 
 
-def check_settings(path: Path, config: object) -> None:
+def check_settings(path: Path, config: Any) -> None:
     """ValueError: the file, as this package reads it, lacks a setting of the model."""
     written = GGUFCheckpoint(path)
     again = read(architecture_of(written.config["model_type"]).Config, written.config)
-    actual, expected = effective(again), effective(config)
+    folded = replace(config, **written.architecture.folded)
+    actual, expected = effective(again), effective(folded)
     if names := [name for name in expected if not same(actual.get(name), expected[name])]:
         raise ValueError(
             f"llama.cpp's {written.architecture.name} has no setting for {', '.join(names)} of this"
@@ -322,7 +323,9 @@ def gguf_architecture_of(config: JsonMapping) -> GGUFArchitecture:
     model_type, [name, *_] = config["model_type"], config.get("architectures") or [""]
     architectures = weights_map.gguf_architectures.values()
     of_type = [
-        entry for entry in architectures if model_type in (entry.model_types or (entry.model_type,))
+        entry
+        for entry in architectures
+        if model_type in (entry.model_types or (entry.model_type,)) and entry.writes(config)
     ]
     by_class = [
         entry for entry in of_type if entry.class_suffix and name.endswith(entry.class_suffix)

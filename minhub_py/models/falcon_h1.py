@@ -120,7 +120,8 @@ class FalconH1Config(Mamba2Settings):
         time_step_floor
         """.split()
     )
-    DERIVED: ClassVar = ("layer_types", "layers_block_type")
+    # the last two: of GGUF files
+    DERIVED: ClassVar = ("layer_types", "layers_block_type", "key_factor", "projection_factors")
 
     vocab_size: int = 128000
     intermediate_size: int = 14336
@@ -177,6 +178,21 @@ class FalconH1Config(Mamba2Settings):
     def inner(self) -> int:
         """Number of channels of the scan (N)."""
         return self.mamba_d_ssm or self.mamba_expand * self.hidden_size
+
+    @property
+    def key_factor(self) -> float:
+        """The factor of the keys as a function of the layer's input."""
+        return self.key_multiplier * self.attention_in_multiplier
+
+    @property
+    def projection_factors(self) -> list[tuple[int, float]]:
+        """The number of rows of z, x, b, c and Δ in the input projection of the scan, and their
+        factors as functions of the layer's input; [] if all are 1.
+        """
+        part = self.mamba_n_groups * self.mamba_d_state
+        rows = (self.inner, self.inner, part, part, self.mamba_n_heads)
+        factors = [self.ssm_in_multiplier * factor for factor in self.ssm_multipliers or [1.0] * 5]
+        return list(zip(rows, factors, strict=True)) if set(factors) != {1.0} else []
 
     @property
     def structure(self) -> Structure:

@@ -1,11 +1,13 @@
 """Files written as GGUF, read again: the same settings and weights."""
 
+import re
 import resource
 from pathlib import Path
 
 import gguf
 import pytest
 import torch
+from cases.falcon_h1 import FAMILY as FALCON_H1
 from cases.gemma4 import SMALL as GEMMA4
 from commands import done, failed
 from gguf_cases import WORDS, character_bpe, trained
@@ -36,7 +38,11 @@ REFUSED = {
     "olmo3-types": "supports no attention biases",
     "cohere-norms": "requires a tied head",
     "smollm3-layers": "rotary embeddings in all layers except every fourth",
-    "granitemoehybrid": "neither Mamba layers nor experts",
+    "granitemoehybrid-groups": "requires mamba_expand 2, mamba_conv_bias true",
+    "falcon_h1-biases": "falcon-h1 requires mamba_conv_bias true, no other biases",
+    "jamba-sizes": "llama.cpp's jamba requires mamba_expand 2",
+    "nemotron_h-types": "nemotron_h requires use_bias false, use_conv_bias true",
+    "nemotron_h-activations": "the activations relu2 and silu",
     "granitemoehybrid-no-positions": "requires rotary embeddings",
     "mistral-window": "llama.cpp's llama has no setting for windows of this model",
     "starcoder2-window": "has no setting for windows",
@@ -60,6 +66,15 @@ REFUSED = {
     "apertus": "a model of the type apertus cannot be written as GGUF",
     "opt": "a model of the type opt cannot be written as GGUF; possible are",
 }
+# Cases of hybrid models, their architecture in llama.cpp, a layer with Mamba, and KV heads.
+HYBRIDS = {
+    "granitemoehybrid": (gguf.MODEL_ARCH.GRANITE_HYBRID, 2, [0, 2, 0]),
+    "granitemoehybrid-experts": (gguf.MODEL_ARCH.GRANITE_HYBRID, 2, [0, 2, 0]),
+    "falcon_h1": (gguf.MODEL_ARCH.FALCON_H1, 1, 2),
+    "nemotron_h": (gguf.MODEL_ARCH.NEMOTRON_H, 3, [0, 0, 2, 0]),
+    "jamba": (gguf.MODEL_ARCH.JAMBA, 2, [0, 2, 0]),
+    "falcon_h1-norm": (gguf.MODEL_ARCH.FALCON_H1, 1, 2),
+}
 # Cases with further settings, or instead of a first case in REFUSED.
 FURTHER = (
     "llama",
@@ -81,6 +96,21 @@ FURTHER = (
     "gemma4_text",
     "gemma4_text-experts",
     "granitemoehybrid-attention",
+    "granitemoehybrid",
+    "granitemoehybrid-experts",
+    "granitemoehybrid-all-experts",
+    "granitemoehybrid-last",
+    "nemotron_h",
+    "nemotron_h-mlp-last",
+    "nemotron_h-sizes",
+    "nemotron_h-older-names",
+    "jamba",
+    "jamba-all-experts",
+    "jamba-no-experts",
+    "jamba-last",
+    "falcon_h1",
+    "falcon_h1-plain",
+    "falcon_h1-norm",
     "qwen3_5_text-long-convolution",
     "qwen3_5_moe_text-layers",
     "qwen3_next-all-experts",
@@ -213,6 +243,87 @@ def test_nemotron_has_the_weights_of_norms_of_llama_cpp(tmp_path: Path) -> None:
         for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
     }
     assert torch.equal(tensors["output_norm.weight"], model.norm.weight + 1)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrid_models_have_the_names_and_values_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    """A is stored as -e^A_log, matrices in llama.cpp's shapes, and Mamba layers have no KV heads."""
+    arch, layer, kv_heads = HYBRIDS[name]
+    model = random_model(name)
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    tensors = {
+        tensor.name: torch.tensor(tensor.data)
+        for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    }
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
+    named = {name.removesuffix(".weight").removesuffix(".bias") for name in tensors}
+    assert {re.sub(r"\.\d+\.", ".{bid}.", name) for name in named} <= known
+    names = gguf.get_tensor_name_map(arch, len(model.layers))
+    for hub_name in open_files(tmp_path / "hub").checkpoint:
+        if "_mlp." not in hub_name and "experts" not in hub_name and "_moe." not in hub_name:
+            # llama.cpp's converter renames the bias
+            renamed = hub_name.replace("dt_bias", "dt_proj.bias")
+            assert names.get_name(renamed, (".weight", ".bias")) in tensors, hub_name
+    metadata = read_header(tmp_path / "model.gguf").metadata
+    prefix = gguf.MODEL_ARCH_NAMES[arch]
+    assert metadata["general.architecture"] == prefix
+    assert metadata[f"{prefix}.attention.head_count_kv"] == kv_heads
+    block = model.layers[layer]
+    mixer = block.mixer if hasattr(block, "mixer") else block.mamba
+    decay, skip = -mixer.A_log.exp(), mixer.D
+    if metadata.get(f"{prefix}.ssm.group_count"):  # Mamba 2
+        decay, skip = decay.unsqueeze(1), skip.unsqueeze(1)
+    assert torch.equal(tensors[f"blk.{layer}.ssm_a"], decay)
+    assert torch.equal(tensors[f"blk.{layer}.ssm_d"], skip)
+    assert torch.equal(tensors[f"blk.{layer}.ssm_conv1d.weight"], mixer.conv1d.weight.squeeze(1))
+    if f"blk.{layer}.ssm_norm.weight" in tensors:
+        rows = mixer.norm.weight.view(metadata[f"{prefix}.ssm.group_count"], -1)
+        assert torch.equal(tensors[f"blk.{layer}.ssm_norm.weight"], rows)
+
+
+@torch.no_grad()
+def test_factors_of_falcon_h1_are_in_the_weights_as_in_llama_cpp(tmp_path: Path) -> None:
+    """With heads whose sizes together differ from the width, and the rotation of published files."""
+    settings = {
+        **FALCON_H1.settings("falcon_h1"),
+        "head_dim": 12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e11},
+    }
+    model = from_config("falcon_h1", **settings)
+    draw(model)
+    save_pretrained(model.eval(), tmp_path / "hub")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    tensors = {
+        tensor.name: torch.tensor(tensor.data)
+        for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    }
+    block, factors = model.layers[1], model.config
+    x, b = slice(48, 96), slice(96, 104)  # the rows of x and b, after 48 of z
+    scan = block.mamba.in_proj.weight * factors.ssm_in_multiplier
+    for name, expected in {
+        "token_embd": model.embed_tokens.weight * factors.embedding_multiplier,
+        "output": model.lm_head.weight * factors.lm_head_multiplier,
+        "blk.1.attn_k": block.self_attn.k_proj.weight
+        * (factors.key_multiplier * factors.attention_in_multiplier),
+        "blk.1.attn_v": block.self_attn.v_proj.weight * factors.attention_in_multiplier,
+        "blk.1.ffn_gate": block.mlp.gate_proj.weight * factors.mlp_multipliers[0],
+        "blk.1.ffn_down": block.mlp.down_proj.weight * factors.mlp_multipliers[1],
+        "blk.1.ffn_up": block.mlp.up_proj.weight,
+    }.items():
+        torch.testing.assert_close(tensors[f"{name}.weight"], expected)
+    for number, rows in ((1, x), (2, b)):
+        torch.testing.assert_close(
+            tensors["blk.1.ssm_in.weight"][rows], scan[rows] * factors.ssm_multipliers[number]
+        )
+    ids = ids_of(1, 30)
+    expected = model(ids)
+    actual = from_pretrained(tmp_path / "model.gguf", device="cpu")(ids)
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
+    tied = from_config("falcon_h1", **settings, tie_word_embeddings=True)
+    save_pretrained(tied, tmp_path / "tied")
+    with pytest.raises(ValueError, match="requires a separate head, or factors of 1"):
+        write_gguf(open_files(tmp_path / "tied"), tmp_path / "tied.gguf", "F32")
 
 
 def test_routers_and_convolutions_are_not_quantized(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ WORDS: dict[str, tuple[Any, Any, bool]] = {
         False,
     ),
     "llama-bpe": (split_by(LLAMA3_WORDS), None, True),
+    "dbrx": (split_by(LLAMA3_WORDS), None, False),
     "qwen2": (split_by(LLAMA3_WORDS.replace("{1,3}", "")), normalizers.NFC(), False),
     "gpt-4o": (split_by(GPT4O_WORDS), None, True),
 }

@@ -97,6 +97,8 @@ PRE = {
     "llama3": LLAMA3,
     "llama-v3": LLAMA3,
     "lfm2": LLAMA3,
+    "falcon-h1": LLAMA3,
+    "dbrx": Words(WORDS.format("{1,3}")),
     "qwen2": QWEN,
     "deepseek-r1-qwen": QWEN,
     "qwen35": QWEN35,
