@@ -210,6 +210,7 @@ def test_reading_times() -> None:
     assert float(re.search(rf"surprisal explains {NUMBER}%", shown)[1]) > 5
 
 
+@pytest.mark.slow
 def test_lstm_characters(text: Path) -> None:
     window, steps = 8, 160
     shown = run(
@@ -303,6 +304,7 @@ def test_bpe_gpt(text: Path) -> None:
     assert bpe[4] < characters[4]
 
 
+@pytest.mark.slow
 def test_sampling() -> None:
     prompt = "ROMEO:\nWhat s"
     lines = (shown := run("3_sampling.py", "--prompt", prompt)).splitlines()

@@ -112,6 +112,7 @@ def test_a_pipe_shows_each_case_when_it_is_measured() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_decoder_is_named_and_its_absence_is_an_error_unless_it_is_requested() -> None:
     """A checkout that is not compiled would measure PyTorch unnoticed, at a tenth of the speed."""
     code = """

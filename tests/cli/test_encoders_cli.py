@@ -534,6 +534,7 @@ def test_commands_for_encoders_name_no_internal_task() -> None:
     assert "this command needs a text encoder such as BERT, not GPT-2" in message
 
 
+@pytest.mark.slow
 def test_interrupted_jobs_of_an_encoder_continue(masked_lm: str, tmp_path: Path) -> None:
     """After a kill, the same command computes the remaining rows."""
     texts = [f"The [MASK] sat on {number}" for number in range(3000)]

@@ -94,7 +94,7 @@ def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
     assert embed.embed.tokens.dtype == BLOCKS[kind]
 
 
-@pytest.mark.parametrize("activations", [8, 16])
+@pytest.mark.parametrize("activations", [8, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", TYPES)
 def test_logits_of_blocks_do_not_depend_on_other_rows_and_pieces(
     kernel: str, kind: str, activations: int

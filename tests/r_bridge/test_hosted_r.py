@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from needs import needs
+from pairs import with_variants
 from paths import PROGRAMS
 
 from minhub_py import from_pretrained, generate, tokenizer_from_pretrained
@@ -212,6 +213,7 @@ assert calls({count}) - before < 10e6
 # minhubpy in this process
 
 
+@pytest.mark.slow
 def test_minhubpy_runs_without_a_worker(run: Run) -> None:
     code = f"""
 import psutil
@@ -469,19 +471,21 @@ log("a")
 """
 
 
+ARGUMENTS = [
+    ["SCRIPT"],
+    ["SCRIPT", "a b", "-e", "--file=x"],
+    ["-e", "1 + 1", "-e", 'x <- "two  words"; x\nx', "-e", "commandArgs(TRUE)", "argument"],
+    ["-e", "stop('no')", "-e", "1"],
+    ["-e", "1 +"],
+    ["-e", "f <- function() g(); g <- function() stop('deep'); f()"],
+    ["-e", "options(warn = 1); warning('now'); 1:3"],
+    ["-e", "q(status = 3)"],
+    ["-"],
+]
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["SCRIPT"],
-        ["SCRIPT", "a b", "-e", "--file=x"],
-        ["-e", "1 + 1", "-e", 'x <- "two  words"; x\nx', "-e", "commandArgs(TRUE)", "argument"],
-        ["-e", "stop('no')", "-e", "1"],
-        ["-e", "1 +"],
-        ["-e", "f <- function() g(); g <- function() stop('deep'); f()"],
-        ["-e", "options(warn = 1); warning('now'); 1:3"],
-        ["-e", "q(status = 3)"],
-        ["-"],
-    ],
+    "arguments", with_variants(ARGUMENTS, [["SCRIPT"], ["-e", "q(status = 3)"], ["-"]])
 )
 def test_minhub_r_matches_rscript(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     """Output, messages and exit status are identical."""
@@ -499,6 +503,7 @@ def test_minhub_r_matches_rscript(run: Run, tmp_path: Path, arguments: list[str]
     )
 
 
+@pytest.mark.slow
 def test_minhub_r_provides_minhubpy(run: Run) -> None:
     result = run(
         [*MINHUB],

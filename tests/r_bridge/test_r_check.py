@@ -112,6 +112,7 @@ def test_vignettes_are_built_without_python(library: Path, tmp_path: Path) -> No
         assert "was built without a Python" in page.read_text(encoding="utf-8"), page.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["built", "folder"])
 def test_only_the_built_package_installs_vignettes(
     built: Path, tmp_path: Path, source: str
@@ -177,6 +178,7 @@ def test_code_of_vignettes_is_at_most_80_columns_wide() -> None:
                 )
 
 
+@pytest.mark.slow
 def test_help_pages_are_up_to_date(tmp_path: Path) -> None:
     copy = shutil.copytree(R_PACKAGE, tmp_path / "minhubpy")
     code = "roxygen2::roxygenise('minhubpy', roclets = c('namespace', 'rd'))"

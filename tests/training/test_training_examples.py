@@ -190,6 +190,7 @@ def test_micro_batches_have_the_smallest_possible_maximum_size() -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_adapter_learns_completions(tmp_path: Path) -> None:
     """The loss of the first evaluation is the mean over completion tokens alone; greedy answers are
     learned.

@@ -213,6 +213,7 @@ def test_training_preserves_the_callers_random_state_and_threads(
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_training_reduces_the_loss(tmp_path: Path, text: Path) -> None:
     """The loss of each architecture falls below the entropy of the letter frequencies."""
     counts = np.array([TEXT.count(char) for char in set(TEXT)]) / len(TEXT)
