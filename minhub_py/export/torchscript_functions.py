@@ -65,8 +65,9 @@ def self_attention(
         return attention(q, k, v, mask, False, scale, softcap, sinks, dropout, upcast)
     if chunked and 0 < window < q.size(2):
         positions = torch.arange(q.size(2), device=q.device)
-        queries = positions.unsqueeze(1)
-        mask = ((positions <= queries) & (positions >= queries - queries % window))[None, None]
+        chunks = (positions / window).floor()
+        earlier, same = positions <= positions.unsqueeze(1), chunks.unsqueeze(1) <= chunks
+        mask = (earlier & same)[None, None]
         return attention(q, k, v, mask, False, scale, softcap, sinks, dropout, upcast)
     if 0 < window < q.size(2):  # TorchScript has no chained comparisons
         starts = torch.zeros(q.size(0), dtype=torch.long, device=q.device)

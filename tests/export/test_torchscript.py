@@ -263,7 +263,7 @@ def test_the_export_does_not_fix_the_device(exported, name: str) -> None:
     factories = [
         line for line in code.splitlines() if "torch.arange(" in line or "torch.zeros(" in line
     ]
-    assert len(factories) == (1 if name == "lstm" else 6)
+    assert len(factories) == (1 if name == "lstm" else 7)
     assert all("device=" in line and "device=None" not in line for line in factories)
     assert "torch.device(" not in code
 

@@ -79,11 +79,12 @@ def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 def assert_equal_errors(actual: torch.Tensor, expected: torch.Tensor, growth: float) -> None:
     """The rounding of the last 40 positions is at most `growth` times the rounding of the first
-    ones.
+    ones, or that of keys and values in 16 bits: processors without products in bfloat16 round
+    nothing else, so that few positions have small errors.
     """
     first, last = (error_of(actual[part], expected[part]) for part in (slice(70), slice(-40, None)))
     assert first < 0.08
-    assert last < growth * first
+    assert last < max(growth * first, 0.04)
 
 
 def decoded(model: Any, ids: torch.Tensor) -> torch.Tensor:
