@@ -14,6 +14,7 @@ if [ -z "${BARE_MACHINE:-}" ]; then
     [ "$(id -u)" = 0 ] || { echo 'bare_machine.sh needs root: sudo tests/bare_machine.sh'; exit 1; }
     folder=$(mktemp -d)
     trap 'rm -rf --one-file-system "$folder"' EXIT
+    [ -z "${KEEP:-}" ] || mkdir -p "$KEEP"
     # Everything that is mounted or started in these namespaces ends with the script.
     BARE_MACHINE=${KEEP:-$folder} unshare --mount --pid --fork --kill-child "$0" "$release" "$@"
     exit

@@ -75,18 +75,12 @@ def has_mamba(config: HubConfig) -> bool:
 
 def derive(settings: HubConfig) -> Mapping[str, object]:
     """Settings in the form of config.json."""
-    inner = settings.get("mamba_expand")
-    derived = {
-        "mamba_expand": quotient(settings, "mamba_expand", "hidden_size"),
-        "mamba_d_head": quotient(settings, "mamba_expand", "mamba_n_heads"),
-    }
-    if derived["mamba_expand"] * settings["hidden_size"] != inner:
-        raise ValueError(f"ssm.inner_size ({inner}) must be a multiple of embedding_length")
     return {
         "num_local_experts": 0,
         "shared_intermediate_size": settings.get("intermediate_size"),
         **settings,
-        **derived,
+        "mamba_expand": quotient(settings, "mamba_expand", "hidden_size"),
+        "mamba_d_head": quotient(settings, "mamba_expand", "mamba_n_heads"),
         **gguf_layer_types(settings),
         # llama.cpp rotates unless the file says otherwise
         "position_embedding_type": (

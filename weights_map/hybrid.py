@@ -1,5 +1,5 @@
-"""The rows that the tables of decoders with attention and Mamba layers share, and those of their
-GGUF files.
+"""Rows of decoders with attention and Mamba layers, which several tables share: of the Hub's files,
+and of GGUF files.
 """
 
 from collections.abc import Mapping
@@ -87,9 +87,11 @@ def groups(setting: str) -> Operation:
     )
 
 
-def gguf_mamba2(mixer: str, norm_groups: str) -> tuple[Row, ...]:
-    """The rows of Mamba 2, which a layer may lack. mixer: template of the Hub's module.
-    norm_groups: the config's name of the number of groups.
+def gguf_mamba2(mixer: str, norm_groups: str, optional: bool = True) -> tuple[Row, ...]:
+    """The rows of Mamba 2.
+
+    mixer: template of the Hub's module.    norm_groups: the config's name of the number of groups.
+    optional: whether a layer may lack them.
     """
     rows = (
         Row("blk.{}.ssm_in.weight", f"{mixer}.in_proj.weight"),
@@ -101,15 +103,20 @@ def gguf_mamba2(mixer: str, norm_groups: str) -> tuple[Row, ...]:
         Row("blk.{}.ssm_norm.weight", f"{mixer}.norm.weight", groups(norm_groups)),
         Row("blk.{}.ssm_out.weight", f"{mixer}.out_proj.weight"),
     )
-    return tuple(replace(row, optional=True) for row in rows)
+    return tuple(replace(row, optional=optional) for row in rows)
 
 
-def quotient(settings: Mapping[str, object], first: str, second: str) -> int:
-    """The quotient of two settings of a file. ValueError: they are not numbers > 0."""
-    numerator, denominator = settings.get(first), settings.get(second)
-    if not (isinstance(numerator, int) and isinstance(denominator, int) and denominator > 0):
-        raise ValueError(f"{first} {numerator!r:.80} and {second} {denominator!r:.80}")
-    return numerator // denominator
+def quotient(settings: Mapping[str, object], inner: str, divisor: str) -> int:
+    """A file's ssm.inner_size, divided by another setting. ValueError: it is no multiple.
+
+    inner, divisor: names of the settings in config.json.
+    """
+    size, number = settings.get(inner), settings.get(divisor)
+    if type(size) is not int or type(number) is not int or number < 1 or size < 1 or size % number:
+        raise ValueError(
+            f"ssm.inner_size ({size!r:.80}) must be a multiple of {divisor} ({number!r:.80})"
+        )
+    return size // number
 
 
 def gguf_layer_types(settings: Mapping[str, object]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from weights_map.engine import HubConfig, Row, Table, same, squeeze, tie
 from weights_map.gguf import GGUFArchitecture, inverse
-from weights_map.hybrid import MAMBA1, MAMBA2, decay, groups, negative
+from weights_map.hybrid import MAMBA1, MAMBA2, decay, gguf_mamba2, quotient
 
 # The biases exist in some models; the model reports missing ones.
 LAYER = "backbone.layers.{}"
@@ -51,14 +51,6 @@ def encode(config: HubConfig) -> Mapping[str, object]:
     return {"context_length": 2**20, "feed_forward_length": 0, "attention.head_count": 0}
 
 
-def head_dim(settings: Mapping[str, object]) -> Mapping[str, object]:
-    """The channels of a head of Mamba 2."""
-    inner, heads = settings["intermediate_size"], settings["num_heads"]
-    if not (isinstance(inner, int) and isinstance(heads, int) and heads > 0):
-        raise ValueError(f"ssm.inner_size {inner!r:.80} and ssm.time_step_rank {heads!r:.80}")
-    return {"head_dim": inner // heads}
-
-
 HUB = f"{LAYER}.mixer"
 SETTINGS = {
     "context_length": "max_position_embeddings",
@@ -72,10 +64,6 @@ SETTINGS = {
 ROWS = (
     Row("token_embd.weight", "backbone.embeddings.weight"),
     Row("blk.{}.attn_norm.weight", f"{LAYER}.norm.weight"),
-    Row("blk.{}.ssm_in.weight", f"{HUB}.in_proj.weight"),
-    Row("blk.{}.ssm_conv1d.weight", f"{HUB}.conv1d.weight", inverse(squeeze(1))),
-    Row("blk.{}.ssm_conv1d.bias", f"{HUB}.conv1d.bias"),
-    Row("blk.{}.ssm_out.weight", f"{HUB}.out_proj.weight"),
     Row("output_norm.weight", "backbone.norm_f.weight"),
     Row("output.weight", "lm_head.weight", optional=True),
 )
@@ -87,11 +75,15 @@ gguf = (
         settings={**SETTINGS, "ssm.time_step_rank": "time_step_rank"},
         rows=(
             *ROWS,
+            Row("blk.{}.ssm_in.weight", f"{HUB}.in_proj.weight"),
+            Row("blk.{}.ssm_conv1d.weight", f"{HUB}.conv1d.weight", inverse(squeeze(1))),
+            Row("blk.{}.ssm_conv1d.bias", f"{HUB}.conv1d.bias"),
             Row("blk.{}.ssm_x.weight", f"{HUB}.x_proj.weight"),
             Row("blk.{}.ssm_dt.weight", f"{HUB}.dt_proj.weight"),
             Row("blk.{}.ssm_dt.bias", f"{HUB}.dt_proj.bias"),
             Row("blk.{}.ssm_a", f"{HUB}.A_log", decay),
             Row("blk.{}.ssm_d", f"{HUB}.D"),
+            Row("blk.{}.ssm_out.weight", f"{HUB}.out_proj.weight"),
         ),
         required={**NOT_USED, "ssm.dt_b_c_rms": False},
         encode=encode,
@@ -102,12 +94,9 @@ gguf = (
         settings={**SETTINGS, "ssm.time_step_rank": "num_heads", "ssm.group_count": "n_groups"},
         rows=(
             *ROWS,
-            Row("blk.{}.ssm_dt.bias", f"{HUB}.dt_bias"),
-            Row("blk.{}.ssm_a", f"{HUB}.A_log", negative),
-            Row("blk.{}.ssm_d", f"{HUB}.D", squeeze(1)),
-            Row("blk.{}.ssm_norm.weight", f"{HUB}.norm.weight", groups("n_groups")),
+            *gguf_mamba2(HUB, "n_groups", optional=False),
         ),
-        derive=head_dim,
+        derive=lambda settings: {"head_dim": quotient(settings, "intermediate_size", "num_heads")},
         required=NOT_USED,
         encode=encode,
     ),

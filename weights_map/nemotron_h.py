@@ -103,9 +103,7 @@ def encode(config: HubConfig) -> Mapping[str, object]:
     heads = config["num_key_value_heads"] or config["num_attention_heads"]
     pattern, width = config["hybrid_override_pattern"], config["intermediate_size"]
     if "E" in pattern:
-        raise ValueError(
-            "GGUF files of Nemotron H with experts are not supported: write safetensors"
-        )
+        raise ValueError("llama.cpp's nemotron_h has no experts")
     return {
         "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
         "attention.head_count_kv": [heads if letter == "*" else 0 for letter in pattern],

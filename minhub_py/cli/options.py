@@ -110,6 +110,16 @@ def is_set(name: str) -> bool:
 model_argument = click.argument("model", type=ModelArgument())
 files_argument = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+speculate_option = click.option(
+    "--speculate",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help=(
+        "Maximum number of draft tokens per step of a sequence, copied from repetitions in its text:"
+        " faster, same output."
+    ),
+)
 dtype_choice = click.Choice(["float32", "bfloat16", "float16"])
 revision_option = click.option(
     "--revision", default="main", show_default=True, help="Branch, tag or commit on the Hub."

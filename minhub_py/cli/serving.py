@@ -9,7 +9,7 @@ import click
 from minhub_py.cli.completion import ModelArgument
 from minhub_py.cli.group import Command
 from minhub_py.cli.loading import LoadingOptions, open_model
-from minhub_py.cli.options import Bytes, Duration, loading_options, name_of
+from minhub_py.cli.options import Bytes, Duration, loading_options, name_of, speculate_option
 from minhub_py.cli.output import say
 from minhub_py.system.console import note
 from minhub_py.system.extras import require
@@ -102,16 +102,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Maximum size of --cache-dir; the least recently used prefixes are deleted.",
 )
-@click.option(
-    "--speculate",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help=(
-        "Maximum number of draft tokens per step and request, copied from repetitions in the text:"
-        " faster edits of a text, same replies."
-    ),
-)
+@speculate_option
 @click.option(
     "--adapter",
     "adapters",

@@ -18,6 +18,7 @@ from minhub_py.cli.options import (
     loading_options,
     model_argument,
     sampling_options,
+    speculate_option,
 )
 from minhub_py.cli.output import emit, progress_bar
 from minhub_py.cli.output import table as print_table
@@ -47,16 +48,7 @@ if TYPE_CHECKING:
 )
 @sampling_options()
 @beam_options()
-@click.option(
-    "--speculate",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help=(
-        "Maximum number of draft tokens per step, copied from repetitions in the text: faster, same"
-        " output."
-    ),
-)
+@speculate_option
 @click.option(
     "--draft",
     metavar="MODEL",

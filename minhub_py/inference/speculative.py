@@ -14,7 +14,7 @@ state of its ring (`Cache.truncate`).
 
 Several sequences. Each sequence of a batch has its draft, of any length, and one pass checks all of
 them. A larger pass is limited by arithmetic, not by reading the weights, so that a draft token
-saves less: `draft_price` is the probability of acceptance from which it saves time.
+saves less: `draft_price` is the lowest probability of acceptance that saves time.
 """
 
 import math

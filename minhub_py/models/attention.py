@@ -320,9 +320,11 @@ class Past:
         masks = self._chunk_masks if chunked else self._masks
         if window not in masks:
             # all attended positions
-            in_window = window is None or self.start + T <= window
-            if T == 1 and not chunked and window is not None and window >= S:
-                in_window = True
+            in_window = (
+                window is None
+                or self.start + T <= window
+                or (T == 1 and not chunked and window >= S)
+            )
             is_masked = self.ragged or not in_window or (self.start > 0 and T > 1)
             masks[window] = self.allowed(attended, window, chunked) if is_masked else None
         return masks[window]

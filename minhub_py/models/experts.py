@@ -169,8 +169,8 @@ def mixture(
     for expert in chosen.unique().tolist():
         token, choice = (chosen == expert).nonzero(as_tuple=True)  # (m,) each
         weight = weights[token, choice].unsqueeze(1)
-        before, after = (weight, 1.0) if weights_inputs else (1.0, weight)
-        y = y.index_add(0, token, experts(x[token] * before, expert) * after)
+        outputs = experts(x[token] * weight if weights_inputs else x[token], expert)
+        y = y.index_add(0, token, outputs if weights_inputs else outputs * weight)
     return y
 
 

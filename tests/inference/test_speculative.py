@@ -366,7 +366,7 @@ def comparable(events) -> list[tuple]:
 
 
 def alone(model, ids, settings, **more) -> list[tuple]:
-    """The events of a sequence without drafts in a batch of its own."""
+    """The events of a sequence without drafts, in a separate batch."""
     batch = Batch(model, 1, 140)
     batch.admit(ids, **settings(), **more)
     return comparable(event for _ in range(200) if len(batch) for event in batch.step())

@@ -85,7 +85,7 @@ MULTIMODAL = {
         None,
         "qwen3_moe",
     ),
-    # nor those of down_proj
+    # neither do the shapes of down_proj
     "qwen3_vl_moe-wide": (
         "qwen3_vl_moe",
         {**QWEN_MOE, "moe_intermediate_size": 32, "attention_bias": True, "rms_norm_eps": 0.1},

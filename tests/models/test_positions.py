@@ -69,6 +69,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
+PARTS = slice(70), slice(-40, None)  # the first and the last positions
+
+
 def ids_of(first: int = 0) -> torch.Tensor:
     return torch.randint(first, VOCABULARY, (1, LENGTH), generator=torch.Generator().manual_seed(1))
 
@@ -79,12 +82,11 @@ def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 def assert_equal_errors(actual: torch.Tensor, expected: torch.Tensor, growth: float) -> None:
     """The rounding of the last 40 positions is at most `growth` times the rounding of the first
-    ones, or that of keys and values in 16 bits: processors without products in bfloat16 round
-    nothing else, so that few positions have small errors.
+    ones.
     """
-    first, last = (error_of(actual[part], expected[part]) for part in (slice(70), slice(-40, None)))
+    first, last = (error_of(actual[part], expected[part]) for part in PARTS)
     assert first < 0.08
-    assert last < max(growth * first, 0.04)
+    assert last < growth * first
 
 
 def decoded(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -134,11 +136,18 @@ def test_bfloat16_logits_are_close_to_float32_beyond_256_positions(load: Any, na
     expected = rounded(ids).logits[0]
     # its queries become longer with the position
     growth = 5 if name == "rotary-yarn-growth" else 2.2
-    assert_equal_errors(model(ids)[0], expected, growth)
+    forward, result = model(ids)[0], decoded(model, ids)
+    assert_equal_errors(forward, expected, growth)
     assert_equal_errors(
         read(model, ids, [250, 1, 1, 48], model.new_cache(1, LENGTH))[0], expected, growth
     )
-    assert_equal_errors(decoded(model, ids), expected, growth)
+    # Without products in bfloat16, the decoder rounds keys and values only. Its errors are then
+    # smaller than those of `forward`, but grow with the number of keys.
+    errors = [
+        [error_of(logits[part], expected[part]) for part in PARTS] for logits in (result, forward)
+    ]
+    if not all(error < other for error, other in zip(*errors, strict=True)):
+        assert_equal_errors(result, expected, growth)
 
 
 @torch.no_grad()

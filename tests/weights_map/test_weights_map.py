@@ -38,6 +38,7 @@ from weights_map.engine import (
     transpose,
     ungroup_heads,
 )
+from weights_map.hybrid import quotient
 from weights_map.mxfp4 import unpack_mxfp4
 
 # Matrices that two forms of a file store under other names, or joined.
@@ -762,3 +763,12 @@ def test_fp8_files_without_a_format_are_rejected_by_name(
     )
     with pytest.raises(ValueError, match=f"(?i){message}"):
         Checkpoint(tmp_path).contents  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("size", "heads"), [(None, 4), (7, 2), (0, 2), (8, 0), (8, None), ("8", 2), (True, 1)]
+)
+def test_the_inner_size_of_a_gguf_file_is_a_multiple(size: object, heads: object) -> None:
+    assert quotient({"size": 8, "heads": 2}, "size", "heads") == 4
+    with pytest.raises(ValueError, match=r"ssm\.inner_size \(.*\) must be a multiple of heads"):
+        quotient({"size": size, "heads": heads}, "size", "heads")
